@@ -1,0 +1,78 @@
+# `make demo` and `make test` do everything on a fresh clone; they need Linux, make and Python 3.11, 3.12 or 3.13.
+#
+#   PYTHON=…      the interpreter to use          (default: the newest of those on the path)
+#   ORT=cpu|gpu   the build of ONNX Runtime       (default: gpu where an NVIDIA driver answers, else cpu)
+
+ifneq ($(shell uname -s),Linux)
+$(error Sluice runs on Linux (it needs CPU affinity, memfd and pidfd); this is $(shell uname -s))
+endif
+
+IS_USABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+ifndef PYTHON
+PYTHON := $(shell for python in python3.13 python3.12 python3.11 python3; do \
+	if $$python -c '$(IS_USABLE)' >/dev/null 2>&1; then echo $$python; break; fi; done)
+endif
+
+ifndef ORT
+ORT := $(shell if nvidia-smi -L >/dev/null 2>&1 || test -e /proc/driver/nvidia/version; then echo gpu; else echo cpu; fi)
+endif
+ifeq ($(filter cpu gpu,$(ORT)),)
+$(error ORT is "$(ORT)"; it must be cpu or gpu)
+endif
+
+# One thread for NumPy's linear algebra: its default of one a core makes small products slower, the more so on a busy
+# machine. Workers set the threads of ONNX Runtime themselves.
+export OPENBLAS_NUM_THREADS := 1
+export OMP_NUM_THREADS := 1
+
+DEMO := .venv-demo
+TEST := .venv-test
+comma := ,
+# Wheels only, so that no compiler is needed; modules are compiled when first imported, which halves the time.
+PIP_OPTIONS := -qq --disable-pip-version-check --no-compile --only-binary :all:
+
+.PHONY: help demo test lint bench clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo    serve a cascade and an ensemble, replay traffic against them, print a table"
+	@echo "make test    lint, check types and imports, run all tests"
+	@echo "make lint    the first three only"
+	@echo "make bench   run the benchmarks"
+	@echo "make clean   remove the virtual environments, caches and the demo's models"
+
+demo: $(DEMO)/installed-$(ORT)
+	@$(DEMO)/bin/python -m examples.digits.demo
+
+test: lint
+	@$(TEST)/bin/python -m pytest
+
+lint: $(TEST)/installed-$(ORT)
+	@$(TEST)/bin/ruff check --quiet .
+	@$(TEST)/bin/ruff format --check --quiet .
+	@$(TEST)/bin/mypy --no-error-summary
+	@$(TEST)/bin/lint-imports
+
+bench: $(TEST)/installed-$(ORT)
+	@$(TEST)/bin/python -m pytest benchmarks --benchmark-columns=min,median,ops,rounds --benchmark-sort=name
+
+clean:
+	rm -rf $(DEMO) $(TEST) .demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks .import_linter_cache
+
+# $(call install,ENVIRONMENT,EXTRAS): a virtual environment made anew, so that it never holds both builds of ONNX Runtime.
+define install
+	@if ! "$(PYTHON)" -c '$(IS_USABLE)' 2>/dev/null; then \
+		echo "make: no Python 3.11, 3.12 or 3.13 with the venv module found (PYTHON is '$(PYTHON)');" \
+			"install one, or name it: make PYTHON=/path/to/python" >&2; exit 1; fi
+	@echo "Installing into $(1) with $(PYTHON): sluice-gateway[$(2)]"
+	@rm -rf $(1)
+	@"$(PYTHON)" -m venv $(1)
+	@$(1)/bin/python -m pip install $(PIP_OPTIONS) --editable '.[$(2)]'
+	@touch $@
+endef
+
+$(DEMO)/installed-$(ORT): pyproject.toml
+	$(call install,$(DEMO),$(ORT))
+
+$(TEST)/installed-$(ORT): pyproject.toml
+	$(call install,$(TEST),$(ORT)$(comma)dev)

@@ -1,0 +1,1 @@
+"""WHEN and HOW BIG: the pure scheduling core, its batch policies, its journal and its simulator driver."""

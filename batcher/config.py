@@ -1,0 +1,108 @@
+"""What the scheduler is told when it is built: one spec for the live gateway and for the simulator."""
+
+import enum
+
+import msgspec
+
+from models.pipeline import Confidence, Late
+from models.units import NS_PER_S, NS_PER_US
+
+
+class PolicyName(enum.StrEnum):
+    """The batch policies."""
+
+    NONE = "none"
+    TIMEOUT = "timeout"
+    DEADLINE = "deadline"
+
+
+class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A batch policy and its settings; `preferred` and `max_delay_ns` belong to `timeout`."""
+
+    name: PolicyName = PolicyName.DEADLINE
+    preferred: tuple[int, ...] = ()
+    max_delay_ns: int = 0
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """A confidence that is computed for every row of an output."""
+
+    output: str
+    confidence: Confidence
+
+
+class ModelConfig(msgspec.Struct, frozen=True):
+    """One model version: `max_batch` is at least 1 (1 for an unbatchable model).
+
+    `verdicts` are what its batches report, in this order: all that some stage's `when` asks of this model.
+    """
+
+    key: str
+    max_batch: int
+    verdicts: tuple[Verdict, ...] = ()
+    policy: PolicyConfig = PolicyConfig()
+
+
+class WhenConfig(msgspec.Struct, frozen=True):
+    """Rows run whose confidence `verdict` (an index into the verdicts of stage `stage`) is below `below`."""
+
+    stage: int
+    verdict: int
+    below: float
+
+
+class StageConfig(msgspec.Struct, frozen=True):
+    """One stage of a pipeline; `model` is None for a combiner.
+
+    `sources` are the indices of the stages whose tensors it takes. `request_keyed` says whether the request's batch
+    key tells its inputs apart, `source_keyed` whether those of its sources do; both are False when every dimension
+    is fixed. `verdicts` are those a combiner reports (a model stage reports its model's).
+    """
+
+    name: str
+    model: str | None
+    sources: tuple[int, ...] = ()
+    when: WhenConfig | None = None
+    verdicts: tuple[Verdict, ...] = ()
+    request_keyed: bool = False
+    source_keyed: bool = False
+
+
+class PipelineConfig(msgspec.Struct, frozen=True):
+    """A pipeline as the scheduler sees it: stages in topological order (sources have smaller indices)."""
+
+    name: str
+    stages: tuple[StageConfig, ...]
+    late: Late = Late.SERVE
+
+
+class PartitionConfig(msgspec.Struct, frozen=True):
+    """A partition and the keys of the models its worker is to hold; `kind` keys the latency tables."""
+
+    name: str
+    kind: str
+    models: tuple[str, ...]
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bounds and constants of the scheduler.
+
+    `hand_off_ns` is the time from a decision to the worker's start plus from its end to the event. It is added to
+    every prediction, and the second batch of a worker is closed this long before the first one's predicted end.
+    """
+
+    queue_requests: int = 4096
+    memory_bytes: int = 256 << 20
+    hand_off_ns: int = 150 * NS_PER_US
+    gather_fraction: float = 0.1
+    gather_floor_ns: int = 20 * NS_PER_US
+    probe_interval_ns: int = NS_PER_S
+
+
+class SchedulerSpec(msgspec.Struct, frozen=True):
+    """All that a scheduler needs to know before the first event; also the first line of a journal."""
+
+    models: tuple[ModelConfig, ...]
+    pipelines: tuple[PipelineConfig, ...]
+    partitions: tuple[PartitionConfig, ...]
+    limits: Limits = Limits()

@@ -1,0 +1,113 @@
+"""Decisions: orders of the scheduler that a driver carries out, in the order given."""
+
+import enum
+
+import msgspec
+
+from batcher.outcome import Outcome
+
+
+class ReleaseReason(enum.StrEnum):
+    """Why a batch was closed when it was (a metric label)."""
+
+    FULL = "full"
+    """It reached the size that the policy waits for."""
+    IDLE = "idle"
+    """Nothing else was expected: waiting would only have cost time."""
+    DELAY = "delay"
+    """The gathering time was over."""
+    DEADLINE = "deadline"
+    """Waiting longer would have missed the head's deadline."""
+    RETRY = "retry"
+    """It repeats (part of) a batch that failed."""
+
+
+class Member(msgspec.Struct, frozen=True):
+    """One request's part in a batch: its rows follow those of the member before.
+
+    `row_index` selects rows of the request, ascending; None stands for all of them in order.
+    """
+
+    request: int
+    stage: int
+    rows: int
+    row_index: tuple[int, ...] | None = None
+
+
+class Decision(msgspec.Struct, frozen=True, tag=True):
+    """Base of all decisions."""
+
+
+class DispatchBatch(Decision, frozen=True):
+    """Run a batch on a partition; answered by `BatchCompleted`, `BatchFailed` or `BatchRevoked`."""
+
+    batch: int
+    partition: str
+    model: str
+    rows: int
+    members: tuple[Member, ...]
+    reason: ReleaseReason
+
+
+class RevokeBatch(Decision, frozen=True):
+    """Take a batch back if it has not started; the batch still yields its one event (possibly `BatchCompleted`)."""
+
+    batch: int
+
+
+class CombineOutputs(Decision, frozen=True):
+    """Join the answers of an ensemble for the rows of `member`; answered by `OutputsCombined`."""
+
+    member: Member
+
+
+class CompleteRequest(Decision, frozen=True):
+    """All stages of a request are done: answer it."""
+
+    request: int
+    outcome: Outcome
+
+
+class RejectRequest(Decision, frozen=True):
+    """Refuse a request that was not queued; another try may be worth it after `retry_after_ns`."""
+
+    request: int
+    outcome: Outcome
+    reason: str
+    retry_after_ns: int = 0
+
+
+class EvictRequest(Decision, frozen=True):
+    """Give up a request that was queued."""
+
+    request: int
+    outcome: Outcome
+    reason: str
+    retry_after_ns: int = 0
+
+
+class FailRequest(Decision, frozen=True):
+    """Answer a request with an error."""
+
+    request: int
+    outcome: Outcome
+    reason: str
+
+
+class CancelRequest(Decision, frozen=True):
+    """A cancelled request is settled; nobody waits for the answer."""
+
+    request: int
+    outcome: Outcome
+
+
+AnyDecision = (
+    DispatchBatch
+    | RevokeBatch
+    | CombineOutputs
+    | CompleteRequest
+    | RejectRequest
+    | EvictRequest
+    | FailRequest
+    | CancelRequest
+)

@@ -1,0 +1,125 @@
+"""Events: facts, in the past tense, that the drivers report to the scheduler.
+
+Each decision that starts work is answered by exactly one event. Events that fall on one instant are handled in the
+order completions, cancellations, arrivals (`PRIORITY`), and the wake-up comes last.
+"""
+
+import enum
+
+import msgspec
+
+from models.profile import LatencyTable
+
+
+class FailureCause(enum.StrEnum):
+    """Why a batch did not complete."""
+
+    BACKEND = "backend"
+    """The model ran and failed: some row may be to blame, so the batch is bisected."""
+    WORKER_LOST = "worker_lost"
+    """The worker died or was lost with the batch: inference is idempotent, so it is retried once elsewhere."""
+
+
+class Event(msgspec.Struct, frozen=True, tag=True):
+    """Base of all events."""
+
+
+class RequestArrived(Event, frozen=True):
+    """A valid request came in.
+
+    `rows` is its number of rows (1 for an unbatchable model). `batch_key` tells apart inputs whose variable dimensions
+    differ ("" when all are fixed). `memory_bytes` is the peak size of the tensors it will make.
+    """
+
+    request: int
+    pipeline: str
+    rows: int
+    deadline_ns: int
+    batch_key: str = ""
+    memory_bytes: int = 0
+
+
+class RequestCancelled(Event, frozen=True):
+    """The client of a request went away; ignored for a request that is already settled."""
+
+    request: int
+
+
+class BatchCompleted(Event, frozen=True):
+    """The worker ran a batch from `started_ns` to `ended_ns`.
+
+    `verdicts` has one tuple a verdict of the model (`ModelConfig.verdicts`), each with one confidence a row of the
+    batch. `batch_key` tells apart outputs whose variable dimensions differ.
+    """
+
+    batch: int
+    started_ns: int
+    ended_ns: int
+    verdicts: tuple[tuple[float, ...], ...] = ()
+    batch_key: str = ""
+
+
+class BatchFailed(Event, frozen=True):
+    """A batch did not complete."""
+
+    batch: int
+    cause: FailureCause
+    message: str
+
+
+class BatchRevoked(Event, frozen=True):
+    """A batch was taken back before it started, as ordered by `RevokeBatch`."""
+
+    batch: int
+
+
+class OutputsCombined(Event, frozen=True):
+    """A combiner ran; `verdicts` as in `BatchCompleted`, one confidence a row it ran for."""
+
+    request: int
+    stage: int
+    verdicts: tuple[tuple[float, ...], ...] = ()
+
+
+class PartitionReady(Event, frozen=True):
+    """The worker of a partition is up; `tables` holds a latency table for every model it has loaded, by model key."""
+
+    partition: str
+    tables: dict[str, LatencyTable]
+
+
+class PartitionLost(Event, frozen=True):
+    """The worker of a partition is gone; a `BatchFailed` follows for each of its batches."""
+
+    partition: str
+    reason: str
+
+
+class DrainStarted(Event, frozen=True):
+    """The gateway is stopping: what is in flight finishes, new requests are rejected."""
+
+
+AnyEvent = (
+    RequestArrived
+    | RequestCancelled
+    | BatchCompleted
+    | BatchFailed
+    | BatchRevoked
+    | OutputsCombined
+    | PartitionReady
+    | PartitionLost
+    | DrainStarted
+)
+
+PRIORITY: dict[type[Event], int] = {
+    PartitionReady: 0,
+    PartitionLost: 0,
+    BatchCompleted: 0,
+    BatchFailed: 0,
+    BatchRevoked: 0,
+    OutputsCombined: 0,
+    RequestCancelled: 1,
+    DrainStarted: 1,
+    RequestArrived: 2,
+}
+"""Order in which events of one instant are handled; equal ones keep the order in which they were reported."""

@@ -1,0 +1,92 @@
+"""The invariants of the scheduler, asserted by tests after every step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from batcher.placement import IN_FLIGHT
+
+if TYPE_CHECKING:
+    from batcher.lifecycle import Entry
+    from batcher.scheduler import Scheduler
+
+
+def check_invariants(scheduler: Scheduler) -> None:
+    """Assert that counts agree with what they count, bounds hold and nothing is forgotten; O(everything)."""
+    _check_requests(scheduler)
+    _check_queues(scheduler)
+    _check_batches(scheduler)
+    _check_backlogs(scheduler)
+
+
+def _check_requests(scheduler: Scheduler) -> None:
+    limits = scheduler.spec.limits
+    for name, pipeline in scheduler.pipelines.items():
+        mine = [request for request in scheduler.requests.values() if request.pipeline is pipeline]
+        assert pipeline.outstanding == len(mine), f"{name} counts {pipeline.outstanding} requests, has {len(mine)}"
+        assert pipeline.outstanding <= limits.queue_requests, f"{name} exceeds its bound of requests"
+    for request in scheduler.requests.values():
+        assert not request.settled, f"settled request {request.identity} is still known"
+        assert request.open_stages > 0, f"request {request.identity} has nothing left to do and no outcome"
+        waiting = [entry for entry in request.entries if entry.queued or _retried(entry)]
+        assert request.running or waiting, f"request {request.identity} is neither queued nor running"
+    held = {id(request): request for request in scheduler.requests.values()}
+    for batch in scheduler.dispatcher.batches.values():
+        held.update((id(entry.request), entry.request) for entry in batch.entries)
+    for request in scheduler._combining.values():
+        held[id(request)] = request
+    used = sum(request.memory_bytes for request in held.values())
+    assert scheduler.admission.memory_bytes == used, f"{scheduler.admission.memory_bytes} bytes reserved, {used} held"
+    assert used <= limits.memory_bytes, "more memory is reserved than there is"
+
+
+def _retried(entry: Entry) -> bool:
+    queue = entry.queue
+    return any(entry is other for group in queue.retries for other in group)
+
+
+def _check_queues(scheduler: Scheduler) -> None:
+    dispatcher = scheduler.dispatcher
+    for model in dispatcher.models.values():
+        outstanding = 0
+        for key, queue in model.queues.items():
+            live = list(queue.entries())
+            assert queue.batch_key == key, f"queue of {key!r} bears the key {queue.batch_key!r}"
+            assert queue.live == len(live), f"queue counts {queue.live} entries, has {len(live)}"
+            assert queue.rows == sum(entry.rows for entry in live), "a queue's rows do not add up"
+            assert bool(queue) == (queue in dispatcher.waiting), "a queue with work must be among those waiting"
+            assert all(not entry.request.settled for entry in live), "a settled request is still queued"
+            outstanding += queue.rows + sum(entry.rows for group in queue.retries for entry in group)
+        running = sum(batch.rows for batch in dispatcher.batches.values() if batch.queue.model == model.config.key)
+        assert model.outstanding == outstanding + running, f"{model.config.key}: outstanding rows do not add up"
+
+
+def _check_batches(scheduler: Scheduler) -> None:
+    dispatcher = scheduler.dispatcher
+    listed = [batch for partition in dispatcher.partitions.values() for batch in partition.batches]
+    assert sorted(batch.identity for batch in listed) == sorted(dispatcher.batches), "a batch is on no partition"
+    for partition in dispatcher.partitions.values():
+        assert len(partition.batches) <= IN_FLIGHT, f"{partition.name} holds {len(partition.batches)} batches"
+    for batch in listed:
+        limit = dispatcher.models[batch.queue.model].config.max_batch
+        assert batch.rows == sum(entry.rows for entry in batch.entries), "a batch's rows do not add up"
+        assert batch.rows <= limit, f"a batch of {batch.rows} rows exceeds the maximum of {limit}"
+        keys = {entry.queue.batch_key for entry in batch.entries}
+        assert len(keys) == 1, f"a batch mixes the keys {sorted(keys)}"
+        assert batch.live == sum(not entry.request.settled for entry in batch.entries), "live members do not add up"
+        assert not any(entry.queued for entry in batch.entries), "an entry is queued and running"
+
+
+def _check_backlogs(scheduler: Scheduler) -> None:
+    for partition in scheduler.dispatcher.partitions.values():
+        promised = sum(
+            row_ns * request.rows
+            for request in scheduler.requests.values()
+            for stage, shares in enumerate(request.work.stages)
+            if request.committed >> stage & 1
+            for host, row_ns in shares
+            if host is partition
+        )
+        assert partition.backlog_ns == promised, (
+            f"{partition.name}: backlog {partition.backlog_ns}, promised {promised}"
+        )

@@ -1,0 +1,65 @@
+"""The journal: every step of a scheduler, one JSON line each, enough to replay it to the identical decisions."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+
+from batcher.config import SchedulerSpec
+from batcher.decisions import AnyDecision
+from batcher.events import AnyEvent
+from batcher.scheduler import Scheduler
+from models.errors import ConfigError
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One call of the scheduler: an event, or (None) a wake-up, and the decisions that it returned."""
+
+    now_ns: int
+    event: AnyEvent | None
+    decisions: tuple[AnyDecision, ...]
+
+
+class JournalWriter:
+    """Writes the spec and then every step as a line to `write`."""
+
+    def __init__(self, write: Callable[[bytes], object], spec: SchedulerSpec) -> None:
+        self._write = write
+        self._encoder = msgspec.json.Encoder()
+        write(self._encoder.encode(spec) + b"\n")
+
+    def record(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
+        """Append one step."""
+        self._write(self._encoder.encode(Step(now_ns, event, tuple(decisions))) + b"\n")
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """A step of a journal for which the scheduler decided otherwise."""
+
+    line: int
+    step: Step
+    decisions: tuple[AnyDecision, ...]
+
+
+def replay(lines: Iterable[bytes]) -> Iterator[Difference]:
+    """Run a scheduler over a journal and yield the steps whose decisions differ (none, if nothing has changed).
+
+    Raises ConfigError for a line that is not part of a journal.
+    """
+    decoder = msgspec.json.Decoder(Step)
+    scheduler: Scheduler | None = None
+    for number, line in enumerate(lines, start=1):
+        try:
+            if scheduler is None:
+                scheduler = Scheduler(msgspec.json.decode(line, type=SchedulerSpec))
+                continue
+            step = decoder.decode(line)
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"journal line {number}: {error}") from error
+        if step.event is None:
+            decisions = scheduler.handle_wakeup(step.now_ns)
+        else:
+            decisions = scheduler.handle(step.event, step.now_ns)
+        if tuple(decisions) != step.decisions:
+            yield Difference(number, step, tuple(decisions))
+    if scheduler is None:
+        raise ConfigError("journal line 1: expected the scheduler's spec, the journal is empty")

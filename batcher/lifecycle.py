@@ -1,0 +1,89 @@
+"""Records of what is under way: requests, their entries in queues, and batches.
+
+They are `msgspec.Struct`s compared by identity: one is made several times a request, and that is the quickest way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from batcher.placement import PartitionState
+    from batcher.plan import PipelineState, Work
+    from batcher.queue import Queue
+
+
+class StageRun(msgspec.Struct, eq=False):
+    """How one stage of one request went: the rows it ran for (`row_index`; None for all) and its verdicts for them."""
+
+    row_index: tuple[int, ...] | None
+    rows: int
+    verdicts: tuple[tuple[float, ...], ...] = ()
+    batch_key: str = ""
+
+
+class Request(msgspec.Struct, eq=False):
+    """A request that was admitted and has no outcome yet.
+
+    `committed` has a bit for every stage whose expected work is still counted in the partitions' backlogs; `running`
+    counts batches and combiners that hold its tensors. `runs` has a record a stage once it is known for which rows it
+    runs, `missing` how many stages each one still waits for; both are empty for a pipeline of one stage.
+    """
+
+    identity: int
+    pipeline: PipelineState
+    rows: int
+    deadline_ns: int
+    batch_key: str
+    memory_bytes: int
+    work: Work
+    committed: int
+    open_stages: int
+    settled: bool = False
+    running: int = 0
+    entries: list[Entry] = []
+    missing: list[int] = []
+    runs: list[StageRun | None] = []
+
+    def uncommit(self, stage: int) -> None:
+        """The stage starts, or never will: its expected work is no longer ahead of anybody."""
+        bit = 1 << stage
+        if self.committed & bit:
+            self.committed &= ~bit
+            for partition, row_ns in self.work.stages[stage]:
+                partition.backlog_ns -= row_ns * self.rows
+
+
+class Entry(msgspec.Struct, eq=False):
+    """The rows of one request that wait for, or run in, one stage.
+
+    `stage_deadline_ns` is the request's deadline less what the stages after this one take; `row_index` and `rows` as
+    in `StageRun`. `batch` is the batch that it runs in.
+    """
+
+    request: Request
+    stage: int
+    rows: int
+    row_index: tuple[int, ...] | None
+    queue: Queue
+    stage_deadline_ns: int
+    enqueued_ns: int
+    sequence: int
+    queued: bool = True
+    lost_once: bool = False
+    batch: Batch | None = None
+
+
+class Batch(msgspec.Struct, eq=False):
+    """A batch on a partition; `live` counts the members whose requests are not settled."""
+
+    identity: int
+    queue: Queue
+    partition: PartitionState
+    entries: list[Entry]
+    rows: int
+    service_ns: int
+    live: int
+    revoking: bool = False

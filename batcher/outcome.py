@@ -1,0 +1,25 @@
+"""Outcomes: how a request ended. Each request gets exactly one; the value is also the metric label."""
+
+import enum
+
+
+class Outcome(enum.StrEnum):
+    """The closed list of ways a request can end."""
+
+    COMPLETED = "completed"
+    COMPLETED_LATE = "completed_late"
+    REJECTED_DEADLINE = "rejected_deadline"
+    REJECTED_QUEUE_FULL = "rejected_queue_full"
+    REJECTED_MEMORY = "rejected_memory"
+    REJECTED_UNAVAILABLE = "rejected_unavailable"
+    REJECTED_DRAINING = "rejected_draining"
+    EVICTED_DEADLINE = "evicted_deadline"
+    CANCELLED_CLIENT = "cancelled_client"
+    FAILED_BACKEND = "failed_backend"
+    FAILED_WORKER_LOST = "failed_worker_lost"
+    FAILED_UNAVAILABLE = "failed_unavailable"
+
+    @property
+    def answered(self) -> bool:
+        """Whether the client gets tensors."""
+        return self in (Outcome.COMPLETED, Outcome.COMPLETED_LATE)

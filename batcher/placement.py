@@ -1,0 +1,98 @@
+"""Where work can run: the state of partitions and of the models on them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from batcher.config import ModelConfig, PartitionConfig
+from batcher.estimate import LatencyEstimate
+
+if TYPE_CHECKING:
+    from batcher.lifecycle import Batch
+    from batcher.plan import PipelineState
+    from batcher.policy.base import BatchPolicy
+    from batcher.queue import Queue
+
+IN_FLIGHT = 2
+"""Batches a worker may hold: one runs, the next is there when it ends, so that the device never waits for Python."""
+RESTART_NS = 1_000_000_000
+"""Assumed time until a lost worker is back."""
+TYPICAL_WEIGHT = 0.1
+PEAK_DECAY = 0.9
+
+
+class PartitionState:
+    """One partition: its batches in flight, when it is predicted to be free, and the work promised to it."""
+
+    __slots__ = ("backlog_ns", "batches", "free_at_ns", "idle_since_ns", "kind", "lost_ns", "models", "name", "ready")
+
+    def __init__(self, config: PartitionConfig) -> None:
+        self.name = config.name
+        self.kind = config.kind
+        self.models: frozenset[str] = frozenset()
+        self.batches: list[Batch] = []
+        self.ready = False
+        self.lost_ns: int | None = None
+        self.free_at_ns = 0
+        self.idle_since_ns = 0
+        self.backlog_ns = 0
+
+    def start_ns(self, now_ns: int) -> int:
+        """When a batch dispatched now would start."""
+        if self.ready:
+            return self.free_at_ns if self.batches and self.free_at_ns > now_ns else now_ns
+        return max(now_ns, (self.lost_ns or now_ns) + RESTART_NS)
+
+    def open_at_ns(self, now_ns: int, hand_off_ns: int) -> int | None:
+        """From when on another batch may be closed for this partition; None while it has two or is not ready."""
+        if not self.ready or len(self.batches) >= IN_FLIGHT:
+            return None
+        return max(now_ns, self.free_at_ns - hand_off_ns) if self.batches else now_ns
+
+
+class ModelState:
+    """One model version: who holds it, how fast it is, and how much of it is asked for.
+
+    `outstanding` counts queued and running rows; `peak` is its maximum, decayed with every batch: how many rows may be
+    expected together. `typical_rows` is the smoothed batch size.
+    """
+
+    __slots__ = (
+        "batches",
+        "by_deadline",
+        "config",
+        "estimates",
+        "outstanding",
+        "partitions",
+        "peak",
+        "pipelines",
+        "policy",
+        "queues",
+        "typical_rows",
+    )
+
+    def __init__(self, config: ModelConfig, policy: BatchPolicy) -> None:
+        self.config = config
+        self.policy = policy
+        self.by_deadline = policy.by_deadline
+        self.partitions: list[PartitionState] = []
+        self.estimates: dict[str, LatencyEstimate] = {}
+        self.queues: dict[str, Queue] = {}
+        self.pipelines: list[PipelineState] = []
+        self.outstanding = 0
+        self.peak: float = 0
+        self.typical_rows = 1.0
+        self.batches = 0
+
+    def dispatched(self, rows: int) -> None:
+        """Note the size of a batch."""
+        self.peak = max(self.outstanding, self.peak * PEAK_DECAY)
+        self.typical_rows += TYPICAL_WEIGHT * (rows - self.typical_rows)
+        self.batches += 1
+
+    def decay(self) -> None:
+        """Let the corrections of all estimates fall back half-way."""
+        for estimate in self.estimates.values():
+            estimate.decay()
+        for pipeline in self.pipelines:
+            pipeline.stale = True

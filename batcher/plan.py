@@ -1,0 +1,146 @@
+"""Pipelines as the scheduler runs them: what each stage waits for, how long the rest takes, how much work a row is."""
+
+from __future__ import annotations
+
+from batcher.config import PipelineConfig, StageConfig
+from batcher.placement import ModelState, PartitionState
+from batcher.queue import Queue
+from models.pipeline import Late
+
+PROBABILITY_WEIGHT = 0.02
+"""Weight of one request in the smoothed share of rows that a conditional stage runs for."""
+
+Shares = tuple[tuple[PartitionState, int], ...]
+"""(partition, expected nanoseconds of it that one row of a request takes)."""
+
+
+class Work:
+    """The expected work of a row of a request on each partition, stage by stage and in all."""
+
+    __slots__ = ("stages", "total")
+
+    def __init__(self, stages: tuple[Shares, ...]) -> None:
+        self.stages = stages
+        sums: dict[PartitionState, int] = {}
+        for shares in stages:
+            for partition, row_ns in shares:
+                sums[partition] = sums.get(partition, 0) + row_ns
+        self.total: Shares = tuple(sums.items())
+
+
+class StageState:
+    """One stage: `waits_for` are the stages whose rows or verdicts it needs, `dependents` those that need its.
+
+    `tail_ns` is the predicted time from this stage's end to the pipeline's end along the longest path. `probability`
+    is the smoothed share of the rows offered to a conditional stage that it runs for, 1 until something is known.
+    `queue` is the one queue of a stage whose inputs' dimensions are all fixed.
+    """
+
+    __slots__ = ("config", "dependents", "index", "model", "probability", "queue", "tail_ns", "waits_for")
+
+    def __init__(self, index: int, config: StageConfig, model: ModelState | None) -> None:
+        self.index = index
+        self.config = config
+        self.model = model
+        self.waits_for = set(config.sources) | ({config.when.stage} if config.when else set())
+        self.dependents: list[int] = []
+        self.probability = 1.0
+        self.tail_ns = 0
+        self.queue: Queue | None = None
+        if model is not None and not config.request_keyed and not config.source_keyed:
+            self.queue = model.queues.setdefault("", Queue(model.config.key, ""))
+
+    def service_ns(self, hand_off_ns: int) -> int:
+        """Predicted time of the stage in a batch of typical size; 0 for a combiner."""
+        model = self.model
+        if model is None or not model.estimates:
+            return 0
+        rows = min(int(model.typical_rows + 0.5), model.config.max_batch) or 1
+        return min(estimate.service_ns(rows) for estimate in model.estimates.values()) + hand_off_ns
+
+
+class PipelineState:
+    """One pipeline: its stages and the predictions for a request that arrives now.
+
+    Predictions are renewed by `refresh`, when `stale`: not for every request. `degraded` says that some partition that
+    it could use is not there.
+    """
+
+    __slots__ = (
+        "all_stages",
+        "config",
+        "degraded",
+        "evicts",
+        "last_probe_ns",
+        "missing",
+        "outstanding",
+        "path_ns",
+        "roots",
+        "single",
+        "stage_count",
+        "stages",
+        "stale",
+        "work",
+    )
+
+    def __init__(self, config: PipelineConfig, models: dict[str, ModelState]) -> None:
+        self.config = config
+        self.stages = [
+            StageState(index, stage, models[stage.model] if stage.model is not None else None)
+            for index, stage in enumerate(config.stages)
+        ]
+        for stage in self.stages:
+            for source in stage.waits_for:
+                self.stages[source].dependents.append(stage.index)
+            if stage.model is not None:
+                stage.model.pipelines.append(self)
+        self.stage_count = len(self.stages)
+        self.all_stages = (1 << self.stage_count) - 1
+        self.missing = [len(stage.waits_for) for stage in self.stages]
+        self.roots = [stage for stage in self.stages if not stage.waits_for]
+        self.single = self.stage_count == 1
+        self.evicts = config.late is Late.EVICT
+        self.outstanding = 0
+        self.last_probe_ns: int | None = None
+        self.path_ns = 0
+        self.stale = True
+        self.degraded = True
+        self.work = Work(tuple(() for _ in self.stages))
+
+    def refresh(self, hand_off_ns: int) -> None:
+        """Renew the predictions: `path_ns`, the stages' tails and the work of a row."""
+        reach: dict[int, float] = {}
+        shares: list[Shares] = []
+        for stage in self.stages:
+            reach[stage.index] = stage.probability * min((reach[source] for source in stage.waits_for), default=1.0)
+            hosts = stage.model.partitions if stage.model else []
+            shares.append(
+                tuple(
+                    (host, round(stage.model.estimates[host.kind].row_ns * reach[stage.index] / len(hosts)))
+                    for host in hosts
+                    if stage.model
+                )
+            )
+        self.work = Work(tuple(shares))
+        for stage in reversed(self.stages):
+            stage.tail_ns = max(
+                (self._from_start_ns(self.stages[later], hand_off_ns) for later in stage.dependents), default=0
+            )
+        self.path_ns = max(self._from_start_ns(stage, hand_off_ns) for stage in self.roots)
+        self.stale = False
+
+    @staticmethod
+    def _from_start_ns(stage: StageState, hand_off_ns: int) -> int:
+        return stage.service_ns(hand_off_ns) + stage.tail_ns
+
+    def lone_ns(self, hand_off_ns: int) -> int:
+        """Time of a request by itself on an idle machine by the measured tables alone, along the longest path."""
+        finish: dict[int, int] = {}
+        for stage in self.stages:
+            start = max((finish[source] for source in stage.waits_for), default=0)
+            model = stage.model
+            took = 0
+            if model is not None and model.estimates:
+                took = min(estimate.profile_ns(1) for estimate in model.estimates.values()) + hand_off_ns
+            finish[stage.index] = start + took
+        return max(finish.values())

@@ -1,0 +1,1 @@
+"""Batch policies: when the batch at the head of a queue closes and how big it is."""

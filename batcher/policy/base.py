@@ -1,0 +1,35 @@
+"""What a batch policy is."""
+
+from typing import NamedTuple, Protocol
+
+from batcher.decisions import ReleaseReason
+from batcher.estimate import LatencyEstimate
+from batcher.placement import ModelState, PartitionState
+from batcher.queue import Queue
+
+
+class Choice(NamedTuple):
+    """Close a batch of up to `rows` rows now, or (`rows` is 0) ask again at `until_ns`.
+
+    Without `until_ns` the policy is asked again when the partition becomes idle or another request arrives.
+    """
+
+    rows: int
+    reason: ReleaseReason
+    until_ns: int | None = None
+
+
+WAIT = Choice(0, ReleaseReason.IDLE)
+
+
+class BatchPolicy(Protocol):
+    """When the batch at the head of a queue closes and how big it is; one object a model, stateless or not."""
+
+    by_deadline: bool
+    """Whether queues are ordered by deadline, else first come, first served."""
+
+    def choose(
+        self, queue: Queue, model: ModelState, partition: PartitionState, estimate: LatencyEstimate, now_ns: int
+    ) -> Choice:
+        """Decide on the (non-empty) queue, for a partition that is idle or about to become so."""
+        ...

@@ -1,0 +1,19 @@
+"""The policy `none`: every request is a batch of its own, first come, first served."""
+
+from batcher.decisions import ReleaseReason
+from batcher.estimate import LatencyEstimate
+from batcher.placement import ModelState, PartitionState
+from batcher.policy.base import Choice
+from batcher.queue import Queue
+
+
+class NoBatching:
+    """Send each request on its own as soon as the partition can take it."""
+
+    by_deadline = False
+
+    def choose(
+        self, queue: Queue, model: ModelState, partition: PartitionState, estimate: LatencyEstimate, now_ns: int
+    ) -> Choice:
+        """Close a batch of exactly the first request."""
+        return Choice(queue.head().rows, ReleaseReason.IDLE)

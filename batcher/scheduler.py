@@ -1,0 +1,315 @@
+"""The scheduler: events in, decisions out. The same object runs in the live gateway and in the simulator."""
+
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+from batcher.admission import Admission
+from batcher.config import SchedulerSpec
+from batcher.decisions import (
+    AnyDecision,
+    CancelRequest,
+    CombineOutputs,
+    CompleteRequest,
+    EvictRequest,
+    FailRequest,
+    Member,
+    RevokeBatch,
+)
+from batcher.dispatch import Dispatcher
+from batcher.events import (
+    AnyEvent,
+    BatchCompleted,
+    BatchFailed,
+    BatchRevoked,
+    DrainStarted,
+    FailureCause,
+    OutputsCombined,
+    PartitionLost,
+    PartitionReady,
+    RequestArrived,
+    RequestCancelled,
+)
+from batcher.invariants import check_invariants
+from batcher.lifecycle import Entry, Request, StageRun
+from batcher.outcome import Outcome
+from batcher.plan import PipelineState, StageState
+from batcher.progress import observe_share, rows_for
+
+COMPACT_EVICTIONS = 1024
+"""Planned evictions above which those of entries that have left their queues are dropped."""
+
+
+class Scheduler:
+    """A state machine without I/O: time is passed in, as integer nanoseconds that never go back.
+
+    A driver calls `handle` for every event of an instant, in the order of `batcher.events.PRIORITY`, and then
+    `handle_wakeup` when `next_wakeup_ns` is due: batches are formed only there, so that requests of one instant meet in
+    one batch. It carries out the decisions in order. Every request gets exactly one settling decision.
+    """
+
+    def __init__(self, spec: SchedulerSpec) -> None:
+        self.spec = spec
+        self._limits = spec.limits
+        self.dispatcher = Dispatcher(spec)
+        self.pipelines = {config.name: PipelineState(config, self.dispatcher.models) for config in spec.pipelines}
+        self.requests: dict[int, Request] = {}
+        self.admission = Admission(spec.limits)
+        self._evictions: list[tuple[int, int, Entry]] = []
+        # A request that is settled while a combiner runs is no longer among `requests`.
+        self._combining: dict[tuple[int, int], Request] = {}
+        self._handlers: dict[type[Any], Callable[[Any, int, list[AnyDecision]], None]] = {
+            RequestArrived: self._arrived,
+            RequestCancelled: self._cancelled,
+            BatchCompleted: self._completed,
+            BatchFailed: self._failed,
+            BatchRevoked: self._revoked,
+            OutputsCombined: self._combined,
+            PartitionReady: self._partition_ready,
+            PartitionLost: self._partition_lost,
+            DrainStarted: self._drain_started,
+        }
+
+    def handle(self, event: AnyEvent, now_ns: int) -> list[AnyDecision]:
+        """Take in one event. O(log queue + partitions of the model)."""
+        decisions: list[AnyDecision] = []
+        self._handlers[type(event)](event, now_ns, decisions)
+        return decisions
+
+    def next_wakeup_ns(self) -> int | None:
+        """When `handle_wakeup` is due; None when only an event can change anything."""
+        wake_ns = self.dispatcher.wake_ns
+        if self._evictions and (wake_ns is None or self._evictions[0][0] < wake_ns):
+            return self._evictions[0][0]
+        return wake_ns
+
+    def handle_wakeup(self, now_ns: int) -> list[AnyDecision]:
+        """Evict what cannot make it, then form batches; `next_wakeup_ns` is later than `now_ns` afterwards."""
+        decisions: list[AnyDecision] = []
+        dispatcher = self.dispatcher
+        dispatcher.wake_ns = None
+        while self._evictions and self._evictions[0][0] <= now_ns:
+            entry = heappop(self._evictions)[2]
+            if entry.queued:
+                self._evict(entry.request, decisions)
+        dispatcher.form(now_ns, decisions)
+        if dispatcher.waiting and not all(partition.ready for partition in dispatcher.partitions.values()):
+            for entry in dispatcher.abandoned(now_ns):
+                if not entry.request.settled:
+                    reason = f"no partition holds model {entry.queue.model} any more"
+                    self._fail(entry.request, Outcome.FAILED_UNAVAILABLE, reason, decisions)
+        return decisions
+
+    def queue_depths(self) -> dict[str, int]:
+        """Requests waiting, by model key."""
+        return {
+            key: sum(queue.live + sum(map(len, queue.retries)) for queue in model.queues.values())
+            for key, model in self.dispatcher.models.items()
+        }
+
+    def check(self) -> None:
+        """Assert every invariant; O(everything), for tests."""
+        check_invariants(self)
+
+    # -- requests
+
+    def _arrived(self, event: RequestArrived, now_ns: int, decisions: list[AnyDecision]) -> None:
+        assert event.request not in self.requests, f"request {event.request} arrived twice"
+        pipeline = self.pipelines[event.pipeline]
+        if pipeline.stale:
+            pipeline.refresh(self._limits.hand_off_ns)
+        rejection = self.admission.judge(event, pipeline, now_ns)
+        if rejection is not None:
+            decisions.append(rejection)
+            return
+        request = Request(
+            event.request,
+            pipeline,
+            event.rows,
+            event.deadline_ns,
+            event.batch_key,
+            event.memory_bytes,
+            pipeline.work,
+            pipeline.all_stages,
+            pipeline.stage_count,
+        )
+        self.requests[event.request] = request
+        self.admission.memory_bytes += event.memory_bytes
+        pipeline.outstanding += 1
+        rows = event.rows
+        for partition, row_ns in pipeline.work.total:
+            partition.backlog_ns += row_ns * rows
+        if not pipeline.single:
+            request.missing = list(pipeline.missing)
+            request.runs = [None if stage.waits_for else StageRun(None, rows) for stage in pipeline.stages]
+        for root in pipeline.roots:
+            self._enqueue(request, root, None, now_ns)
+
+    def _enqueue(self, request: Request, stage: StageState, run: StageRun | None, now_ns: int) -> None:
+        entry = self.dispatcher.enqueue(request, stage, run, now_ns)
+        if request.pipeline.evicts:
+            model = self.dispatcher.models[entry.queue.model]
+            quickest_ns = min(estimate.service_ns(entry.rows) for estimate in model.estimates.values())
+            latest_ns = entry.stage_deadline_ns - self._limits.hand_off_ns - quickest_ns
+            self._evict_after(entry, max(latest_ns + 1, now_ns))
+
+    def _evict_after(self, entry: Entry, at_ns: int) -> None:
+        evictions = self._evictions
+        if len(evictions) > COMPACT_EVICTIONS and len(evictions) > 2 * len(self.requests):
+            evictions[:] = [item for item in evictions if item[2].queued]
+            heapify(evictions)
+        heappush(evictions, (at_ns, entry.sequence, entry))
+
+    def _cancelled(self, event: RequestCancelled, now_ns: int, decisions: list[AnyDecision]) -> None:
+        request = self.requests.get(event.request)
+        if request is not None:
+            decisions.append(CancelRequest(request.identity, Outcome.CANCELLED_CLIENT))
+            self._settle(request, decisions)
+
+    def _evict(self, request: Request, decisions: list[AnyDecision]) -> None:
+        reason = "the deadline is out of reach"
+        backlog_ns = max((host.backlog_ns for host, _ in request.work.total), default=0)
+        decisions.append(EvictRequest(request.identity, Outcome.EVICTED_DEADLINE, reason, backlog_ns))
+        self._settle(request, decisions)
+
+    def _fail(self, request: Request, outcome: Outcome, reason: str, decisions: list[AnyDecision]) -> None:
+        decisions.append(FailRequest(request.identity, outcome, reason))
+        self._settle(request, decisions)
+
+    def _complete(self, request: Request, now_ns: int, decisions: list[AnyDecision]) -> None:
+        outcome = Outcome.COMPLETED if now_ns <= request.deadline_ns else Outcome.COMPLETED_LATE
+        decisions.append(CompleteRequest(request.identity, outcome))
+        # Nothing of it waits or runs any more, so there is less to do than in `_settle`.
+        request.settled = True
+        del self.requests[request.identity]
+        request.pipeline.outstanding -= 1
+        self.admission.memory_bytes -= request.memory_bytes
+
+    def _settle(self, request: Request, decisions: list[AnyDecision]) -> None:
+        """The request has its outcome: give back all it holds and take back what has not started."""
+        request.settled = True
+        del self.requests[request.identity]
+        request.pipeline.outstanding -= 1
+        stage = 0
+        while request.committed:
+            request.uncommit(stage)
+            stage += 1
+        for entry in request.entries:
+            if entry.queued:
+                self.dispatcher.withdraw(entry)
+            elif entry.batch is not None:
+                batch = entry.batch
+                batch.live -= 1
+                if not batch.live and not batch.revoking and batch.partition.batches[0] is not batch:
+                    batch.revoking = True
+                    decisions.append(RevokeBatch(batch.identity))
+        if not request.running:
+            self.admission.memory_bytes -= request.memory_bytes
+
+    def _ended(self, request: Request) -> bool:
+        """One piece of a request's running work ended; whether the request was settled meanwhile."""
+        request.running -= 1
+        if request.settled and not request.running:
+            self.admission.memory_bytes -= request.memory_bytes
+        return request.settled
+
+    # -- progress
+
+    def _stage_done(self, request: Request, stage: StageState, now_ns: int, decisions: list[AnyDecision]) -> None:
+        request.open_stages -= 1
+        for index in stage.dependents:
+            request.missing[index] -= 1
+            if not request.missing[index]:
+                self._advance(request, request.pipeline.stages[index], now_ns, decisions)
+        if not request.open_stages and not request.settled:
+            self._complete(request, now_ns, decisions)
+
+    def _advance(self, request: Request, stage: StageState, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """All that a stage waits for is settled: run it for its rows, or skip it when there are none."""
+        run = rows_for(request, stage)
+        request.runs[stage.index] = run
+        observe_share(stage, run, request)
+        if not run.rows:
+            request.uncommit(stage.index)
+            self._stage_done(request, stage, now_ns, decisions)
+        elif stage.model is None:
+            request.running += 1
+            request.uncommit(stage.index)
+            self._combining[request.identity, stage.index] = request
+            decisions.append(CombineOutputs(Member(request.identity, stage.index, run.rows, run.row_index)))
+        else:
+            self._enqueue(request, stage, run, now_ns)
+
+    def _combined(self, event: OutputsCombined, now_ns: int, decisions: list[AnyDecision]) -> None:
+        request = self._combining.pop((event.request, event.stage))
+        if self._ended(request):
+            return
+        run = request.runs[event.stage]
+        assert run is not None, "a combiner that ran has its record"
+        run.verdicts = event.verdicts
+        self._stage_done(request, request.pipeline.stages[event.stage], now_ns, decisions)
+
+    # -- batches
+
+    def _completed(self, event: BatchCompleted, now_ns: int, decisions: list[AnyDecision]) -> None:
+        batch = self.dispatcher.end(event.batch, now_ns)
+        model = self.dispatcher.models[batch.queue.model]
+        model.estimates[batch.partition.kind].observe(batch.rows, event.ended_ns - event.started_ns)
+        first = 0
+        for entry in batch.entries:
+            entry.batch = None
+            last = first + entry.rows
+            request = entry.request
+            if not self._ended(request):
+                if request.pipeline.single:
+                    self._complete(request, now_ns, decisions)
+                else:
+                    run = request.runs[entry.stage]
+                    assert run is not None, "a stage that ran has its record"
+                    run.verdicts = tuple(values[first:last] for values in event.verdicts)
+                    run.batch_key = event.batch_key
+                    self._stage_done(request, request.pipeline.stages[entry.stage], now_ns, decisions)
+            first = last
+
+    def _failed(self, event: BatchFailed, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Retry once elsewhere what a lost worker held; bisect what failed by its content until the row is found."""
+        batch = self.dispatcher.end(event.batch, now_ns)
+        alive = self._detach(batch.entries)
+        if event.cause is FailureCause.WORKER_LOST:
+            for entry in [entry for entry in alive if entry.lost_once]:
+                reason = f"the worker was lost twice with this request: {event.message}"
+                self._fail(entry.request, Outcome.FAILED_WORKER_LOST, reason, decisions)
+            group = [entry for entry in alive if not entry.request.settled]
+            for entry in group:
+                entry.lost_once = True
+            self.dispatcher.retry(batch.queue, group, now_ns)
+        elif len(alive) == 1:
+            self._fail(alive[0].request, Outcome.FAILED_BACKEND, event.message, decisions)
+        else:
+            half = len(alive) // 2
+            self.dispatcher.retry(batch.queue, alive[:half], now_ns)
+            self.dispatcher.retry(batch.queue, alive[half:], now_ns)
+
+    def _revoked(self, event: BatchRevoked, now_ns: int, decisions: list[AnyDecision]) -> None:
+        batch = self.dispatcher.end(event.batch, now_ns)
+        self.dispatcher.retry(batch.queue, self._detach(batch.entries), now_ns)
+
+    def _detach(self, entries: list[Entry]) -> list[Entry]:
+        """Free entries from the batch that ended; those whose requests still want an answer."""
+        alive = []
+        for entry in entries:
+            entry.batch = None
+            if not self._ended(entry.request):
+                alive.append(entry)
+        return alive
+
+    # -- partitions
+
+    def _partition_ready(self, event: PartitionReady, now_ns: int, decisions: list[AnyDecision]) -> None:
+        self.dispatcher.ready(event, now_ns)
+
+    def _partition_lost(self, event: PartitionLost, now_ns: int, decisions: list[AnyDecision]) -> None:
+        self.dispatcher.lost(event.partition, now_ns)
+
+    def _drain_started(self, event: DrainStarted, now_ns: int, decisions: list[AnyDecision]) -> None:
+        self.admission.draining = True

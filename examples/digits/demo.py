@@ -1,0 +1,228 @@
+"""Serves the digits pipelines and replays labelled traffic against them: `python -m examples.digits.demo`.
+
+Exits with 1 unless every request got exactly one answer and the answers are as accurate as they are known to be.
+"""
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
+
+from examples.digits.build import DATA, build_repository
+from loadgen.record import Status
+from loadgen.result import RunConfig, RunResult
+from loadgen.samples import SampleSource
+from loadgen.scenario import run_server_scenario
+from models.errors import ServingError
+
+DIRECTORY = Path(".demo")
+REPOSITORY = DIRECTORY / "repository"
+LOG = DIRECTORY / "server.log"
+REQUESTS = DIRECTORY / "requests.npz"
+
+KNOWN_CORRECT = {"digits-cascade": 888, "digits-ensemble": 889}
+"""Test rows, of 899, that each pipeline answers right."""
+
+OBJECTIVE_MS = 50
+RATE_PER_S = 300
+ROUNDS = 5
+EXPECTED_ATTAINMENT = 0.99
+START_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 30
+
+NEXT_STEPS = """Every request got exactly one answer, and the accuracies are the known ones. To try it yourself:
+
+  .venv-demo/bin/sluice serve --repository .demo/repository --partitions 2
+  curl -s localhost:8000/v2/models/digits-cascade
+  .venv-demo/bin/loadgen run --target http://localhost:8000 --model digits-ensemble --rate 300 --duration 10 \\
+      --slo-ms 50 --samples examples/digits/digits.npz --subset test --labels y
+"""
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the message is for the person who started it."""
+
+
+class Server(NamedTuple):
+    """The ports of a running server."""
+
+    http_port: int
+    grpc_port: int
+
+    @property
+    def metrics_url(self) -> str:
+        """Where its metrics are."""
+        return f"http://127.0.0.1:{self.http_port}/metrics"
+
+    def target(self, protocol: str) -> str:
+        """Its address for `http` or `grpc`."""
+        return f"{protocol}://127.0.0.1:{self.http_port if protocol == 'http' else self.grpc_port}"
+
+
+class Replay(NamedTuple):
+    """Every test image sent to one pipeline over one protocol.
+
+    `run` is the first round, in which a refusal counts as a miss. The others count over all rounds: requests `sent`,
+    those that never got an answer, `correct` answers, and rows that were `escalated`.
+    """
+
+    pipeline: str
+    protocol: str
+    run: RunResult
+    sent: int
+    unanswered: int
+    correct: int
+    escalated: int
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    """The repository served by a process of its own on free ports; raises DemoError when it does not start or stop."""
+    ready = DIRECTORY / "ready.json"
+    ready.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "gateway.cli", "serve", "--repository", str(REPOSITORY), "--partitions", "2"]
+    command += ["--http-port", "0", "--grpc-port", "0", "--ready-file", str(ready)]
+    with LOG.open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
+            yield wait_until_ready(process, ready)
+            process.terminate()
+            if (code := process.wait(STOP_TIMEOUT_S)) != 0:
+                raise DemoError(f"the server exited with {code} when it was asked to stop; its log is {LOG}")
+        except subprocess.TimeoutExpired as error:
+            raise DemoError(f"the server did not stop within {STOP_TIMEOUT_S} s; its log is {LOG}") from error
+        finally:
+            process.kill()
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], ready: Path) -> Server:
+    """The server once it has loaded its models."""
+    give_up = time.monotonic() + START_TIMEOUT_S
+    while not ready.exists():
+        if process.poll() is not None or time.monotonic() > give_up:
+            raise DemoError(f"the server did not start; the end of its log:\n{LOG.read_text()[-2000:]}")
+        time.sleep(0.02)
+    ports = json.loads(ready.read_text())
+    return Server(ports["http_port"], ports["grpc_port"])
+
+
+def replay(server: Server, pipeline: str, protocol: str) -> Replay:
+    """Send every test image once at Poisson times; ask again, at most `ROUNDS` times in all, what was refused."""
+    with np.load(DATA) as file:
+        arrays = dict(file)
+    rows = arrays["test"]
+    runs: list[RunResult] = []
+    sent = failed = correct = escalated = 0
+    while len(rows) and len(runs) < ROUNDS:
+        np.savez(REQUESTS, raw=arrays["raw"], y=arrays["y"], rows=rows)
+        result = run_server_scenario(
+            RunConfig(
+                target=server.target(protocol),
+                model=pipeline,
+                rate=RATE_PER_S,
+                slo_ms=OBJECTIVE_MS,
+                seed=len(runs),
+                samples=SampleSource(str(REQUESTS), labels="y", subset="rows"),
+                each_once=True,
+                warmup_s=0,
+                metrics_url=server.metrics_url,
+            )
+        )
+        runs.append(result)
+        sent += len(rows)
+        status = result.record.status
+        correct += round((result.accuracy or 0) * result.answered_rows)
+        failed += int(((status != Status.OK) & (status != Status.SHED)).sum())
+        rows = rows[result.record.sample[status == Status.SHED]]
+        if result.server is not None:
+            escalated += sum(stage.rows for stage in result.server.stages if stage.stage == "large")
+    return Replay(pipeline, protocol, runs[0], sent, failed + len(rows), correct, escalated)
+
+
+def table(replays: Sequence[Replay]) -> str:
+    """A heading, and a line a replay."""
+    lines = [
+        f"{'pipeline':16} {'over':5} {'requests':>8} {'accuracy':>8} {'escalated':>9} {'p50 ms':>7} {'p99 ms':>7} "
+        f"{'goodput/s':>9} {'attainment':>10} {'mean batch':>10}"
+    ]
+    for pipeline, protocol, run, _, _, correct, escalated in replays:
+        images, latency = len(run.record), run.metrics.latency_ms
+        p50, p99 = (f"{latency.p50:.2f}", f"{latency.p99:.2f}") if latency else ("-", "-")
+        share = f"{escalated / images:.1%}" if escalated else "-"
+        batches = run.server.batches if run.server else ()
+        mean_batch = sum(b.batches * b.mean_rows for b in batches) / max(1, sum(b.batches for b in batches))
+        lines.append(
+            f"{pipeline:16} {protocol:5} {images:8} {correct / images:8.4f} {share:>9} {p50:>7} {p99:>7} "
+            f"{run.metrics.goodput_per_s:9.1f} {run.metrics.attainment:10.2%} {mean_batch:10.2f}"
+        )
+    return "\n".join(lines)
+
+
+def settled_requests(server: Server) -> Counter[str]:
+    """How many requests of each pipeline have had an outcome, as the server counts them."""
+    with urllib.request.urlopen(server.metrics_url, timeout=START_TIMEOUT_S) as response:
+        text = response.read().decode()
+    counts: Counter[str] = Counter()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == "sluice_requests_total":
+                counts[sample.labels["pipeline"].partition(":")[0]] += round(sample.value)
+    return counts
+
+
+def failures(replays: Sequence[Replay], settled: Counter[str]) -> Iterator[str]:
+    """What is wrong with the answers, a sentence each."""
+    for pipeline, protocol, run, _, unanswered, correct, _ in replays:
+        if unanswered:
+            yield f"{pipeline} over {protocol}: {unanswered} requests got no answer: {run.record.reasons}"
+        elif correct != KNOWN_CORRECT[pipeline]:
+            yield f"{pipeline} over {protocol}: {correct} answers are right, expected {KNOWN_CORRECT[pipeline]}"
+    for pipeline in KNOWN_CORRECT:
+        sent = sum(replay.sent for replay in replays if replay.pipeline == pipeline)
+        if settled[pipeline] != sent:
+            yield f"{pipeline}: {sent} requests were sent, the server counts {settled[pipeline]} outcomes"
+
+
+def warnings(replays: Sequence[Replay]) -> Iterator[str]:
+    """What a busy machine may do to the figures, a sentence each."""
+    for pipeline, protocol, run, sent, *_ in replays:
+        if run.metrics.attainment < EXPECTED_ATTAINMENT:
+            again = f"; {sent - len(run.record)} were refused and asked again" if sent > len(run.record) else ""
+            yield f"{pipeline} over {protocol}: only {run.metrics.attainment:.1%} met {OBJECTIVE_MS} ms{again}"
+
+
+def main() -> int:
+    """Build, serve, replay, print; returns the exit code."""
+    print("Training the models …", flush=True)
+    build_repository(REPOSITORY)
+    try:
+        with serving() as server:
+            print(f"Sending labelled traffic, {RATE_PER_S} requests/s …", flush=True)
+            replays = [
+                replay(server, pipeline, protocol) for pipeline in KNOWN_CORRECT for protocol in ("http", "grpc")
+            ]
+            settled = settled_requests(server)
+    except (DemoError, ServingError) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    print(f"\n{table(replays)}\n")
+    for warning in warnings(replays):
+        print(f"Warning: {warning} (is the machine busy?)")
+    wrong = list(failures(replays, settled))
+    for sentence in wrong:
+        print(f"demo: {sentence}", file=sys.stderr)
+    if not wrong:
+        print(NEXT_STEPS)
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

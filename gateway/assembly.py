@@ -1,0 +1,304 @@
+"""Keeps the tensors of open requests and lays out the inputs of batches.
+
+Tensors of a request are copied once, side by side into one slot of the gateway's arena for a batch; the outputs of
+earlier stages are passed on where they lie, as segments.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from batcher.decisions import DispatchBatch, Member
+from gateway.answer import Tensor
+from gateway.executors.combiner import combine
+from gateway.input_slots import InputSlots, Slot
+from gateway.plan import OF_REQUEST, PipelinePlan, Wire
+from gateway.rows import content, merge, part, positions, runs
+from models.arrays import Array, WireBytes
+from models.confidence import confidence
+from models.spec import ModelSpec
+from mps.messages import InputTensor, OutputTensor, Segment
+
+_ALIGNMENT = 64
+
+
+class Outputs:
+    """The outputs of one batch (or combiner), kept as long as requests or running batches refer to them.
+
+    `located` says where in shared memory they lie; it is empty for those that the gateway computed itself. `free` is
+    called when the last reference is gone.
+    """
+
+    __slots__ = ("_free", "located", "references", "tensors")
+
+    def __init__(
+        self, tensors: Mapping[str, Tensor], located: Mapping[str, OutputTensor], free: Callable[[], None]
+    ) -> None:
+        self.tensors = tensors
+        self.located = located
+        self.references = 0
+        self._free = free
+
+    def drop(self) -> None:
+        """Take one reference back."""
+        self.references -= 1
+        if self.references == 0:
+            self._free()
+
+
+class _Part(NamedTuple):
+    """What a stage computed for one request: rows `first` to `first + rows` of `outputs`, for the rows `row_index`."""
+
+    outputs: Outputs
+    first: int
+    rows: int
+    row_index: tuple[int, ...] | None
+
+
+class _Kept:
+    """The tensors of one open request; `parts` has one entry a stage, None as long as (or if) it did not run."""
+
+    __slots__ = ("inputs", "parts", "plan", "rows")
+
+    def __init__(self, plan: PipelinePlan, inputs: Mapping[str, Tensor], rows: int) -> None:
+        self.plan = plan
+        self.inputs = inputs
+        self.rows = rows
+        self.parts: list[_Part | None] = [None] * len(plan.stages)
+
+
+class _Running(NamedTuple):
+    """A batch in flight: its slot (None when nothing was copied) and the outputs that it reads."""
+
+    batch: DispatchBatch
+    slot: Slot | None
+    reads: list[Outputs]
+
+
+class Assembly:
+    """Tensors by request and by batch; `plans` are the pipelines by `name:version`, `models` the specs by key."""
+
+    def __init__(self, plans: Mapping[str, PipelinePlan], models: Mapping[str, ModelSpec], slots: InputSlots) -> None:
+        self._plans = plans
+        self._models = models
+        self._slots = slots
+        self._kept: dict[int, _Kept] = {}
+        self._running: dict[int, _Running] = {}
+
+    def admit(self, request: int, pipeline: str, inputs: Mapping[str, Tensor], rows: int, input_bytes: int) -> int:
+        """Keep a request's inputs; returns the bytes that its stages' outputs will take."""
+        plan = self._plans[pipeline]
+        self._kept[request] = _Kept(plan, inputs, rows)
+        return plan.output_bytes(rows, input_bytes)
+
+    def begin(self, batch: DispatchBatch) -> tuple[InputTensor, ...]:
+        """Lay out the inputs of a batch, which then holds its memory until `complete` or `abandon`.
+
+        Raises PartitionError when there is no memory for them.
+        """
+        reads: list[Outputs] = []
+        spec = self._models[batch.model]
+        gathered = [self._gather(batch.members, index, reads) for index in range(len(spec.inputs))]
+        layouts = [_Layout(pieces) for pieces, _ in gathered]
+        total = sum(layout.aligned_bytes for layout in layouts)
+        slot = self._slots.take(total) if total else None
+        try:
+            inputs = []
+            offset = slot.offset if slot is not None else 0
+            for tensor, layout, (_, sample) in zip(spec.inputs, layouts, gathered, strict=True):
+                shape = (batch.rows, *sample[1:]) if spec.batchable else sample
+                inputs.append(InputTensor(tensor.name, tensor.datatype, shape, layout.place(slot, offset)))
+                offset += layout.aligned_bytes
+        except BaseException:
+            if slot is not None:
+                self._slots.free(slot)
+            raise
+        for outputs in reads:
+            outputs.references += 1
+        self._running[batch.batch] = _Running(batch, slot, reads)
+        return tuple(inputs)
+
+    def complete(self, batch: int, outputs: Outputs) -> None:
+        """Take a batch's outputs over for the members that are still open, and free what it read."""
+        running = self._end(batch)
+        first = 0
+        outputs.references += 1
+        for member in running.batch.members:
+            kept = self._kept.get(member.request)
+            if kept is not None:
+                kept.parts[member.stage] = _Part(outputs, first, member.rows, member.row_index)
+                outputs.references += 1
+            first += member.rows
+        outputs.drop()
+
+    def abandon(self, batch: int) -> None:
+        """Free what a batch read that will not complete."""
+        self._end(batch)
+
+    def combine(self, member: Member) -> tuple[tuple[float, ...], ...]:
+        """Run a combiner and keep its output like a stage's; returns its verdicts, one confidence a row each.
+
+        Answers that do not fit together (variable dimensions may differ) leave no output and no confidence: the request
+        then fails where the output is wanted.
+        """
+        kept = self._kept[member.request]
+        stage = kept.plan.stages[member.stage]
+        assert stage.combine is not None
+        try:
+            joined = combine(stage.combine, [_select(kept, wire, member.row_index) for wire in stage.inputs])
+        except ValueError:
+            return tuple((0.0,) * member.rows for _ in stage.verdicts)
+        outputs = Outputs({stage.output: joined}, {}, _nothing)
+        outputs.references = 1
+        kept.parts[member.stage] = _Part(outputs, 0, member.rows, member.row_index)
+        return tuple(tuple(confidence(joined, verdict.confidence).tolist()) for verdict in stage.verdicts)
+
+    def take(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
+        """A request's output tensors, and what to call when they are no longer looked at; the rest is forgotten."""
+        kept = self._kept.pop(request)
+        tensors: dict[str, Tensor] = {}
+        for name, wires in kept.plan.outputs.items():
+            tensors[name] = _output(kept, wires)
+        if len(kept.parts) == 1 and (only := kept.parts[0]) is not None:
+            return tensors, only.outputs.drop
+        return tensors, lambda: _drop(kept)
+
+    def forget(self, request: int) -> None:
+        """Drop a request that will not be answered."""
+        kept = self._kept.pop(request, None)
+        if kept is not None:
+            _drop(kept)
+
+    def _end(self, batch: int) -> _Running:
+        running = self._running.pop(batch)
+        if running.slot is not None:
+            self._slots.free(running.slot)
+        for outputs in running.reads:
+            outputs.drop()
+        return running
+
+    def _gather(
+        self, members: Sequence[Member], index: int, reads: list[Outputs]
+    ) -> tuple[list[Array | Segment], tuple[int, ...]]:
+        """The rows of input number `index`, arrays to be copied or segments to be passed on, and one member's shape."""
+        pieces: list[Array | Segment] = []
+        for member in members:
+            kept = self._kept[member.request]
+            wire = kept.plan.stages[member.stage].inputs[index]
+            if wire.stage == OF_REQUEST and member.row_index is None:
+                sample = kept.inputs[wire.tensor]
+                pieces.append(content(sample))
+                shape = sample.shape
+                continue
+            tensor, located, spans = _find(kept, wire, member.row_index)
+            shape = tensor.shape
+            if located is None:
+                pieces += [content(part(tensor, first, end)) for first, end in spans]
+                continue
+            pieces += [_segment(located, first, end) for first, end in spans]
+            source = kept.parts[wire.stage]
+            if source is not None and source.outputs not in reads:
+                reads.append(source.outputs)
+        return pieces, shape
+
+
+class _Layout:
+    """One input of a batch on its way into a slot: what is to be copied, and how much room that takes."""
+
+    __slots__ = ("_copied", "_nbytes", "_pieces", "aligned_bytes")
+
+    def __init__(self, pieces: Sequence[Array | Segment]) -> None:
+        self._pieces = pieces
+        self._copied = [piece for piece in pieces if not isinstance(piece, Segment)]
+        self._nbytes = sum([piece.nbytes for piece in self._copied])
+        self.aligned_bytes = -(-self._nbytes // _ALIGNMENT) * _ALIGNMENT
+
+    def place(self, slot: Slot | None, offset: int) -> tuple[Segment, ...]:
+        """Copy what is to be copied to `offset` of the slot's region; returns the whole input, in order of the rows."""
+        region = 0
+        if slot is not None and self._nbytes:
+            region = slot.region
+            copy_rows(self._copied, slot.view, offset, self._nbytes)
+            if len(self._copied) == len(self._pieces):
+                return (Segment(region, offset, self._nbytes),)
+        segments: list[Segment] = []
+        for piece in self._pieces:
+            if isinstance(piece, Segment):
+                segment = piece
+            else:
+                segment = Segment(region, offset, piece.nbytes)
+                offset += piece.nbytes
+            last = segments[-1] if segments else None
+            if last is not None and last.region == segment.region and last.offset + last.nbytes == segment.offset:
+                segments[-1] = Segment(last.region, last.offset, last.nbytes + segment.nbytes)
+            else:
+                segments.append(segment)
+        return tuple(segments)
+
+
+def copy_rows(arrays: Sequence[Array], memory: memoryview, offset: int, nbytes: int) -> None:
+    """Write arrays of one dtype and item shape, `nbytes` in all, one after the other: the one copy of a request."""
+    first = arrays[0]
+    area = np.frombuffer(memory, first.dtype, nbytes // first.itemsize, offset).reshape(-1, *first.shape[1:])
+    np.concatenate(arrays, out=area)
+
+
+def _find(
+    kept: _Kept, wire: Wire, row_index: tuple[int, ...] | None
+) -> tuple[Tensor, OutputTensor | None, list[tuple[int, int]]]:
+    """The tensor that holds the rows `row_index` of a request, its place in shared memory, and the rows' runs in it."""
+    if wire.stage == OF_REQUEST:
+        wanted = range(kept.rows) if row_index is None else row_index
+        return kept.inputs[wire.tensor], None, list(runs(wanted))
+    source = kept.parts[wire.stage]
+    assert source is not None, "a stage runs after its sources"
+    where = positions(row_index, source.row_index, kept.rows)
+    outputs, base = source.outputs, source.first
+    spans = [(base + first, base + end) for first, end in runs(where)]
+    return outputs.tensors[wire.tensor], outputs.located.get(wire.tensor), spans
+
+
+def _select(kept: _Kept, wire: Wire, row_index: tuple[int, ...] | None) -> Array:
+    """The rows `row_index` of a fixed-width tensor; a view where they are contiguous."""
+    tensor, _, spans = _find(kept, wire, row_index)
+    assert not isinstance(tensor, WireBytes), "combiners take numbers"
+    selected = [tensor[first:end] for first, end in spans]
+    return selected[0] if len(selected) == 1 else np.concatenate(selected)
+
+
+def _segment(located: OutputTensor, first: int, end: int) -> Segment:
+    """Rows `first` to `end` of a tensor in shared memory."""
+    if located.row_offsets is not None:
+        begin, stop = located.row_offsets[first], located.row_offsets[end]
+    else:
+        row_bytes = located.nbytes // located.shape[0]
+        begin, stop = first * row_bytes, end * row_bytes
+    return Segment(located.region, located.offset + begin, stop - begin)
+
+
+def _output(kept: _Kept, wires: Sequence[Wire]) -> Tensor:
+    """A pipeline output: a view where one source ran all rows, else merged into new memory."""
+    held: list[tuple[Tensor, Sequence[int]]] = []
+    for wire in wires:
+        if wire.stage == OF_REQUEST:
+            held.append((kept.inputs[wire.tensor], range(kept.rows)))
+        elif (source := kept.parts[wire.stage]) is not None:
+            tensor = source.outputs.tensors[wire.tensor]
+            if not kept.plan.batchable:
+                return tensor
+            rows = part(tensor, source.first, source.first + source.rows)
+            held.append((rows, range(kept.rows) if source.row_index is None else source.row_index))
+        if held and len(held[0][1]) == kept.rows:
+            return held[0][0]
+    return merge(held, kept.rows)
+
+
+def _drop(kept: _Kept) -> None:
+    for held in kept.parts:
+        if held is not None:
+            held.outputs.drop()
+
+
+def _nothing() -> None:
+    """What a combiner's output needs to be freed."""

@@ -1,0 +1,133 @@
+"""What is served right now: pipelines by name and version, and how ready they and the server are."""
+
+from collections.abc import Iterable, Mapping
+
+from models.errors import BackendUnavailable, ModelNotFound, VersionNotFound
+from models.pipeline import Pipeline
+from models.repository import Broken
+
+
+class Catalogue:
+    """The pipelines (a model by itself is one, too) that clients may name.
+
+    A pipeline is served once every model it uses has been loaded by some worker; one that is broken, or uses a model
+    that no worker could load, stays known with the reason. `partitions` are the workers that must be up for the server
+    to be ready.
+    """
+
+    def __init__(
+        self,
+        server_version: str,
+        pipelines: Iterable[Pipeline],
+        broken: Iterable[Broken],
+        partitions: Iterable[str],
+    ) -> None:
+        self.server_name = "sluice"
+        self.server_version = server_version
+        self.live = True
+        self.draining = False
+        self._known: dict[str, dict[int, Pipeline]] = {}
+        for pipeline in pipelines:
+            self._known.setdefault(pipeline.name, {})[pipeline.version] = pipeline
+        self._broken: dict[str, dict[str, str]] = {}
+        for each in broken:
+            self._broken.setdefault(each.name, {})["" if each.version is None else str(each.version)] = each.reason
+        self._failed: dict[str, str] = {}
+        self._loaded_once: set[str] = set()
+        self._holds: dict[str, frozenset[str]] = {partition: frozenset() for partition in partitions}
+        self._up: set[str] = set()
+        self._serving: dict[tuple[str, str], Pipeline] = {}
+
+    def pipeline(self, name: str, version: str) -> Pipeline:
+        """The pipeline of that name; version "" stands for the latest that no worker failed to load.
+
+        Raises ModelNotFound, VersionNotFound, or BackendUnavailable for one that is known but broken or still loading.
+        """
+        serving = self._serving.get((name, version))
+        if serving is not None:
+            return serving
+        pipeline = self._find(name, version)
+        raise BackendUnavailable(f"{name!r} cannot be served: {self._trouble(pipeline)}")
+
+    def _find(self, name: str, version: str) -> Pipeline:
+        """The pipeline whether or not its models are loaded; raises as `pipeline`."""
+        versions = self._known.get(name, {})
+        if not version and versions:
+            return versions[self._latest(name)]
+        if version.isascii() and version.isdigit() and (found := versions.get(int(version))) is not None:
+            return found
+        broken = self._broken.get(name, {})
+        if reason := broken.get(version) or broken.get("") or ("" if version else next(iter(broken.values()), "")):
+            raise BackendUnavailable(f"{name!r} cannot be served: {reason}")
+        if not versions and not broken:
+            raise ModelNotFound(f"no model or pipeline named {name!r}")
+        known = ", ".join(sorted({*self.versions(name), *broken}, key=int))
+        raise VersionNotFound(f"{name!r} has no version {version!r}; it has {known}")
+
+    def _latest(self, name: str) -> int:
+        """The latest version, passing over those whose models did not load as long as there is another."""
+        versions = self._known[name]
+        return max((version for version in versions if not self._hopeless(versions[version])), default=max(versions))
+
+    def _hopeless(self, pipeline: Pipeline) -> bool:
+        """Whether a model that it uses did not load anywhere."""
+        return any(stage.model in self._failed and stage.model not in self._loaded_once for stage in pipeline.stages)
+
+    def _trouble(self, pipeline: Pipeline) -> str:
+        """Why a pipeline cannot be served; "" when it can."""
+        for stage in pipeline.stages:
+            if stage.model is not None and stage.model not in self._loaded_once:
+                if stage.model in self._failed:
+                    return f"model {stage.model} did not load: {self._failed[stage.model]}"
+                return f"model {stage.model} is still loading"
+        return ""
+
+    def names(self) -> list[str]:
+        """All names, those of broken models and pipelines included."""
+        return sorted(self._known.keys() | self._broken.keys())
+
+    def versions(self, name: str) -> list[str]:
+        """The versions of a pipeline, ascending; empty when nothing of that name could be read."""
+        return [str(version) for version in sorted(self._known.get(name, ()))]
+
+    def ready(self, name: str, version: str) -> bool:
+        """Whether a worker that is up holds every model the pipeline uses.
+
+        Raises ModelNotFound, VersionNotFound, or BackendUnavailable for one that is broken.
+        """
+        pipeline = self._find(name, version)
+        if self.draining:
+            return False
+        held = frozenset[str]().union(*(self._holds[partition] for partition in self._up))
+        return all(stage.model is None or stage.model in held for stage in pipeline.stages)
+
+    def broken(self, name: str) -> str | None:
+        """Why a model or pipeline cannot be served, or a version of it; None when all is well or still loading."""
+        if name in self._broken:
+            return "; ".join(self._broken[name].values())
+        hopeless = [pipeline for pipeline in self._known.get(name, {}).values() if self._hopeless(pipeline)]
+        return "; ".join(map(self._trouble, hopeless)) or None
+
+    def server_ready(self) -> bool:
+        """Whether the worker of every partition is up and the server takes requests.
+
+        Models that failed to load do not count: the rest is served.
+        """
+        return not self.draining and len(self._up) == len(self._holds)
+
+    def partition_ready(self, partition: str, loaded: Iterable[str], failed: Mapping[str, str]) -> None:
+        """A worker is up; `failed` maps the models it could not load to the reasons."""
+        self._holds[partition] = frozenset(loaded)
+        self._up.add(partition)
+        self._loaded_once |= self._holds[partition]
+        self._failed.update(failed)
+        self._serving = {
+            (name, version): pipeline
+            for name, versions in self._known.items()
+            for version, pipeline in [*((str(number), each) for number, each in versions.items()), ("", versions[self._latest(name)])]
+            if not self._trouble(pipeline)
+        }
+
+    def partition_lost(self, partition: str) -> None:
+        """A worker is gone, until `partition_ready`."""
+        self._up.discard(partition)

@@ -1,0 +1,155 @@
+"""The command `sluice`."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gateway.config import ServerConfig
+
+UNUSABLE = 2
+"""Exit status when the command cannot be carried out as given."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    if sys.platform != "linux":
+        print(f"sluice runs on Linux only (memfd, timerfd, processor affinity); this is {sys.platform}", file=sys.stderr)
+        return UNUSABLE
+    from models.errors import ServingError
+
+    options = _parser().parse_args(arguments)
+    try:
+        status: int = options.command(options)
+    except (ServingError, OSError) as error:
+        print(f"sluice: {error}", file=sys.stderr)
+        return UNUSABLE
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    from gateway.wiring import server_version
+
+    parser = argparse.ArgumentParser(prog="sluice", description="An inference serving gateway with adaptive batching.")
+    parser.add_argument("--version", action="version", version=f"sluice {server_version()}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    serve = commands.add_parser("serve", help="serve a model repository, or model files by themselves")
+    serve.set_defaults(command=_serve)
+    serve.add_argument("files", nargs="*", type=Path, metavar="MODEL", help="a model file, e.g. mlp.onnx")
+    serve.add_argument("--repository", type=Path, metavar="DIR", help="a model repository in Triton's layout")
+    serve.add_argument("--config", type=Path, metavar="FILE", help="settings in YAML; options here override it")
+    serve.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+    serve.add_argument("--http-port", type=int, metavar="PORT", help="0 takes a free one (default 8000)")
+    serve.add_argument("--grpc-port", type=int, metavar="PORT", help="0 takes a free one (default 8001)")
+    serve.add_argument("--partitions", type=int, metavar="N", help="equal sets of cores (default: one for each core)")
+    serve.add_argument("--policy", choices=["deadline", "timeout", "none"], help="batch policy (default deadline)")
+    serve.add_argument("--max-delay-ms", type=float, metavar="MS", help="for policy timeout (default 0)")
+    serve.add_argument("--preferred", type=_sizes, metavar="N,N", help="preferred batch sizes, for policy timeout")
+    serve.add_argument("--max-batch-size", type=int, metavar="N", help="for models with a batch dimension (default 64)")
+    serve.add_argument("--default-slo-ms", type=float, metavar="MS", help="for requests without one (default 10000)")
+    serve.add_argument("--drain-timeout-s", type=float, metavar="S", help="time for requests at the end (default 30)")
+    serve.add_argument("--journal", type=Path, metavar="FILE", help="record every event and decision")
+    serve.add_argument("--ready-file", type=Path, metavar="FILE", help="written as JSON (ports, pid) when ready")
+    serve.add_argument("--log-format", choices=["text", "json"], default="text")
+    serve.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
+    replay = commands.add_parser("replay", help="check that a journal leads to the same decisions again")
+    replay.set_defaults(command=_replay)
+    replay.add_argument("journal", type=Path, metavar="JOURNAL")
+    validate = commands.add_parser("validate", help="check a model repository")
+    validate.set_defaults(command=_validate)
+    validate.add_argument("repository", type=Path, metavar="DIR")
+    return parser
+
+
+def _sizes(text: str) -> list[int]:
+    return [int(size) for size in text.split(",")]
+
+
+def _serve(options: argparse.Namespace) -> int:
+    import uvloop
+
+    from gateway.logs import LogFormat, configure
+    from gateway.wiring import build_server, read_models
+    from models.errors import ConfigError
+
+    if (options.repository is None) == (not options.files):
+        raise ConfigError("expected either --repository DIR or model files")
+    configure(LogFormat(options.log_format), options.log_level)
+    config = _config(options)
+    repository = read_models(options.repository, options.files, config)
+    if not repository.models:
+        reasons = "".join(f"\n  {each.reason}" for each in repository.broken)
+        raise ConfigError(f"there is no model that can be served{reasons}")
+
+    async def serve() -> int:
+        with ExitStack() as stack:
+            journal = stack.enter_context(options.journal.open("wb")) if options.journal is not None else None
+            return await build_server(config, repository, journal).run(options.ready_file)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve())
+
+
+def _config(options: argparse.Namespace) -> "ServerConfig":
+    """The file's settings, overridden by the options given."""
+    import msgspec
+
+    from gateway.config import ServerConfig, convert_config, read_config
+
+    config = ServerConfig() if options.config is None else read_config(options.config)
+    settings: dict[str, Any] = msgspec.to_builtins(config)
+    for name in (
+        "host",
+        "http_port",
+        "grpc_port",
+        "partitions",
+        "max_batch_size",
+        "default_slo_ms",
+        "drain_timeout_s",
+    ):
+        if (value := getattr(options, name)) is not None:
+            settings[name] = value
+    if options.policy is not None:
+        settings["policy"] = {"name": options.policy}
+    if options.max_delay_ms is not None:
+        settings["policy"]["max_delay_ms"] = options.max_delay_ms
+    if options.preferred is not None:
+        settings["policy"]["preferred"] = options.preferred
+    return convert_config(settings, "command line")
+
+
+def _replay(options: argparse.Namespace) -> int:
+    import msgspec
+
+    from batcher.journal import replay
+
+    with options.journal.open("rb") as lines:
+        difference = next(replay(lines), None)
+    if difference is None:
+        print(f"{options.journal}: the same decisions")
+        return 0
+    print(f"{options.journal}: line {difference.line}: the decisions differ")
+    print(f"recorded: {msgspec.json.encode(difference.step).decode()}")
+    print(f"replayed: {msgspec.json.encode(difference.decisions).decode()}")
+    return 1
+
+
+def _validate(options: argparse.Namespace) -> int:
+    from models.repository import Repository
+
+    repository = Repository.scan(options.repository)
+    for key, entry in repository.models.items():
+        print(f"{key}: ok, {'batches of up to ' + str(entry.spec.max_batch_size) if entry.spec.batchable else 'no batches'}")
+    for name in repository.pipelines:
+        print(f"{name}: ok, pipeline")
+    for broken in repository.broken:
+        print(broken.reason)
+    return 1 if repository.broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Executors: carry out the work that the scheduler orders."""

@@ -1,0 +1,53 @@
+"""What carries out the scheduler's orders."""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from batcher.decisions import DispatchBatch, Member
+from batcher.events import AnyEvent
+from gateway.answer import Tensor
+
+Post = Callable[[AnyEvent], None]
+"""Reports an event to the runtime; never blocks and never calls back."""
+
+Confidences = tuple[tuple[float, ...], ...]
+"""One tuple a verdict, each with one confidence a row."""
+
+
+class Executor(Protocol):
+    """Keeps the tensors of open requests and runs batches of them.
+
+    Every batch that `run` accepts yields exactly one event; when `run` raises instead, the runtime reports the failure.
+    For each request, `admit` comes first, and last comes `take` or `forget`.
+    """
+
+    def start(self, post: Post) -> None:
+        """Begin; all events go to `post`."""
+        ...
+
+    def admit(self, request: int, pipeline: str, inputs: Mapping[str, Tensor], rows: int, input_bytes: int) -> int:
+        """Keep a request's inputs; returns the bytes that its stages' outputs will take."""
+        ...
+
+    def run(self, batch: DispatchBatch) -> None:
+        """Start a batch."""
+        ...
+
+    def revoke(self, batch: int) -> None:
+        """Take a batch back if it has not started; it yields its one event all the same."""
+        ...
+
+    def combine(self, member: Member) -> Confidences:
+        """Join the answers of an ensemble and keep the result like a stage's output; never raises."""
+        ...
+
+    def take(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
+        """The outputs of a request whose stages are done, by name, and what to call when they are no longer looked at.
+
+        Everything else of the request is forgotten.
+        """
+        ...
+
+    def forget(self, request: int) -> None:
+        """Drop a request that will not be answered; what a running batch still reads is kept until the batch ends."""
+        ...

@@ -1,0 +1,74 @@
+"""An executor without tensors: batches take as long as a service model says."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from batcher.decisions import CombineOutputs, DispatchBatch, Member
+from batcher.events import AnyEvent, BatchCompleted, BatchRevoked
+from batcher.simulator import Service
+from gateway.answer import Tensor
+from gateway.executors.base import Confidences, Post
+from models.units import NS_PER_S
+
+
+class TimedExecutor:
+    """Runs the batches of each partition one after the other on the loop's clock; answers have no outputs.
+
+    `clock` is the loop's clock in nanoseconds. `ready` are the events to begin with.
+    """
+
+    def __init__(self, service: Service, clock: Callable[[], int], ready: Sequence[AnyEvent]) -> None:
+        self._service = service
+        self._clock = clock
+        self._ready = ready
+        self._loop = asyncio.get_running_loop()
+        self._free_ns: dict[str, int] = {}
+        self._pending: dict[int, tuple[asyncio.TimerHandle, str, int]] = {}
+        self._post: Post
+
+    def start(self, post: Post) -> None:
+        """Report that the partitions are ready."""
+        self._post = post
+        for event in self._ready:
+            post(event)
+
+    def admit(self, request: int, pipeline: str, inputs: Mapping[str, Tensor], rows: int, input_bytes: int) -> int:
+        """Outputs take no memory here."""
+        return 0
+
+    def run(self, batch: DispatchBatch) -> None:
+        """Start a batch, at once or when the partition's last one ends."""
+        started_ns = max(self._clock(), self._free_ns.get(batch.partition, 0))
+        ended_ns = started_ns + self._service.batch_ns(batch)
+        self._free_ns[batch.partition] = ended_ns
+        event = BatchCompleted(batch.batch, started_ns, ended_ns, self._service.batch_verdicts(batch))
+        handle = self._loop.call_at(ended_ns / NS_PER_S, self._completed, event)
+        self._pending[batch.batch] = handle, batch.partition, started_ns
+
+    def revoke(self, batch: int) -> None:
+        """Take a batch back that waits for the one before it."""
+        handle, partition, started_ns = self._pending[batch]
+        if started_ns > self._clock():
+            handle.cancel()
+            del self._pending[batch]
+            self._free_ns[partition] = started_ns
+            self._post(BatchRevoked(batch))
+
+    def combine(self, member: Member) -> Confidences:
+        """Nothing is joined."""
+        return self._service.combined_verdicts(CombineOutputs(member))
+
+    def take(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
+        """No outputs."""
+        return {}, _nothing
+
+    def forget(self, request: int) -> None:
+        """Nothing is kept."""
+
+    def _completed(self, event: BatchCompleted) -> None:
+        del self._pending[event.batch]
+        self._post(event)
+
+
+def _nothing() -> None:
+    """What answers without outputs need to be released."""

@@ -1,0 +1,188 @@
+"""The executor over worker processes, one a partition."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from batcher.decisions import DispatchBatch, Member
+from batcher.events import (
+    BatchCompleted,
+    BatchFailed,
+    BatchRevoked,
+    FailureCause,
+    PartitionLost,
+    PartitionReady,
+)
+from gateway.answer import Tensor
+from gateway.assembly import Assembly, Outputs
+from gateway.executors.base import Confidences, Post
+from gateway.input_slots import InputSlots
+from gateway.plan import PipelinePlan
+from models.arrays import WireBytes, numpy_dtype
+from models.errors import PartitionError
+from models.spec import ModelSpec
+from mps.messages import Done, Failed, OutputTensor, Ready, Revoke, Revoked, Run
+from mps.process import WorkerProcess
+from mps.supervisor import Supervisor, WorkerSpec
+
+
+class Watcher(Protocol):
+    """Is told how the workers are."""
+
+    def worker_ready(self, partition: str, ready: Ready) -> None:
+        """A worker is up and has loaded what it could."""
+        ...
+
+    def worker_lost(self, partition: str, reason: str) -> None:
+        """A worker is gone; another one will be started."""
+        ...
+
+
+class _Worker:
+    """A worker that is, or was, up: what it runs and which of its output slots are in use."""
+
+    def __init__(self, process: WorkerProcess, region: int) -> None:
+        self.process = process
+        self.region = region
+        self.batches: dict[int, DispatchBatch] = {}
+        self.slots_in_use = 0
+        self.freed: list[int] = []
+        self.lost = False
+
+
+class WorkerExecutor:
+    """Runs batches on worker processes that share memory with the gateway.
+
+    `plans` are the pipelines by `name:version`, `models` the specs by key; `input_bytes` is the size of the arena for
+    inputs. The workers start with `start` and end with `drain`.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[WorkerSpec],
+        plans: Mapping[str, PipelinePlan],
+        models: Mapping[str, ModelSpec],
+        input_bytes: int,
+        watcher: Watcher,
+    ) -> None:
+        self._supervisor = Supervisor(workers, self)
+        self._slots = InputSlots(self._supervisor, input_bytes)
+        self._assembly = Assembly(plans, models, self._slots)
+        self._watcher = watcher
+        self._workers: dict[str, _Worker] = {}
+        self._variable = {
+            key: frozenset(output.name for output in spec.outputs if not output.fixed) for key, spec in models.items()
+        }
+        self._first_dimension = {key: int(spec.batchable) for key, spec in models.items()}
+        self._post: Post
+        # Tensors are the assembly's business alone.
+        self.admit = self._assembly.admit
+        self.take = self._assembly.take
+        self.forget = self._assembly.forget
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of the input arena in use."""
+        return self._slots.used_bytes
+
+    def start(self, post: Post) -> None:
+        """Start the workers."""
+        self._post = post
+        self._supervisor.start()
+
+    async def drain(self, timeout_s: float = 5.0) -> None:
+        """End the workers and give all shared memory up."""
+        await self._supervisor.drain(timeout_s)
+
+    def run(self, batch: DispatchBatch) -> None:
+        """Lay out the inputs and send the batch; raises PartitionError when there is no memory or no worker."""
+        worker = self._workers.get(batch.partition)
+        if worker is None:
+            raise PartitionError(f"partition {batch.partition} has no worker")
+        inputs = self._assembly.begin(batch)
+        worker.batches[batch.batch] = batch
+        release, worker.freed = tuple(worker.freed), []
+        worker.process.send(Run(batch.batch, batch.model, inputs, release))
+
+    def revoke(self, batch: int) -> None:
+        """Ask the worker to take a batch back; too late is no error."""
+        for worker in self._workers.values():
+            if batch in worker.batches:
+                worker.process.send(Revoke(batch))
+
+    def combine(self, member: Member) -> Confidences:
+        """Join the answers of an ensemble, in this process."""
+        return self._assembly.combine(member)
+
+    def worker_ready(self, partition: str, worker: WorkerProcess, ready: Ready, output_region: int) -> None:
+        """Take a new worker into service."""
+        self._workers[partition] = _Worker(worker, output_region)
+        self._watcher.worker_ready(partition, ready)
+        tables = {model.key: model.table for model in ready.models if model.table is not None}
+        self._post(PartitionReady(partition, tables))
+
+    def worker_lost(self, partition: str, reason: str) -> None:
+        """Report the loss, and the failure of each batch that the worker had."""
+        self._watcher.worker_lost(partition, reason)
+        worker = self._workers.pop(partition, None)
+        if worker is None:
+            return
+        worker.lost = True
+        self._post(PartitionLost(partition, reason))
+        for batch in worker.batches:
+            self._assembly.abandon(batch)
+            self._post(BatchFailed(batch, FailureCause.WORKER_LOST, reason))
+        if not worker.slots_in_use:
+            self._supervisor.drop_region(worker.region)
+
+    def message(self, partition: str, message: Done | Failed | Revoked) -> None:
+        """Take a worker's answer."""
+        worker = self._workers[partition]
+        batch = worker.batches.pop(message.batch)
+        match message:
+            case Done():
+                located = {output.name: output for output in message.outputs}
+                tensors = {output.name: self._view(output) for output in message.outputs}
+                self._assembly.complete(batch.batch, Outputs(tensors, located, self._free(worker, message)))
+                key = self._output_key(batch.model, message.outputs)
+                self._post(BatchCompleted(batch.batch, message.started_ns, message.ended_ns, message.verdicts, key))
+            case Failed():
+                self._assembly.abandon(batch.batch)
+                self._post(BatchFailed(batch.batch, FailureCause.BACKEND, message.message))
+            case Revoked():
+                self._assembly.abandon(batch.batch)
+                self._post(BatchRevoked(batch.batch))
+
+    def _view(self, output: OutputTensor) -> Tensor:
+        memory = self._supervisor.region(output.region).view
+        if output.row_offsets is not None:
+            content = memory[output.offset : output.offset + output.nbytes]
+            return WireBytes(content, output.shape, np.array(output.row_offsets, np.int64))
+        return np.ndarray(output.shape, numpy_dtype(output.datatype), memory, output.offset)
+
+    def _free(self, worker: _Worker, done: Done) -> Callable[[], None]:
+        """What gives the memory of a batch's outputs back: it is told to the worker with the next batch."""
+        if done.slot < 0:
+            region = done.outputs[0].region
+            return lambda: self._supervisor.drop_region(region)
+        worker.slots_in_use += 1
+
+        def free() -> None:
+            worker.slots_in_use -= 1
+            if not worker.lost:
+                worker.freed.append(done.slot)
+            elif not worker.slots_in_use:
+                self._supervisor.drop_region(worker.region)
+
+        return free
+
+    def _output_key(self, model: str, outputs: Sequence[OutputTensor]) -> str:
+        """Tells apart outputs whose variable dimensions differ; "" when all are fixed."""
+        variable = self._variable[model]
+        if not variable:
+            return ""
+        first = self._first_dimension[model]
+        return ";".join(
+            f"{output.name}={','.join(map(str, output.shape[first:]))}" for output in outputs if output.name in variable
+        )

@@ -1,0 +1,126 @@
+"""The gRPC service: the six core calls of the protocol."""
+
+import logging
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from gateway.catalogue import Catalogue
+from gateway.codec_grpc import decode_request, encode_response
+from gateway.dataplane import DataPlane
+from gateway.http import EXTENSIONS
+from gateway.http_infer import is_version
+from gateway.status import grpc_status, retry_after_s
+from models.errors import RequestError, ServingError, UnsupportedRequest
+from models.tensor import TensorSpec
+from models.units import NS_PER_S
+
+_log = logging.getLogger(__name__)
+
+
+class InferenceService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """The service `inference.GRPCInferenceService`."""
+
+    def __init__(self, dataplane: DataPlane, catalogue: Catalogue) -> None:
+        self._dataplane = dataplane
+        self._catalogue = catalogue
+
+    async def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
+        return service_pb2.ServerLiveResponse(live=self._catalogue.live)
+
+    async def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
+        return service_pb2.ServerReadyResponse(ready=self._catalogue.server_ready())
+
+    async def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
+        # A model that is unknown is one that is not ready: clients poll this call while a model is put in place.
+        try:
+            ready = self._catalogue.ready(request.name, _version(request.version))
+        except ServingError:
+            ready = False
+        return service_pb2.ModelReadyResponse(ready=ready)
+
+    async def ServerMetadata(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
+        catalogue = self._catalogue
+        return service_pb2.ServerMetadataResponse(
+            name=catalogue.server_name, version=catalogue.server_version, extensions=EXTENSIONS
+        )
+
+    async def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
+        try:
+            pipeline = self._catalogue.pipeline(request.name, _version(request.version))
+        except ServingError as error:
+            await _abort(context, error)
+
+        def tensors(specs: tuple[TensorSpec, ...]) -> list[Any]:
+            metadata = service_pb2.ModelMetadataResponse.TensorMetadata
+            return [
+                metadata(name=spec.name, datatype=spec.datatype.value, shape=pipeline.wire_shape(spec))
+                for spec in specs
+            ]
+
+        versions = [str(pipeline.version)] if request.version else self._catalogue.versions(request.name)
+        return service_pb2.ModelMetadataResponse(
+            name=pipeline.name,
+            versions=versions,
+            platform=pipeline.platform,
+            inputs=tensors(pipeline.inputs),
+            outputs=tensors(pipeline.outputs),
+        )
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
+        remaining_s = context.time_remaining()
+        budget_ns = None if remaining_s is None else int(remaining_s * NS_PER_S)
+        try:
+            signature = self._dataplane.signature(request.model_name, _version(request.model_version))
+            response = await self._dataplane.infer(signature, decode_request(request), budget_ns)
+            try:
+                return encode_response(response, signature)
+            finally:
+                response.release()
+        except Exception as error:
+            await _abort(context, error)
+
+    async def _unsupported(self, request: Any, context: Any) -> Any:
+        await _abort(
+            context, UnsupportedRequest("this call is not supported; see the extensions in the server's metadata")
+        )
+
+    ModelStreamInfer = ModelConfig = ModelStatistics = TraceSetting = LogSettings = _unsupported
+    RepositoryIndex = RepositoryModelLoad = RepositoryModelUnload = _unsupported
+    SystemSharedMemoryStatus = SystemSharedMemoryRegister = SystemSharedMemoryUnregister = _unsupported
+    CudaSharedMemoryStatus = CudaSharedMemoryRegister = CudaSharedMemoryUnregister = _unsupported
+
+
+def grpc_server(
+    dataplane: DataPlane, catalogue: Catalogue, host: str, port: int, max_body_bytes: int
+) -> tuple[grpc.aio.Server, int]:
+    """A server, not started yet, and its port; port 0 takes a free one. Raises RuntimeError if the port is taken."""
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", max_body_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 0),
+        ]
+    )
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(InferenceService(dataplane, catalogue), server)
+    return server, server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+
+
+async def _abort(context: Any, error: Exception) -> NoReturn:
+    """End the call with the status of an error."""
+    message = str(error)
+    if not isinstance(error, ServingError):
+        _log.error("a request failed unexpectedly", exc_info=error)
+        message = "internal error: the log of the server tells more"
+    wait_s = retry_after_s(error)
+    metadata = () if wait_s is None else (("retry-after", str(wait_s)),)
+    await context.abort(grpc_status(error), message, metadata)
+    raise AssertionError("abort returns to no one")
+
+
+def _version(text: str) -> str:
+    if text and not is_version(text):
+        raise RequestError(f"model version '{text:.80}' must be a number, or empty for the latest")
+    return text

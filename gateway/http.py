@@ -1,0 +1,159 @@
+"""The HTTP application: health, metadata, metrics and documentation; inference goes through `InferRoute`."""
+
+from typing import Annotated
+
+from fastapi import FastAPI, Path, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from gateway.catalogue import Catalogue
+from gateway.dataplane import DataPlane
+from gateway.http_infer import MAX_VERSION_DIGITS, Application, InferRoute, error_response
+from gateway.metrics import Metrics
+from models.errors import BackendUnavailable, NotFoundError, ServingError
+from models.pipeline import Pipeline
+from models.tensor import TensorSpec
+
+EXTENSIONS = ("binary_tensor_data", "parameters")
+"""The protocol's extensions that are served."""
+
+Version = Annotated[str, Path(pattern=rf"^[0-9]{{1,{MAX_VERSION_DIGITS}}}$")]
+
+
+class ServerMetadata(BaseModel):
+    """Who answers, and the extensions it serves."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class TensorMetadata(BaseModel):
+    """An input or output; -1 in a shape is variable."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelMetadata(BaseModel):
+    """A model or pipeline."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class ErrorMessage(BaseModel):
+    """What was wrong and what was expected."""
+
+    error: str
+
+
+def build_app(dataplane: DataPlane, catalogue: Catalogue, metrics: Metrics, max_body_bytes: int) -> Application:
+    """The ASGI application of a server; a longer body than `max_body_bytes` is refused."""
+    app = FastAPI(title="Sluice", version=catalogue.server_version, responses={"4XX": {"model": ErrorMessage}})
+    _add_health(app, catalogue)
+    _add_metadata(app, catalogue)
+    _add_errors(app)
+
+    @app.get("/metrics")
+    async def metrics_exposition() -> Response:
+        return Response(metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    route = InferRoute(app, dataplane, max_body_bytes)
+    # Requests of any other method reach the application, which is to know the path for its 405.
+    for path in ("/v2/models/{name}/infer", "/v2/models/{name}/versions/{version}/infer"):
+        app.router.routes.append(Route(path, route, methods=["POST"]))
+    return route
+
+
+def _add_health(app: FastAPI, catalogue: Catalogue) -> None:
+    @app.get("/v2/health/live")
+    async def server_live() -> Response:
+        return Response(status_code=200 if catalogue.live else 400)
+
+    @app.get("/v2/health/ready")
+    async def server_ready() -> Response:
+        if catalogue.draining:
+            return Response(status_code=503)
+        return Response(status_code=200 if catalogue.server_ready() else 400)
+
+    @app.get("/v2/models/{name}/ready")
+    async def model_ready(name: str) -> Response:
+        return ready(name, "")
+
+    @app.get("/v2/models/{name}/versions/{version}/ready")
+    async def model_version_ready(name: str, version: Version) -> Response:
+        return ready(name, version)
+
+    def ready(name: str, version: str) -> Response:
+        if not catalogue.ready(name, version):
+            catalogue.pipeline(name, version)
+            raise BackendUnavailable(f"'{name}' is not at ready state: no worker that holds it is up")
+        return Response()
+
+
+def _add_metadata(app: FastAPI, catalogue: Catalogue) -> None:
+    @app.get("/v2")
+    async def server_metadata() -> ServerMetadata:
+        return ServerMetadata(name=catalogue.server_name, version=catalogue.server_version, extensions=list(EXTENSIONS))
+
+    @app.get("/v2/models/{name}")
+    async def model_metadata(name: str) -> ModelMetadata:
+        return _metadata(catalogue.pipeline(name, ""), catalogue.versions(name))
+
+    @app.get("/v2/models/{name}/versions/{version}")
+    async def model_version_metadata(name: str, version: Version) -> ModelMetadata:
+        pipeline = catalogue.pipeline(name, version)
+        return _metadata(pipeline, [str(pipeline.version)])
+
+
+def _metadata(pipeline: Pipeline, versions: list[str]) -> ModelMetadata:
+    def tensors(specs: tuple[TensorSpec, ...]) -> list[TensorMetadata]:
+        return [
+            TensorMetadata(name=spec.name, datatype=spec.datatype, shape=list(pipeline.wire_shape(spec)))
+            for spec in specs
+        ]
+
+    return ModelMetadata(
+        name=pipeline.name,
+        versions=versions,
+        platform=pipeline.platform,
+        inputs=tensors(pipeline.inputs),
+        outputs=tensors(pipeline.outputs),
+    )
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Give every error the one form `{"error": "..."}`."""
+
+    def answer(error: Exception) -> Response:
+        status, headers, body = error_response(error)
+        response = Response(body, status)
+        response.raw_headers += headers
+        return response
+
+    @app.exception_handler(ServingError)
+    async def serving_error(_: Request, error: ServingError) -> Response:
+        return answer(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def validation_error(_: Request, error: RequestValidationError) -> Response:
+        # Only paths are validated: one that cannot be a version is no path of the protocol.
+        return answer(NotFoundError("Not Found"))
+
+    @app.exception_handler(HTTPException)
+    async def http_error(_: Request, error: HTTPException) -> Response:
+        response = answer(ServingError(str(error.detail)))
+        response.status_code = error.status_code
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(Exception)
+    async def unexpected(_: Request, error: Exception) -> Response:
+        return answer(error)

@@ -1,0 +1,44 @@
+"""Structured logs on standard error: one line an event, as JSON or as text."""
+
+import enum
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+
+
+class LogFormat(enum.StrEnum):
+    """How lines are written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def configure(form: LogFormat, level: str) -> None:
+    """Send all logs of the process to standard error, in place of what was set up before."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter(form))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def log(logger: logging.Logger, level: int, event: str, **fields: object) -> None:
+    """Log an event with named values, which become keys of the JSON line."""
+    logger.log(level, event, extra={"fields": fields}, stacklevel=2)
+
+
+class _Formatter(logging.Formatter):
+    def __init__(self, form: LogFormat) -> None:
+        super().__init__()
+        self._form = form
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        event = record.getMessage()
+        fields = dict(getattr(record, "fields", {}))
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        if self._form is LogFormat.JSON:
+            line = {"time": time, "level": record.levelname.lower(), "logger": record.name, "event": event} | fields
+            return json.dumps(line, default=str)
+        values = "".join(f" {name}={value}" for name, value in fields.items())
+        return f"{time} {record.levelname.lower()} {record.name}: {event}{values}"

@@ -1,0 +1,186 @@
+"""Metrics for Prometheus: counted in plain integers on the way, put into families when they are scraped."""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from batcher.decisions import DispatchBatch, ReleaseReason
+from batcher.outcome import Outcome
+from models.units import NS_PER_MS, NS_PER_S
+
+DURATION_BOUNDS_NS = tuple(
+    round(milliseconds * NS_PER_MS)
+    for milliseconds in (0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000)
+)
+ROW_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class Histogram:
+    """Counts by ascending upper bounds (inclusive) and above the last of them."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[int]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0
+
+    def observe(self, value: int) -> None:
+        """Count one value. O(log bounds)."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str], unit: int = 1) -> None:
+        """Put the counts into a family, values divided by `unit`."""
+        limits = [*(f"{bound / unit:g}" for bound in self.bounds), "+Inf"]
+        buckets = list(zip(limits, accumulate(self.counts), strict=True))
+        family.add_metric(labels, buckets, self.total / unit)
+
+
+class PipelineMeter:
+    """What is counted of one pipeline; `stages` are the names of its stages."""
+
+    __slots__ = ("duration", "outcomes", "stage_rows", "stages")
+
+    def __init__(self, stages: Sequence[str]) -> None:
+        self.stages = stages
+        self.stage_rows = [0] * len(stages)
+        self.outcomes: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
+        self.duration = Histogram(DURATION_BOUNDS_NS)
+
+    def request_ended(self, outcome: Outcome, duration_ns: int) -> None:
+        """Count an outcome, and how long the request took if it was answered."""
+        self.outcomes[outcome] += 1
+        if outcome.answered:
+            self.duration.observe(duration_ns)
+
+    def stage_ran(self, stage: int, rows: int) -> None:
+        """Count rows that stage number `stage` has run."""
+        self.stage_rows[stage] += rows
+
+    @property
+    def attainment(self) -> float | None:
+        """The share completed within the objective of all that ended and were not cancelled; None before the first."""
+        counted = sum(self.outcomes.values()) - self.outcomes[Outcome.CANCELLED_CLIENT]
+        return self.outcomes[Outcome.COMPLETED] / counted if counted else None
+
+
+class BatchMeter:
+    """What is counted of the batches of one model on one partition."""
+
+    __slots__ = ("compute", "reasons", "rows")
+
+    def __init__(self) -> None:
+        self.reasons: Counter[ReleaseReason] = Counter()
+        self.rows = Histogram(ROW_BOUNDS)
+        self.compute = Histogram(DURATION_BOUNDS_NS)
+
+
+class Metrics(Collector):
+    """All metrics of one server; `stages` are the names of the stages of each pipeline, by `name:version`.
+
+    `queue_depths` (requests waiting, by model) and `arena_bytes` are asked for at each scrape.
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[str, Sequence[str]],
+        partitions: Sequence[str],
+        queue_depths: Callable[[], Mapping[str, int]],
+        arena_bytes: Callable[[], int],
+    ) -> None:
+        self._pipelines = {pipeline: PipelineMeter(names) for pipeline, names in stages.items()}
+        self._batches: dict[tuple[str, str], BatchMeter] = {}
+        self._ready = dict.fromkeys(partitions, False)
+        self._restarts = dict.fromkeys(partitions, 0)
+        self._queue_depths = queue_depths
+        self._arena_bytes = arena_bytes
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def pipeline(self, pipeline: str) -> PipelineMeter:
+        """The counts of the pipeline known as `name:version`."""
+        return self._pipelines[pipeline]
+
+    def batch_started(self, batch: DispatchBatch) -> None:
+        """Count a batch that was sent to its partition."""
+        key = batch.model, batch.partition
+        meter = self._batches.get(key)
+        if meter is None:
+            meter = self._batches[key] = BatchMeter()
+        meter.reasons[batch.reason] += 1
+        meter.rows.observe(batch.rows)
+
+    def batch_completed(self, batch: DispatchBatch, compute_ns: int) -> None:
+        """Count the time that a batch took in the backend."""
+        self._batches[batch.model, batch.partition].compute.observe(compute_ns)
+
+    def partition_ready(self, partition: str) -> None:
+        """The worker of a partition is up."""
+        self._ready[partition] = True
+
+    def partition_lost(self, partition: str) -> None:
+        """The worker of a partition is gone and will be started again."""
+        self._ready[partition] = False
+        self._restarts[partition] += 1
+
+    def exposition(self) -> bytes:
+        """All metrics in the text format of Prometheus."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """The families, for prometheus_client."""
+        yield from self._request_families()
+        yield from self._batch_families()
+        queue = GaugeMetricFamily("sluice_queue_requests", "Requests that wait.", labels=["model"])
+        for model, depth in self._queue_depths().items():
+            queue.add_metric([model], depth)
+        ready = GaugeMetricFamily("sluice_partition_ready", "1 while the worker is up.", labels=["partition"])
+        restarts = CounterMetricFamily("sluice_worker_restarts", "Workers that were lost.", labels=["partition"])
+        for partition, is_ready in self._ready.items():
+            ready.add_metric([partition], int(is_ready))
+            restarts.add_metric([partition], self._restarts[partition])
+        arena = GaugeMetricFamily("sluice_arena_used_bytes", "Bytes of the input arena in use.")
+        arena.add_metric([], self._arena_bytes())
+        yield from (queue, ready, restarts, arena)
+
+    def _request_families(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily("sluice_requests", "Requests by how they ended.", labels=["pipeline", "outcome"])
+        duration = HistogramMetricFamily(
+            "sluice_request_duration_seconds", "From arrival to answer.", labels=["pipeline"]
+        )
+        attainment = GaugeMetricFamily(
+            "sluice_slo_attainment", "Share completed within the objective.", labels=["pipeline"]
+        )
+        stage_rows = CounterMetricFamily(
+            "sluice_stage_rows", "Rows that a stage has run.", labels=["pipeline", "stage"]
+        )
+        for pipeline, meter in self._pipelines.items():
+            for outcome, count in meter.outcomes.items():
+                requests.add_metric([pipeline, outcome], count)
+            meter.duration.add_to(duration, [pipeline], NS_PER_S)
+            if (share := meter.attainment) is not None:
+                attainment.add_metric([pipeline], share)
+            for stage, rows in zip(meter.stages, meter.stage_rows, strict=True):
+                stage_rows.add_metric([pipeline, stage], rows)
+        yield from (requests, duration, attainment, stage_rows)
+
+    def _batch_families(self) -> Iterator[Metric]:
+        batches = CounterMetricFamily(
+            "sluice_batches", "Batches by why they were closed.", labels=["model", "partition", "reason"]
+        )
+        rows = HistogramMetricFamily("sluice_batch_rows", "Rows a batch.", labels=["model", "partition"])
+        compute = HistogramMetricFamily(
+            "sluice_batch_compute_seconds", "Time in the backend.", labels=["model", "partition"]
+        )
+        for key, meter in self._batches.items():
+            for reason, count in meter.reasons.items():
+                batches.add_metric([*key, reason], count)
+            meter.rows.add_to(rows, key)
+            meter.compute.add_to(compute, key, NS_PER_S)
+        yield from (batches, rows, compute)

@@ -1,0 +1,45 @@
+"""Inference requests and responses as both protocols mean them, before and after the data plane."""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from gateway.answer import Answer, Tensor
+from models.arrays import Array, Buffer
+
+Parameters: TypeAlias = Mapping[str, bool | int | float | str]
+
+
+class WireTensor(msgspec.Struct):
+    """An input as the client sent it: `shape` and `datatype` are its claims, nothing is checked yet.
+
+    `data` is the wire form (a view on the body), or a flat array of that datatype, or, for BYTES, a flat list.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: Buffer | Array | list[str] | list[bytes]
+
+
+class InferRequest(msgspec.Struct):
+    """A decoded request; no `outputs` means all of them."""
+
+    inputs: list[WireTensor]
+    outputs: Sequence[str] = ()
+    id: str = ""
+    parameters: Parameters = {}
+
+
+class InferResponse(msgspec.Struct):
+    """The tensors of an answer in the order they were asked for; views that hold until `release`."""
+
+    id: str
+    outputs: list[tuple[str, Tensor]]
+    answer: Answer
+
+    def release(self) -> None:
+        """Give the memory of the tensors back."""
+        self.outputs = []
+        self.answer.release()

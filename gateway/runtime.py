@@ -1,0 +1,304 @@
+"""The live driver of the scheduler: events go in once a loop iteration, decisions are carried out."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
+
+from batcher.decisions import (
+    AnyDecision,
+    CancelRequest,
+    CombineOutputs,
+    CompleteRequest,
+    DispatchBatch,
+    EvictRequest,
+    FailRequest,
+    RejectRequest,
+    RevokeBatch,
+)
+from batcher.events import (
+    PRIORITY,
+    AnyEvent,
+    BatchCompleted,
+    BatchFailed,
+    BatchRevoked,
+    DrainStarted,
+    FailureCause,
+    OutputsCombined,
+    RequestArrived,
+    RequestCancelled,
+)
+from batcher.outcome import Outcome
+from gateway.answer import Answer, Tensor
+from gateway.executors.base import Executor
+from gateway.metrics import Metrics, PipelineMeter
+from models.errors import RejectedError
+from models.units import NS_PER_S
+
+logger = logging.getLogger(__name__)
+
+MAX_ROUNDS = 1000
+"""Rounds of events and wake-ups in one flush before other callbacks of the loop get their turn."""
+
+
+class Driven(Protocol):
+    """The scheduler as its driver sees it."""
+
+    def handle(self, event: AnyEvent, now_ns: int) -> list[AnyDecision]:
+        """Take an event in."""
+        ...
+
+    def next_wakeup_ns(self) -> int | None:
+        """When `handle_wakeup` is due."""
+        ...
+
+    def handle_wakeup(self, now_ns: int) -> list[AnyDecision]:
+        """Do what is due."""
+        ...
+
+
+class Timer(Protocol):
+    """One alarm on the clock of the runtime."""
+
+    def start(self, callback: Callable[[], None]) -> None:
+        """Begin; `callback` is called when the alarm goes off."""
+        ...
+
+    def arm(self, due_ns: int | None) -> None:
+        """Set the alarm, in place of an earlier setting; None turns it off."""
+        ...
+
+    def close(self) -> None:
+        """Turn the alarm off for good."""
+        ...
+
+
+class Recorder(Protocol):
+    """Keeps what the scheduler was told and what it decided."""
+
+    def record(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
+        """Keep one step; `event` is None for a wake-up."""
+        ...
+
+
+class Submission(NamedTuple):
+    """A request that was handed to the runtime: its number and what it will resolve to."""
+
+    request: int
+    future: asyncio.Future[Answer]
+
+
+class _Open:
+    """A request that has no outcome yet."""
+
+    __slots__ = ("arrived_ns", "future", "meter")
+
+    def __init__(self, future: asyncio.Future[Answer], meter: PipelineMeter, arrived_ns: int) -> None:
+        self.future = future
+        self.meter = meter
+        self.arrived_ns = arrived_ns
+
+
+class Runtime:
+    """Drives a scheduler on the running asyncio loop.
+
+    Events of one loop iteration are handled together at one instant, so requests that arrive together share a batch.
+    Whatever goes wrong while a decision is carried out is reported to the scheduler as a failed batch.
+    """
+
+    def __init__(
+        self,
+        scheduler: Driven,
+        executor: Executor,
+        *,
+        clock: Callable[[], int],
+        timer: Timer,
+        metrics: Metrics,
+        journal: Recorder | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._clock = clock
+        self._timer = timer
+        self._metrics = metrics
+        self._journal = journal
+        self._loop = asyncio.get_running_loop()
+        self._open: dict[int, _Open] = {}
+        self._batches: dict[int, DispatchBatch] = {}
+        self._next_request = 0
+        # One queue a priority: events of one instant are taken completions first, arrivals last.
+        self._queues: tuple[deque[AnyEvent], ...] = tuple(deque() for _ in range(max(PRIORITY.values()) + 1))
+        self._flush_due = False
+        self._armed_ns: int | None = None
+        self._now_ns = 0
+        self._closed = False
+        self._idle = asyncio.Event()
+        self._apply: dict[type[AnyDecision], Callable[[Any], None]] = {
+            DispatchBatch: self._dispatch,
+            RevokeBatch: self._revoke,
+            CombineOutputs: self._combine,
+            CompleteRequest: self._complete,
+            RejectRequest: self._refuse,
+            EvictRequest: self._refuse,
+            FailRequest: self._fail,
+            CancelRequest: self._cancelled,
+        }
+        timer.start(self._alarm)
+        executor.start(self.post)
+
+    def submit(  # noqa: PLR0917
+        self,
+        pipeline: str,
+        inputs: Mapping[str, Tensor],
+        rows: int,
+        batch_key: str,
+        deadline_ns: int,
+        memory_bytes: int,
+    ) -> Submission:
+        """Hand over a valid request; its tensors belong to the runtime until the future is done.
+
+        `pipeline` is `name:version`. `memory_bytes` is the size of the inputs, to which that of the stages' outputs
+        is added. Raises RejectedError once the runtime is closed.
+        """
+        if self._closed:
+            raise RejectedError("the server is stopping")
+        request = self._next_request = self._next_request + 1
+        memory_bytes += self._executor.admit(request, pipeline, inputs, rows, memory_bytes)
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        self._open[request] = _Open(future, self._metrics.pipeline(pipeline), self._clock())
+        self.post(RequestArrived(request, pipeline, rows, deadline_ns, batch_key, memory_bytes))
+        return Submission(request, future)
+
+    def cancel(self, request: int) -> None:
+        """Tell that nobody waits for a request any more; nothing happens when it has its outcome already."""
+        if request in self._open:
+            self.post(RequestCancelled(request))
+
+    def post(self, event: AnyEvent) -> None:
+        """Report an event; it is handled in the loop's next iteration."""
+        self._queues[PRIORITY[type(event)]].append(event)
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    async def drain(self, timeout_s: float) -> int:
+        """Let what is in flight finish and reject what comes; returns how many requests are open at the end."""
+        self.post(DrainStarted())
+        if self._open:
+            self._idle.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), timeout_s)
+        return len(self._open)
+
+    def close(self) -> None:
+        """Refuse requests from now on, and answer the open ones that the server has stopped."""
+        self._closed = True
+        self._timer.close()
+        for request in list(self._open):
+            self._settle(request, Answer(Outcome.FAILED_UNAVAILABLE, "the server stopped before the request was done"))
+            self._executor.forget(request)
+
+    def _alarm(self) -> None:
+        self._armed_ns = None
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if self._closed:
+            return
+        now_ns = self._now_ns = self._clock()
+        for _ in range(MAX_ROUNDS):
+            self._take_events(now_ns)
+            due_ns = self._scheduler.next_wakeup_ns()
+            if due_ns is None or due_ns > now_ns:
+                break
+            self._carry_out(None, self._scheduler.handle_wakeup(now_ns))
+        # Only now: what the decisions above posted has been taken in as well.
+        self._flush_due = False
+        if due_ns != self._armed_ns:
+            self._armed_ns = due_ns
+            self._timer.arm(due_ns)
+
+    def _take_events(self, now_ns: int) -> None:
+        handle, carry_out = self._scheduler.handle, self._carry_out
+        completions, cancellations, arrivals = self._queues
+        while True:
+            if completions:
+                event = completions.popleft()
+                if isinstance(event, BatchCompleted | BatchFailed | BatchRevoked):
+                    self._count_batch(event)
+            elif cancellations:
+                event = cancellations.popleft()
+            elif arrivals:
+                event = arrivals.popleft()
+            else:
+                return
+            carry_out(event, handle(event, now_ns))
+
+    def _count_batch(self, event: BatchCompleted | BatchFailed | BatchRevoked) -> None:
+        batch = self._batches.pop(event.batch)
+        if isinstance(event, BatchCompleted):
+            self._metrics.batch_completed(batch, event.ended_ns - event.started_ns)
+            for member in batch.members:
+                if (opened := self._open.get(member.request)) is not None:
+                    opened.meter.stage_ran(member.stage, member.rows)
+
+    def _carry_out(self, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
+        if self._journal is not None:
+            self._journal.record(self._now_ns, event, decisions)
+        apply = self._apply
+        for decision in decisions:
+            apply[type(decision)](decision)
+
+    def _dispatch(self, batch: DispatchBatch) -> None:
+        self._batches[batch.batch] = batch
+        self._metrics.batch_started(batch)
+        try:
+            self._executor.run(batch)
+        except Exception as error:  # whatever it is, it ends this batch and nothing else
+            logger.exception("batch %d of %s could not be started", batch.batch, batch.model)
+            self.post(BatchFailed(batch.batch, FailureCause.BACKEND, f"the batch could not be started: {error}"))
+
+    def _revoke(self, decision: RevokeBatch) -> None:
+        self._executor.revoke(decision.batch)
+
+    def _combine(self, decision: CombineOutputs) -> None:
+        member = decision.member
+        self._open[member.request].meter.stage_ran(member.stage, member.rows)
+        self.post(OutputsCombined(member.request, member.stage, self._executor.combine(member)))
+
+    def _complete(self, decision: CompleteRequest) -> None:
+        try:
+            tensors, release = self._executor.take(decision.request)
+        except Exception as error:  # the request is settled all the same
+            logger.exception("the outputs of request %d could not be put together", decision.request)
+            self._executor.forget(decision.request)
+            self._settle(decision.request, Answer(Outcome.FAILED_BACKEND, f"the answer could not be built: {error}"))
+        else:
+            self._settle(decision.request, Answer(decision.outcome, outputs=tensors, release=release))
+
+    def _refuse(self, decision: RejectRequest | EvictRequest) -> None:
+        self._executor.forget(decision.request)
+        retry_after_s = max(1, -(-decision.retry_after_ns // NS_PER_S))
+        self._settle(decision.request, Answer(decision.outcome, decision.reason, retry_after_s))
+
+    def _fail(self, decision: FailRequest) -> None:
+        self._executor.forget(decision.request)
+        self._settle(decision.request, Answer(decision.outcome, decision.reason))
+
+    def _cancelled(self, decision: CancelRequest) -> None:
+        self._executor.forget(decision.request)
+        self._settle(decision.request, Answer(decision.outcome, "the client cancelled the request"))
+
+    def _settle(self, request: int, answer: Answer) -> None:
+        opened = self._open.pop(request)
+        opened.meter.request_ended(answer.outcome, self._now_ns - opened.arrived_ns)
+        if opened.future.done():
+            answer.release()
+        else:
+            opened.future.set_result(answer)
+        if not self._open:
+            self._idle.set()

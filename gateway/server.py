@@ -1,0 +1,142 @@
+"""A server from its first listening socket to the end of its last worker."""
+
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc.aio
+
+from gateway.catalogue import Catalogue
+from gateway.executors.worker import WorkerExecutor
+from gateway.http_server import HttpServer
+from gateway.logs import log
+from gateway.metrics import Metrics
+from gateway.runtime import Runtime
+from mps.messages import Ready
+
+logger = logging.getLogger(__name__)
+
+LAST_RESPONSES_S = 2.0
+"""Time for clients to take their last responses, after which connections are closed."""
+
+
+class PartitionWatch:
+    """Passes on how the workers are, and knows when all of them are up for the first time."""
+
+    def __init__(self, catalogue: Catalogue, metrics: Metrics) -> None:
+        self._catalogue = catalogue
+        self._metrics = metrics
+        self._reported: set[tuple[str, str]] = set()
+        self.all_ready = asyncio.Event()
+
+    def worker_ready(self, partition: str, ready: Ready) -> None:
+        """A worker is up and has loaded what it could."""
+        failed = {model.key: model.error for model in ready.models if model.table is None}
+        loaded = [model.key for model in ready.models if model.table is not None]
+        for model, reason in failed.items():
+            log(logger, logging.ERROR, "model failed to load", model=model, partition=partition, reason=reason)
+        log(
+            logger,
+            logging.INFO,
+            "worker ready",
+            partition=partition,
+            worker=ready.pid,
+            cores=list(ready.cores),
+            models=loaded,
+        )
+        self._metrics.partition_ready(partition)
+        self._catalogue.partition_ready(partition, loaded, failed)
+        if self._catalogue.server_ready():
+            self.all_ready.set()
+
+    def worker_lost(self, partition: str, reason: str) -> None:
+        """A worker is gone; another one will be started."""
+        log(logger, logging.ERROR, "worker lost", partition=partition, reason=reason)
+        self._metrics.partition_lost(partition)
+        self._catalogue.partition_lost(partition)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The parts of a server; `address` is (host, HTTP port, gRPC port)."""
+
+    catalogue: Catalogue
+    runtime: Runtime
+    executor: WorkerExecutor
+    watch: PartitionWatch
+    http: HttpServer
+    grpc: grpc.aio.Server
+    address: tuple[str, int, int]
+    drain_timeout_s: float
+
+    async def run(self, ready_file: Path | None) -> int:
+        """Serve until SIGTERM or SIGINT, then finish what is in flight; a second signal ends it at once.
+
+        `ready_file` gets the ports and the process id when all workers are up. Returns the exit status: 0, or 1 when
+        requests were given up.
+        """
+        stop, force = asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, lambda: force.set() if stop.is_set() else stop.set())
+        self.executor.begin()
+        await self.grpc.start()
+        http = asyncio.create_task(self.http.serve())
+        host, http_port, grpc_port = self.address
+        log(logger, logging.INFO, "server started", host=host, http_port=http_port, grpc_port=grpc_port, pid=os.getpid())
+        announce = asyncio.create_task(self._announce(ready_file))
+        try:
+            await asyncio.wait({http, asyncio.ensure_future(stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
+            given_up = await self._drain(force)
+        finally:
+            announce.cancel()
+            await self._close(http)
+            if ready_file is not None:
+                ready_file.unlink(missing_ok=True)
+        log(logger, logging.INFO, "server stopped", given_up=given_up)
+        return 1 if given_up else 0
+
+    async def _announce(self, ready_file: Path | None) -> None:
+        """Tell once that all workers are up."""
+        await self.watch.all_ready.wait()
+        # What has been made until now stays: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        log(logger, logging.INFO, "server ready")
+        if ready_file is not None:
+            host, http_port, grpc_port = self.address
+            content = {"host": host, "http_port": http_port, "grpc_port": grpc_port, "pid": os.getpid()}
+            scratch = ready_file.with_name(f"{ready_file.name}.{os.getpid()}")
+            scratch.write_text(json.dumps(content))
+            scratch.replace(ready_file)
+
+    async def _drain(self, force: asyncio.Event) -> int:
+        """Finish what is in flight while new requests are refused; returns how many requests were given up."""
+        self.catalogue.draining = True
+        log(logger, logging.INFO, "drain begun", in_flight=self.runtime.in_flight)
+        drained = asyncio.create_task(self.runtime.drain(self.drain_timeout_s))
+        forced = asyncio.create_task(force.wait())
+        await asyncio.wait({drained, forced}, return_when=asyncio.FIRST_COMPLETED)
+        drained.cancel()
+        forced.cancel()
+        given_up = self.runtime.in_flight
+        self.runtime.close()
+        log(logger, logging.INFO, "drain ended", given_up=given_up)
+        return given_up
+
+    async def _close(self, http: asyncio.Task[None]) -> None:
+        """Let clients take their responses, then end connections and workers."""
+        self.runtime.close()
+        self.http.should_exit = True
+        closing = asyncio.create_task(self.grpc.stop(LAST_RESPONSES_S))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(http), LAST_RESPONSES_S)
+        self.http.force_exit = True
+        await asyncio.gather(http, closing)
+        await self.executor.drain()

@@ -1,0 +1,168 @@
+"""What requests to one pipeline must look like, prepared once a revision so that checking one is cheap."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from gateway.answer import Tensor
+from gateway.request import WireTensor
+from models.arrays import WireBytes, encode_bytes, numpy_dtype, wire_row_offsets
+from models.errors import BadTensor, RequestError, ShapeMismatch, UnknownInput, UnknownOutput
+from models.pipeline import Pipeline
+from models.tensor import DataType, TensorSpec, element_count
+
+
+class Accepted(NamedTuple):
+    """The checked inputs of a request, as the runtime takes them."""
+
+    inputs: dict[str, Tensor]
+    rows: int
+    batch_key: str
+    memory_bytes: int
+
+
+class _Input:
+    """An expected input with what checking a tensor against it needs."""
+
+    __slots__ = ("datatype", "dtype", "fixed", "itemsize", "shape", "spec")
+
+    def __init__(self, spec: TensorSpec) -> None:
+        self.spec = spec
+        self.shape = spec.shape
+        self.fixed = spec.fixed
+        self.datatype = spec.datatype.value
+        self.itemsize = spec.datatype.itemsize
+        self.dtype = numpy_dtype(spec.datatype)
+
+
+class Signature:
+    """The checks of a pipeline's tensors; belongs to one immutable revision of it."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self.name = pipeline.name
+        self.version = str(pipeline.version)
+        self.key = f"{pipeline.name}:{pipeline.version}"
+        self.outputs = {spec.name: spec for spec in pipeline.outputs}
+        self.output_names = tuple(self.outputs)
+        self._inputs = {spec.name: _Input(spec) for spec in pipeline.inputs}
+        self.binary_only = tuple(spec.name for spec in pipeline.outputs if spec.datatype is DataType.FP16)
+        self._variable = [spec.name for spec in pipeline.inputs if not spec.fixed]
+        self._batchable = pipeline.batchable
+        self._max_rows = pipeline.max_batch_size
+
+    def accept(self, tensors: Sequence[WireTensor]) -> Accepted:
+        """Check the inputs of a request and make tensors of them; fixed-width wire data is viewed, not copied.
+
+        Raises RequestError, or a kind of it, that names the tensor and what was expected.
+        """
+        inputs: dict[str, Tensor] = {}
+        rows = 0
+        memory_bytes = 0
+        for tensor in tensors:
+            expected = self._inputs.get(tensor.name)
+            if expected is None:
+                raise UnknownInput(
+                    f"unexpected inference input '{tensor.name}' for model '{self.name}': "
+                    f"allowed inputs are {_quoted(self._inputs)}"
+                )
+            if tensor.name in inputs:
+                raise RequestError(f"input '{tensor.name}' already exists in request: an input may be given once")
+            if tensor.datatype != expected.datatype:
+                raise BadTensor(
+                    f"inference input '{tensor.name}' data-type is '{tensor.datatype}', "
+                    f"but model '{self.name}' expects '{expected.datatype}'"
+                )
+            tensor_rows = self._rows(expected, tensor.shape)
+            if not inputs:
+                rows = tensor_rows
+            elif tensor_rows != rows:
+                raise ShapeMismatch(
+                    f"input '{tensor.name}' batch size does not match other inputs for '{self.name}': "
+                    f"it has {tensor_rows} rows, '{next(iter(inputs))}' has {rows}"
+                )
+            inputs[tensor.name] = array = _tensor(expected, tensor, rows)
+            memory_bytes += array.nbytes
+        if len(inputs) != len(self._inputs):
+            missing = _quoted(name for name in self._inputs if name not in inputs)
+            raise UnknownInput(
+                f"expected {len(self._inputs)} inputs but got {len(inputs)} inputs for model '{self.name}': "
+                f"missing required input(s) {missing}"
+            )
+        return Accepted(inputs, rows, self._batch_key(inputs) if self._variable else "", memory_bytes)
+
+    def select(self, names: Sequence[str]) -> Sequence[str]:
+        """The outputs to answer, in the order asked for; all when none are named. Raises UnknownOutput."""
+        if not names:
+            return self.output_names
+        for index, name in enumerate(names):
+            if name not in self.outputs:
+                raise UnknownOutput(
+                    f"unexpected inference output '{name}' for model '{self.name}': "
+                    f"allowed outputs are {_quoted(self.outputs)}"
+                )
+            if name in names[:index]:
+                raise RequestError(f"output '{name}' already exists in request: an output may be asked for once")
+        return names
+
+    def _rows(self, expected: _Input, shape: tuple[int, ...]) -> int:
+        """How many rows a tensor of `shape` has; 1 for a model without batch dimension."""
+        item = shape[1:] if self._batchable else shape
+        if item != expected.shape or (self._batchable and not shape):
+            fits = (len(shape) > 0 or not self._batchable) and expected.spec.accepts(item) and min(item) >= 0
+            if not fits:
+                wanted = _dims(self.pipeline.wire_shape(expected.spec))
+                raise ShapeMismatch(
+                    f"unexpected shape for input '{expected.spec.name}' for model '{self.name}'. "
+                    f"Expected {wanted}, got {_dims(shape)}"
+                )
+        if not self._batchable:
+            return 1
+        rows = shape[0]
+        if rows > self._max_rows:
+            raise ShapeMismatch(
+                f"inference request batch-size must be <= {self._max_rows} for '{self.name}': "
+                f"input '{expected.spec.name}' has {rows} rows"
+            )
+        if rows <= 0:
+            problem = "is a zero-size batch" if rows == 0 else f"has {rows} rows"
+            raise ShapeMismatch(f"input '{expected.spec.name}' {problem}: expected 1 to {self._max_rows} rows")
+        return rows
+
+    def _batch_key(self, inputs: dict[str, Tensor]) -> str:
+        first = 1 if self._batchable else 0
+        return ";".join(f"{name}={','.join(map(str, inputs[name].shape[first:]))}" for name in self._variable)
+
+
+def _tensor(expected: _Input, tensor: WireTensor, rows: int) -> Tensor:
+    data, shape = tensor.data, tensor.shape
+    count = element_count(shape)
+    if isinstance(data, (np.ndarray, list)):
+        if len(data) != count:
+            raise BadTensor(
+                f"input '{tensor.name}' has {len(data)} elements, but its shape {_dims(shape)} takes {count}"
+            )
+        if isinstance(data, np.ndarray):
+            return data.reshape(shape)
+        buffer, offsets = encode_bytes(np.array(data, np.object_), rows)
+        return WireBytes(buffer, shape, offsets)
+    if not expected.itemsize:
+        return WireBytes(data, shape, wire_row_offsets(data, count, rows, f"input '{tensor.name}'"))
+    if len(data) != count * expected.itemsize:
+        raise BadTensor(
+            f"input '{tensor.name}' has {len(data)} bytes of data, but its shape {_dims(shape)} "
+            f"of {expected.datatype} takes {count * expected.itemsize}"
+        )
+    try:
+        return np.ndarray(shape, expected.dtype, data)
+    except ValueError as error:
+        raise ShapeMismatch(f"input '{tensor.name}' has shape {_dims(shape)}, which no tensor can have") from error
+
+
+def _dims(shape: tuple[int, ...]) -> str:
+    return f"[{','.join(map(str, shape))}]"
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)

@@ -1,0 +1,1 @@
+"""Traffic and measurement: schedules, targets, statistics, reports."""

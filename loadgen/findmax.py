@@ -1,0 +1,77 @@
+"""Search for the highest rate at which the objective is still met."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from loadgen.result import RunResult
+from models.errors import ConfigError
+
+MAX_PROBES = 30
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One run at one rate; the rows of the result are not kept."""
+
+    rate: float
+    result: RunResult
+
+    @property
+    def passed(self) -> bool:
+        """Whether the rate is within the objective, by a valid run."""
+        return self.result.passed
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The highest rate that passed and the lowest above it that failed; None for one that was not found."""
+
+    rate: float | None
+    limit: float | None
+    probes: tuple[Probe, ...]
+
+    @property
+    def client_limited(self) -> bool:
+        """Whether the rate that failed did so by an invalid run, which says nothing about the target."""
+        return any(probe.rate == self.limit and probe.result.invalid for probe in self.probes)
+
+
+def find_max(
+    run: Callable[[float, int], RunResult],
+    start: float,
+    precision: float = 0.02,
+    max_probes: int = MAX_PROBES,
+    report: Callable[[Probe], None] = lambda probe: None,
+) -> Peak:
+    """Double from `start` until a rate fails (halve until one passes), then bisect on the logarithm.
+
+    `run` takes a rate and the number of the probe, which should choose fresh seeds. Ends when the bracket is narrower
+    than `precision` (relative), after `max_probes` probes, or with a probe that was interrupted. `report` sees every
+    probe as it ends.
+    """
+    if not 0 < precision < 1:
+        raise ConfigError(f"--precision: must be between 0 and 100 %, got {precision * 100:g} %")
+    low: float | None = None
+    high: float | None = None
+    probes: list[Probe] = []
+    rate = start
+    while len(probes) < max_probes and not (low and high and high / low <= 1 + precision):
+        probe = Probe(rate, run(rate, len(probes)).without_rows())
+        probes.append(probe)
+        report(probe)
+        if probe.result.interrupted:
+            break
+        if probe.passed:
+            low = rate
+        else:
+            high = rate
+        rate = _next_rate(low, high)
+    return Peak(low, high, tuple(probes))
+
+
+def _next_rate(low: float | None, high: float | None) -> float:
+    if low is None:
+        assert high is not None
+        return high / 2
+    return low * 2 if high is None else math.sqrt(low * high)

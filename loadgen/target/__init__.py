@@ -1,0 +1,1 @@
+"""Targets: the systems under test that the load generator can drive."""

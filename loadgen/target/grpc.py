@@ -1,0 +1,122 @@
+"""Target over gRPC: requests serialised beforehand, spread over a few channels."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import numpy.typing as npt
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from loadgen.record import Status
+from loadgen.target.base import ModelMetadata, Sink, TargetUnreachable, Tensors
+from loadgen.target.v2 import from_wire, wire_bytes
+from models.arrays import datatype_of
+from models.errors import ConfigError
+from models.tensor import DataType, TensorSpec
+
+MAX_IN_FLIGHT = 8192
+"""Calls that may be under way at once; one more is dropped."""
+
+_CHANNELS = 4
+_TIMEOUT_S = 5.0
+_MAX_MESSAGE_BYTES = 1 << 30
+_INFER = "/inference.GRPCInferenceService/ModelInfer"
+_STATUS = {
+    grpc.StatusCode.UNAVAILABLE: Status.SHED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Status.SHED,
+}
+_OPTIONS = [
+    # Without it the channels of a process share one connection.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+]
+
+
+class GrpcTarget:
+    """A V2 server at `grpc://host:port`."""
+
+    def __init__(self, url: str, model: str, slo_ms: float | None) -> None:
+        self._address = url.removeprefix("grpc://").rstrip("/")
+        self._model = model
+        self._slo_ms = slo_ms
+        self._channels: list[grpc.aio.Channel] = []
+        self._calls: list[Any] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._requests: dict[int, bytes] = {}
+
+    async def metadata(self) -> ModelMetadata:
+        """Describe the model."""
+        async with grpc.aio.insecure_channel(self._address, options=_OPTIONS) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            request = service_pb2.ModelMetadataRequest(name=self._model)
+            try:
+                answer = await stub.ModelMetadata(request, timeout=_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                    raise TargetUnreachable(f"--target grpc://{self._address}: {error.details()}") from error
+                raise ConfigError(f"--model {self._model}: {error.code().name} {error.details()}") from error
+        return ModelMetadata(_specs(answer.inputs), _specs(answer.outputs))
+
+    async def prepare(self, samples: Mapping[int, Tensors], sink: Sink, keep_answers: bool) -> None:
+        """Serialise all requests and connect all channels."""
+        self._sink = sink
+        self._keep_answers = keep_answers
+        self._requests = {sample: self._request(tensors) for sample, tensors in samples.items()}
+        self._channels = [grpc.aio.insecure_channel(self._address, options=_OPTIONS) for _ in range(_CHANNELS)]
+        self._calls = [channel.unary_unary(_INFER, None, None) for channel in self._channels]
+        try:
+            await asyncio.wait_for(asyncio.gather(*(c.channel_ready() for c in self._channels)), _TIMEOUT_S)
+        except TimeoutError as error:
+            raise TargetUnreachable(f"--target grpc://{self._address}: cannot connect") from error
+
+    def issue(self, query: int, sample: int) -> None:
+        """Start a call on the next channel."""
+        if len(self._tasks) >= MAX_IN_FLIGHT:
+            self._sink.done(query, Status.DROPPED, reason=f"{MAX_IN_FLIGHT} calls were under way already")
+            return
+        task = asyncio.get_running_loop().create_task(self._call(query, self._requests[sample]))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Cancel what is under way and close the channels."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(channel.close(None) for channel in self._channels))
+
+    def decode(self, answer: object, output: str) -> npt.NDArray[np.generic]:
+        """One output of a kept answer, which must carry raw contents."""
+        response = service_pb2.ModelInferResponse.FromString(answer)
+        for tensor, content in zip(response.outputs, response.raw_output_contents, strict=False):
+            if tensor.name == output:
+                return from_wire(content, DataType(tensor.datatype), tuple(tensor.shape))
+        raise ConfigError(f"--output {output}: the answers have no such output in raw contents")
+
+    async def _call(self, query: int, request: bytes) -> None:
+        call = self._calls[query % _CHANNELS](request)
+        self._sink.sent(query)
+        try:
+            answer = await call
+        except grpc.aio.AioRpcError as error:
+            reason = f"{error.code().name}: {error.details()}"
+            self._sink.done(query, _STATUS.get(error.code(), Status.ERROR), reason=reason)
+        else:
+            self._sink.done(query, Status.OK, answer if self._keep_answers else None)
+
+    def _request(self, tensors: Tensors) -> bytes:
+        request = service_pb2.ModelInferRequest(model_name=self._model)
+        if self._slo_ms is not None:
+            request.parameters["slo_ms"].double_param = self._slo_ms
+        for name, array in tensors.items():
+            request.inputs.add(name=name, datatype=datatype_of(array.dtype).value, shape=array.shape)
+            request.raw_input_contents.append(wire_bytes(array))
+        return bytes(request.SerializeToString())
+
+
+def _specs(tensors: Any) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(t.name, DataType(t.datatype), tuple(t.shape)) for t in tensors)

@@ -1,0 +1,93 @@
+"""The one kind of HTTP/1.1 response a load generator needs to read fast: a status, a length, a body."""
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+MAX_HEAD_BYTES = 64 << 10
+MAX_BODY_BYTES = 1 << 30
+
+# Anchored to the start of a line: `Inference-Header-Content-Length:` ends in the same letters.
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,19})[ \t]*\r\n", re.IGNORECASE)
+_JSON_LENGTH = re.compile(rb"\r\ninference-header-content-length:[ \t]*(\d{1,19})[ \t]*\r\n", re.IGNORECASE)
+_CLOSE = re.compile(rb"\r\nconnection:[ \t]*close[ \t]*\r\n", re.IGNORECASE)
+_STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})(?: |\r\n)")
+_END = b"\r\n\r\n"
+
+
+class ProtocolError(Exception):
+    """The bytes are not a response this client understands; the connection cannot be used any more."""
+
+
+class Head(NamedTuple):
+    """What the head of a response says; `json_bytes`, the length of the JSON before binary tensors, is -1 if untold."""
+
+    status: int
+    body_bytes: int
+    json_bytes: int
+    close: bool
+
+
+class Response(NamedTuple):
+    """A complete response; `body` is empty when bodies are not kept and the status is 200."""
+
+    head: Head
+    body: bytes
+
+
+class ResponseReader:
+    """Reads the response to one request at a time from pieces as they arrive."""
+
+    def __init__(self, keep_bodies: bool) -> None:
+        self._keep_bodies = keep_bodies
+        self._unread = b""
+        self._head: Head | None = None
+        self._missing = 0
+        self._pieces: list[bytes] = []
+
+    def feed(self, data: bytes) -> Response | None:
+        """Take the next piece; returns the response that it completes, if any.
+
+        Raises `ProtocolError`, after which the reader is of no further use.
+        """
+        head = self._head
+        if head is None:
+            if self._unread:
+                data = self._unread + data
+            end = data.find(_END) + 4
+            if end < 4:
+                self._unread = data
+                if len(data) > MAX_HEAD_BYTES:
+                    raise ProtocolError(f"the response head is longer than {MAX_HEAD_BYTES} bytes")
+                return None
+            head = self._head = _read_head(data[:end])
+            self._unread = b""
+            self._missing = head.body_bytes
+            data = data[end:]
+        self._missing -= len(data)
+        if self._keep_bodies or head.status != 200:
+            self._pieces.append(data)
+        if self._missing > 0:
+            return None
+        if self._missing < 0:
+            raise ProtocolError("bytes came after the end of the response")
+        response = Response(head, b"".join(self._pieces))
+        self._head = None
+        self._pieces.clear()
+        return response
+
+
+@lru_cache(maxsize=64)  # a server repeats itself: most heads of a second are the same bytes
+def _read_head(head: bytes) -> Head:
+    status = _STATUS.match(head)
+    if status is None:
+        raise ProtocolError(f"the response does not start with an HTTP/1.1 status line: {head[:40]!r}")
+    length = _LENGTH.search(head)
+    if length is None:
+        raise ProtocolError("the response has no valid Content-Length (chunked bodies are not supported)")
+    if int(length[1]) > MAX_BODY_BYTES:
+        raise ProtocolError(f"the response body is longer than {MAX_BODY_BYTES} bytes")
+    json_length = _JSON_LENGTH.search(head)
+    return Head(
+        int(status[1]), int(length[1]), int(json_length[1]) if json_length else -1, _CLOSE.search(head) is not None
+    )

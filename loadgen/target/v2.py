@@ -1,0 +1,98 @@
+"""The V2 inference protocol over HTTP, client side: requests with binary tensors, answers with either kind."""
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from loadgen.target.base import ModelMetadata, Tensors
+from models.arrays import datatype_of, decode_bytes, encode_bytes, numpy_dtype
+from models.errors import ConfigError
+from models.tensor import DataType, TensorSpec
+
+
+class _Tensor(msgspec.Struct):
+    name: str
+    datatype: DataType
+    shape: tuple[int, ...]
+
+
+class _Metadata(msgspec.Struct):
+    inputs: tuple[_Tensor, ...]
+    outputs: tuple[_Tensor, ...]
+
+
+class _OutputParameters(msgspec.Struct):
+    binary_data_size: int | None = None
+
+
+class _Output(_Tensor):
+    parameters: _OutputParameters = msgspec.field(default_factory=_OutputParameters)
+    data: list[object] | None = None
+
+
+class _Answer(msgspec.Struct):
+    outputs: list[_Output]
+
+
+def decode_metadata(body: bytes) -> ModelMetadata:
+    """Model metadata from JSON; raises `ConfigError` when it is none."""
+    try:
+        metadata = msgspec.json.decode(body, type=_Metadata)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"target: its model metadata cannot be read: {error}") from error
+    return ModelMetadata(
+        tuple(TensorSpec(t.name, t.datatype, t.shape) for t in metadata.inputs),
+        tuple(TensorSpec(t.name, t.datatype, t.shape) for t in metadata.outputs),
+    )
+
+
+def wire_bytes(array: npt.NDArray[np.generic]) -> bytes:
+    """A tensor's elements as they travel: little-endian, or length-prefixed for BYTES."""
+    if datatype_of(array.dtype) is DataType.BYTES:
+        return encode_bytes(array, rows=1)[0]
+    return array.tobytes()
+
+
+def from_wire(buffer: bytes, datatype: DataType, shape: tuple[int, ...]) -> npt.NDArray[np.generic]:
+    """The array whose elements travelled as `buffer`."""
+    if datatype is DataType.BYTES:
+        return decode_bytes(buffer, shape)
+    return np.frombuffer(buffer, numpy_dtype(datatype)).reshape(shape)
+
+
+def encode_request(host: str, model: str, tensors: Tensors, slo_ms: float | None) -> bytes:
+    """A complete HTTP/1.1 inference request that asks for binary outputs."""
+    contents = [wire_bytes(array) for array in tensors.values()]
+    header = {
+        "inputs": [
+            {
+                "name": name,
+                "datatype": datatype_of(array.dtype),
+                "shape": array.shape,
+                "parameters": {"binary_data_size": len(content)},
+            }
+            for (name, array), content in zip(tensors.items(), contents, strict=True)
+        ],
+        "parameters": {"binary_data_output": True} | ({} if slo_ms is None else {"slo_ms": slo_ms}),
+    }
+    json = msgspec.json.encode(header)
+    body = b"".join([json, *contents])
+    head = (
+        f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/octet-stream\r\n"
+        f"Inference-Header-Content-Length: {len(json)}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode("ascii") + body
+
+
+def decode_output(body: bytes, json_bytes: int, output: str) -> npt.NDArray[np.generic]:
+    """One output of an inference answer; `json_bytes` is -1 for an answer that is all JSON."""
+    json_bytes = len(body) if json_bytes < 0 else json_bytes
+    offset = json_bytes
+    for found in msgspec.json.decode(body[:json_bytes], type=_Answer).outputs:
+        size = found.parameters.binary_data_size or 0
+        if found.name == output and found.data is None:
+            return from_wire(body[offset : offset + size], found.datatype, found.shape)
+        if found.name == output:
+            return np.array(found.data, dtype=numpy_dtype(found.datatype)).reshape(found.shape)
+        offset += size
+    raise ConfigError(f"--output {output}: the answers have no such output")

@@ -1,0 +1,28 @@
+"""Whether a run says anything about the target: a client that could not keep up measures itself."""
+
+from loadgen.early_stopping import queries_needed
+from loadgen.stats import Metrics
+
+_LATENESS_FLOOR_MS = 1.0
+_LATENESS_SHARE_OF_SLO = 0.05
+
+
+def invalid_reasons(metrics: Metrics, slo_ms: float | None, percentile: float, interrupted: bool) -> list[str]:
+    """Why a run is invalid, a sentence each; empty for a valid run."""
+    reasons = []
+    if interrupted:
+        reasons.append("interrupted before its end")
+    needed = queries_needed(0, percentile)
+    if metrics.queries < needed:
+        reasons.append(
+            f"too short: {metrics.queries} queries after the warm-up; a verdict on {percentile:g} % takes {needed}"
+        )
+    limit_ms = max(_LATENESS_FLOOR_MS, _LATENESS_SHARE_OF_SLO * (slo_ms or 0.0))
+    if metrics.lateness_ms is not None and metrics.lateness_ms.p99 > limit_ms:
+        reasons.append(
+            f"limited by the client: 1 % of the queries left {metrics.lateness_ms.p99:.2f} ms late or more, "
+            f"{limit_ms:g} ms is allowed; give more --connections, a lower --rate or the client a core of its own"
+        )
+    if metrics.dropped:
+        reasons.append(f"limited by the client: {metrics.dropped} queries were dropped before they were sent")
+    return reasons

@@ -1,0 +1,1 @@
+"""Backends: run a model on arrays."""

@@ -1,0 +1,32 @@
+"""What a backend is: a module of this package with a function `load(path, threads) -> Backend`."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from models.arrays import Array
+from models.tensor import TensorSpec
+
+
+class Backend(Protocol):
+    """A loaded model that runs on arrays, in one thread at a time.
+
+    Shapes of `inputs` and `outputs` are those of whole arrays: the batch dimension, where there is one, is the first
+    and is -1.
+    """
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """What `run` takes."""
+        ...
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """What `run` gives."""
+        ...
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run one batch; raises BackendFailed, and can be used again afterwards.
+
+        BYTES elements are `bytes` or `str` objects both ways. The outputs are the caller's, and may be the inputs.
+        """
+        ...

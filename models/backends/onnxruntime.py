@@ -1,0 +1,104 @@
+"""ONNX models on ONNX Runtime, with exactly the threads given and never on another provider than asked for."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnxruntime as ort
+
+from models.arrays import Array, datatype_of
+from models.errors import BackendFailed, PartitionError
+from models.tensor import VARIABLE, DataType, TensorSpec
+
+CPU = "CPUExecutionProvider"
+
+_DATATYPE = {
+    "tensor(bool)": DataType.BOOL,
+    "tensor(uint8)": DataType.UINT8,
+    "tensor(uint16)": DataType.UINT16,
+    "tensor(uint32)": DataType.UINT32,
+    "tensor(uint64)": DataType.UINT64,
+    "tensor(int8)": DataType.INT8,
+    "tensor(int16)": DataType.INT16,
+    "tensor(int32)": DataType.INT32,
+    "tensor(int64)": DataType.INT64,
+    "tensor(float16)": DataType.FP16,
+    "tensor(float)": DataType.FP32,
+    "tensor(double)": DataType.FP64,
+    "tensor(string)": DataType.BYTES,
+}
+
+
+class OnnxRuntimeBackend:
+    """A session of ONNX Runtime; see `Backend`. Strings come out as `str` objects."""
+
+    def __init__(self, session: ort.InferenceSession, path: str) -> None:
+        self.inputs = _specs(session.get_inputs(), path)
+        self.outputs = _specs(session.get_outputs(), path)
+        self._session = session
+        self._names = [output.name for output in self.outputs]
+        self._strings = [tensor.name for tensor in self.inputs if tensor.datatype is DataType.BYTES]
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run one batch; raises BackendFailed with the first line of what ONNX Runtime says."""
+        feed = dict(inputs)
+        for name in self._strings:
+            if name in feed:
+                feed[name] = _text(name, feed[name])
+        try:
+            return dict(zip(self._names, self._session.run(self._names, feed), strict=True))
+        except Exception as error:  # the runtime's errors have no base class of their own
+            raise BackendFailed(_first_line(error)) from error
+
+
+def load(path: str, threads: int, provider: str = CPU) -> OnnxRuntimeBackend:
+    """A session on `threads` threads of the calling process's cores.
+
+    Raises PartitionError if ONNX Runtime would run on another provider than `provider` (it falls back silently), and
+    BackendFailed for a model it cannot load.
+    """
+    available = ort.get_available_providers()
+    if provider not in available:
+        raise PartitionError(f"{path}: this ONNX Runtime has no {provider}, only {', '.join(available)}")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = 3
+    # A spinning pool burns its cores between batches, ten times the work itself at low rates.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    try:
+        session = ort.InferenceSession(path, options, providers=[provider])
+    except Exception as error:  # as above
+        raise BackendFailed(f"{path}: ONNX Runtime cannot load the model: {_first_line(error)}") from error
+    active = session.get_providers()
+    if active[0] != provider:
+        raise PartitionError(f"{path}: {provider} was asked for, but ONNX Runtime runs on {', '.join(active)}")
+    return OnnxRuntimeBackend(session, path)
+
+
+def _specs(arguments: Sequence[ort.NodeArg], path: str) -> tuple[TensorSpec, ...]:
+    specs = []
+    for argument in arguments:
+        if argument.type not in _DATATYPE:
+            raise BackendFailed(f"{path}: tensor '{argument.name}' is a {argument.type}, which is not served")
+        shape = tuple(dim if isinstance(dim, int) and dim >= 0 else VARIABLE for dim in argument.shape)
+        specs.append(TensorSpec(argument.name, _DATATYPE[argument.type], shape))
+    return tuple(specs)
+
+
+def _text(name: str, array: Array) -> Array:
+    """The array with every `bytes` element decoded: the runtime would take their `repr`."""
+    if datatype_of(array.dtype) is not DataType.BYTES:
+        raise BackendFailed(f"input '{name}': expected BYTES, got {array.dtype}")
+    decoded = np.empty(array.size, np.object_)
+    for index, element in enumerate(array.ravel().tolist()):
+        try:
+            decoded[index] = element.decode() if isinstance(element, bytes) else element
+        except UnicodeDecodeError as error:
+            raise BackendFailed(f"input '{name}': element {index} is not UTF-8, which ONNX strings are") from error
+    return decoded.reshape(array.shape)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

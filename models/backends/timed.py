@@ -1,0 +1,39 @@
+"""A model that only takes time: it sleeps as long as its latency table says and echoes its inputs."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from models.arrays import Array
+from models.errors import BackendFailed
+from models.tensor import VARIABLE, TensorSpec
+from models.timed_file import TimedFile, read_timed_file
+
+
+class TimedBackend:
+    """Output i is input i, as late as the table says for its rows; see `Backend`."""
+
+    def __init__(self, file: TimedFile) -> None:
+        self._batchable = file.max_batch_size > 0
+        self._table = file.table
+        self.inputs = self._whole(file.inputs)
+        self.outputs = self._whole(file.outputs)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Sleep, then echo."""
+        missing = [tensor.name for tensor in self.inputs if tensor.name not in inputs]
+        if missing:
+            raise BackendFailed(f"input '{missing[0]}' is missing")
+        rows = inputs[self.inputs[0].name].shape[0] if self._batchable else 1
+        time.sleep(self._table.latency_ns(rows) / 1e9)
+        return {output.name: inputs[tensor.name] for output, tensor in zip(self.outputs, self.inputs, strict=False)}
+
+    def _whole(self, items: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        batch = (VARIABLE,) if self._batchable else ()
+        return tuple(TensorSpec(tensor.name, tensor.datatype, batch + tensor.shape) for tensor in items)
+
+
+def load(path: str, threads: int) -> TimedBackend:
+    """The timed model of a JSON file (`threads` changes nothing: sleeping needs none); raises ConfigError."""
+    del threads
+    return TimedBackend(read_timed_file(Path(path)))

@@ -1,0 +1,81 @@
+"""The error tree. No status codes here: `gateway/status.py` is the one table to HTTP and gRPC."""
+
+
+class ServingError(Exception):
+    """Anything Sluice reports to a caller; `str(error)` is a sentence: what was wrong and what was expected."""
+
+
+class ConfigError(ServingError):
+    """A file or a value is wrong; the message starts with the place (`file: path.to.key: reason`)."""
+
+
+class NotFoundError(ServingError):
+    """Something named in a request does not exist."""
+
+
+class ModelNotFound(NotFoundError):
+    """No model or pipeline of that name."""
+
+
+class VersionNotFound(NotFoundError):
+    """The model exists, the version does not."""
+
+
+class RequestError(ServingError):
+    """The request is malformed."""
+
+
+class BadTensor(RequestError):
+    """A tensor's bytes, data or datatype do not agree with what it declares or what the model expects."""
+
+
+class ShapeMismatch(RequestError):
+    """A tensor's shape is not one the model accepts."""
+
+
+class UnknownInput(RequestError):
+    """The request names an input the model does not have, or leaves one out."""
+
+
+class UnknownOutput(RequestError):
+    """The request asks for an output the model does not have."""
+
+
+class UnsupportedRequest(RequestError):
+    """The request is well formed, but asks for a part of the protocol that is not served."""
+
+
+class OverloadError(ServingError):
+    """The request cannot be served in time or space; `retry_after_s` is when it may be worth another try."""
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class RejectedError(OverloadError):
+    """Refused before it was queued."""
+
+
+class EvictedError(OverloadError):
+    """Given up after it was queued."""
+
+
+class CancelledError(ServingError):
+    """The client went away or cancelled."""
+
+
+class BackendError(ServingError):
+    """A model could not be run."""
+
+
+class BackendUnavailable(BackendError):
+    """The model is known but not ready: loading, failed to load, or no partition holds it."""
+
+
+class BackendFailed(BackendError):
+    """The model was run and failed."""
+
+
+class PartitionError(ServingError):
+    """A partition could not be made, reached or kept."""

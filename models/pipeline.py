@@ -1,0 +1,94 @@
+"""Pipelines: models and combiners in a graph, addressed by clients exactly like a model."""
+
+import enum
+
+import msgspec
+
+from models.tensor import TensorSpec
+
+REQUEST = "request"
+"""The name under which stages and outputs refer to the tensors of the request itself."""
+
+
+class Confidence(enum.StrEnum):
+    """How sure a stage is of a row, in [0, 1], from a vector of probabilities; NaN counts as 0."""
+
+    MAX = "max"
+    MARGIN = "margin"
+    ENTROPY = "entropy"
+
+
+class Combiner(enum.StrEnum):
+    """Ways to join the answers of an ensemble's members."""
+
+    MEAN = "mean"
+    MOST_CONFIDENT = "most_confident"
+
+
+class Late(enum.StrEnum):
+    """What happens to a request that can no longer meet its deadline: it is still answered, or given up at once."""
+
+    SERVE = "serve"
+    EVICT = "evict"
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Where a tensor comes from: `stage` names a stage, or is `request`."""
+
+    stage: str
+    tensor: str
+
+    def __str__(self) -> str:
+        return f"{self.stage}.{self.tensor}"
+
+
+class When(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Run a stage only for the rows whose confidence in `stage.output` is below the threshold `below`, in (0, 1]."""
+
+    stage: str
+    output: str
+    below: float
+    confidence: Confidence = Confidence.MAX
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """A checked stage: either `model` (a key such as `mlp:1`) or `combine` is set.
+
+    It runs for the rows for which all its sources ran and, with `when`, whose confidence is below the threshold.
+    A combiner's inputs are named "0", "1", …; its one output is named like the tensor of its first source.
+    """
+
+    name: str
+    inputs: dict[str, Source]
+    model: str | None = None
+    combine: Combiner | None = None
+    when: When | None = None
+
+
+class Pipeline(msgspec.Struct, frozen=True):
+    """A checked pipeline; a model served by itself is a pipeline of one stage that bears the model's name.
+
+    `stages` are in topological order. `sources` names, for every output, the stages that may have produced it: row i
+    comes from the first source that ran it. `max_batch_size` bounds a request's rows (the smallest of its stages; 0
+    when the one model it consists of is not batchable).
+    """
+
+    name: str
+    version: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    stages: tuple[Stage, ...]
+    sources: dict[str, tuple[Source, ...]]
+    max_batch_size: int
+    slo_ms: float | None = None
+    late: Late = Late.SERVE
+    platform: str = "sluice_pipeline"
+
+    @property
+    def batchable(self) -> bool:
+        """Whether the tensors carry a batch dimension in front."""
+        return self.max_batch_size > 0
+
+    def wire_shape(self, tensor: TensorSpec) -> tuple[int, ...]:
+        """The shape the protocol shows for one of the pipeline's tensors."""
+        return (-1, *tensor.shape) if self.batchable else tensor.shape

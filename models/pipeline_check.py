@@ -1,0 +1,293 @@
+"""Check a pipeline as written against the models there are, and make of it what the rest of the system serves."""
+
+import math
+from collections.abc import Iterable, Mapping
+
+from models.errors import ConfigError
+from models.pipeline import REQUEST, Combiner, Pipeline, Source, Stage
+from models.pipeline_file import PipelineFile, StageFile
+from models.pipeline_graph import find_cycle, reachable, topological_order
+from models.spec import ModelSpec
+from models.tensor import VARIABLE, DataType, TensorSpec
+
+_FLOATS = (DataType.FP16, DataType.FP32, DataType.FP64)
+_STAGE_NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
+_VERSION = 1
+
+
+def single_model(spec: ModelSpec) -> Pipeline:
+    """The pipeline of one stage as which a model is served by itself."""
+    stage = Stage(spec.name, {tensor.name: Source(REQUEST, tensor.name) for tensor in spec.inputs}, model=spec.key)
+    return Pipeline(
+        name=spec.name,
+        version=spec.version,
+        inputs=spec.inputs,
+        outputs=spec.outputs,
+        stages=(stage,),
+        sources={tensor.name: (Source(spec.name, tensor.name),) for tensor in spec.outputs},
+        max_batch_size=spec.max_batch_size,
+        platform=spec.platform,
+    )
+
+
+def check_pipeline(file: PipelineFile, models: Mapping[str, ModelSpec], *, name: str, path: str) -> Pipeline:
+    """The pipeline `name`, checked against `models` (by key); raises ConfigError, its message starting with the place.
+
+    Its inputs are what its stages take from the request; its version is 1.
+    """
+    return _Check(file, models, name, path).pipeline()
+
+
+class _Check:
+    """One check; the steps of `pipeline` rely on what the steps before them have established."""
+
+    def __init__(self, file: PipelineFile, models: Mapping[str, ModelSpec], name: str, path: str) -> None:
+        self._stages = file.stages
+        self._file = file
+        self._models = models
+        self._name = name
+        self._path = path
+        self._specs: dict[str, ModelSpec] = {}
+        self._produced: dict[str, dict[str, TensorSpec]] = {}
+        self._inputs: dict[str, TensorSpec] = {}
+
+    def pipeline(self) -> Pipeline:
+        self._check_names()
+        self._find_models()
+        needs = self._find_needs()
+        order = topological_order(needs)
+        for name in order:
+            self._check_stage(name, self._stages[name])
+        outputs = tuple(self._check_output(name, sources) for name, sources in self._file.outputs.items())
+        self._check_reached(needs)
+        self._check_conditions(order, needs)
+        return Pipeline(
+            name=self._name,
+            version=_VERSION,
+            inputs=tuple(self._inputs.values()),
+            outputs=outputs,
+            stages=tuple(self._checked_stage(name) for name in order),
+            sources=dict(self._file.outputs),
+            max_batch_size=min(spec.max_batch_size for spec in self._specs.values()),
+            slo_ms=self._file.slo_ms,
+            late=self._file.late,
+        )
+
+    def _check_names(self) -> None:
+        if any(spec.name == self._name for spec in self._models.values()):
+            raise self._error("", f"there is already a model named '{self._name}'; expected a name of its own")
+        if self._file.slo_ms is not None and not 0 < self._file.slo_ms < math.inf:
+            raise self._error("slo_ms", f"expected a finite number above 0, got {self._file.slo_ms}")
+        if not self._stages:
+            raise self._error("stages", "expected at least one stage")
+        if not self._file.outputs:
+            raise self._error("outputs", "expected at least one output")
+        for name in self._stages:
+            if not name or not _STAGE_NAME.issuperset(name) or name == REQUEST:
+                raise self._error(
+                    f"stages.{name}",
+                    f"not a stage name; expected letters, digits, '_' and '-', and not '{REQUEST}'",
+                )
+
+    def _find_models(self) -> None:
+        for name, stage in self._stages.items():
+            if stage.model is None:
+                continue
+            versions = {spec.version: spec for spec in self._models.values() if spec.name == stage.model}
+            if not versions:
+                known = sorted({spec.name for spec in self._models.values()})
+                raise self._error(f"stages.{name}.model", f"no model '{stage.model}'; {_there_are(known)}")
+            version = max(versions) if stage.version is None else stage.version
+            if version not in versions:
+                raise self._error(
+                    f"stages.{name}.version",
+                    f"model '{stage.model}' has no version {version}; {_there_are(map(str, sorted(versions)))}",
+                )
+            self._specs[name] = versions[version]
+            if len(self._stages) > 1 and not versions[version].batchable:
+                raise self._error(
+                    f"stages.{name}.model",
+                    f"model '{versions[version].key}' has no batch dimension; expected one in a pipeline of several "
+                    "stages, whose rows take different ways",
+                )
+        if not self._specs:
+            raise self._error("stages", "expected at least one stage with a model")
+
+    def _find_needs(self) -> dict[str, list[str]]:
+        """What each stage needs; the graph has no cycle."""
+        data = {name: [source.stage for _, source in _sources(stage)] for name, stage in self._stages.items()}
+        needs: dict[str, list[str]] = {}
+        for name, stage in self._stages.items():
+            for place, source in _sources(stage):
+                if source.stage != REQUEST:
+                    self._check_stage_exists(f"stages.{name}.{place}", source.stage)
+                elif stage.combine is not None:
+                    raise self._error(f"stages.{name}.{place}", "expected a stage's tensor, not the request's")
+            data[name] = [stage_name for stage_name in data[name] if stage_name != REQUEST]
+        self._refuse_cycle(data)
+        for name, stage in self._stages.items():
+            needs[name] = list(data[name])
+            if stage.when is not None:
+                where = f"stages.{name}.when.stage"
+                self._check_stage_exists(where, stage.when.stage)
+                if stage.when.stage == name:
+                    raise self._error(where, "a stage cannot depend on its own confidence; expected an earlier stage")
+                if name in reachable(data, [stage.when.stage]):
+                    raise self._error(where, f"'{stage.when.stage}' comes after '{name}'; expected an earlier stage")
+                needs[name].append(stage.when.stage)
+        self._refuse_cycle(needs)
+        return needs
+
+    def _check_stage_exists(self, where: str, name: str) -> None:
+        if name not in self._stages:
+            raise self._error(where, f"no stage '{name}'; {_there_are(self._stages)}")
+
+    def _refuse_cycle(self, needs: Mapping[str, list[str]]) -> None:
+        if cycle := find_cycle(needs):
+            raise self._error("stages", f"cycle {' -> '.join(cycle)}; expected stages that only need earlier ones")
+
+    def _check_stage(self, name: str, stage: StageFile) -> None:
+        """Check a stage whose sources have been checked, and note what it produces."""
+        if stage.combine is not None:
+            self._produced[name] = self._check_combiner(name, stage, stage.combine)
+        else:
+            spec = self._specs[name]
+            self._check_model_inputs(name, stage, spec)
+            self._produced[name] = {tensor.name: tensor for tensor in spec.outputs}
+        if stage.when is not None:
+            where = f"stages.{name}.when"
+            judged = self._tensor(f"{where}.output", Source(stage.when.stage, stage.when.output))
+            if judged.datatype not in _FLOATS:
+                raise self._error(
+                    f"{where}.output", f"expected probabilities ({', '.join(_FLOATS)}), got {judged.datatype}"
+                )
+            if not 0 < stage.when.below <= 1:
+                raise self._error(
+                    f"{where}.below", f"expected a threshold above 0 and at most 1, got {stage.when.below}"
+                )
+
+    def _check_model_inputs(self, name: str, stage: StageFile, spec: ModelSpec) -> None:
+        wanted = {tensor.name: tensor for tensor in spec.inputs}
+        for tensor_name, source in stage.inputs.items():
+            where = f"stages.{name}.inputs.{tensor_name}"
+            if tensor_name not in wanted:
+                raise self._error(where, f"model '{spec.key}' has no such input; {_there_are(wanted)}")
+            sink = wanted[tensor_name]
+            if source.stage == REQUEST:
+                self._take_from_request(where, source.tensor, sink)
+                continue
+            given = self._tensor(where, source)
+            if given.datatype != sink.datatype or _merged(given.shape, sink.shape) is None:
+                raise self._error(where, f"expected {_kind(sink)}, but {source} is {_kind(given)}")
+        for tensor_name in wanted:
+            if tensor_name not in stage.inputs:
+                raise self._error(f"stages.{name}.inputs", f"input '{tensor_name}' of model '{spec.key}' is missing")
+
+    def _take_from_request(self, where: str, name: str, sink: TensorSpec) -> None:
+        """Infer a request input: every use narrows it."""
+        known = self._inputs.get(name)
+        if known is None:
+            self._inputs[name] = TensorSpec(name, sink.datatype, sink.shape)
+            return
+        shape = _merged(known.shape, sink.shape)
+        if known.datatype != sink.datatype or shape is None:
+            raise self._error(where, f"expected {_kind(sink)}, but request.{name} is {_kind(known)} elsewhere")
+        self._inputs[name] = TensorSpec(name, sink.datatype, shape)
+
+    def _check_combiner(self, name: str, stage: StageFile, combine: Combiner) -> dict[str, TensorSpec]:
+        where = f"stages.{name}.of"
+        if len(stage.of) < 2:
+            raise self._error(where, f"expected at least two tensors to combine, got {len(stage.of)}")
+        tensor = self._agreeing(where, stage.of)
+        if tensor.datatype not in _FLOATS:
+            raise self._error(where, f"expected tensors of {', '.join(_FLOATS)}, got {tensor.datatype}")
+        if combine is Combiner.MOST_CONFIDENT and len(tensor.shape) != 1:
+            raise self._error(where, f"most_confident expected a vector of probabilities a row, got {_kind(tensor)}")
+        return {tensor.name: tensor}
+
+    def _check_output(self, name: str, sources: tuple[Source, ...]) -> TensorSpec:
+        where = f"outputs.{name}"
+        if not sources:
+            raise self._error(where, "expected at least one source")
+        for source in sources:
+            if source.stage == REQUEST:
+                raise self._error(where, f"expected a stage's tensor, got {source}")
+        tensor = self._agreeing(where, sources)
+        return TensorSpec(name, tensor.datatype, tensor.shape)
+
+    def _agreeing(self, where: str, sources: tuple[Source, ...]) -> TensorSpec:
+        """The one kind of tensor that all of `sources` are."""
+        first = self._tensor(where, sources[0])
+        for index, source in enumerate(sources):
+            tensor = self._tensor(where, source)
+            if (tensor.datatype, tensor.shape) != (first.datatype, first.shape):
+                raise self._error(where, f"{source} is {_kind(tensor)}, but {sources[0]} is {_kind(first)}")
+            if source in sources[:index]:
+                raise self._error(where, f"{source} is given twice")
+        return first
+
+    def _tensor(self, where: str, source: Source) -> TensorSpec:
+        self._check_stage_exists(where, source.stage)
+        produced = self._produced[source.stage]
+        if source.tensor not in produced:
+            raise self._error(where, f"stage '{source.stage}' has no output '{source.tensor}'; {_there_are(produced)}")
+        return produced[source.tensor]
+
+    def _check_reached(self, needs: Mapping[str, list[str]]) -> None:
+        used = reachable(needs, {source.stage for sources in self._file.outputs.values() for source in sources})
+        for name in self._stages:
+            if name not in used:
+                raise self._error(f"stages.{name}", "unreachable: no output and no other stage that is used needs it")
+
+    def _check_conditions(self, order: Iterable[str], needs: Mapping[str, list[str]]) -> None:
+        """Every row must have an answer: the last source of an output, and no other, runs for all rows."""
+        conditional: set[str] = set()
+        for name in order:
+            if self._stages[name].when is not None or conditional.intersection(needs[name]):
+                conditional.add(name)
+        for name, sources in self._file.outputs.items():
+            if sources[-1].stage in conditional:
+                raise self._error(
+                    f"outputs.{name}",
+                    f"rows for which '{sources[-1].stage}' does not run would have no answer; expected the last source "
+                    "to be a stage that always runs",
+                )
+            for source in sources[:-1]:
+                if source.stage not in conditional:
+                    raise self._error(
+                        f"outputs.{name}", f"'{source.stage}' always runs, so the sources after {source} are never used"
+                    )
+
+    def _checked_stage(self, name: str) -> Stage:
+        stage = self._stages[name]
+        if stage.combine is not None:
+            members = {str(index): source for index, source in enumerate(stage.of)}
+            return Stage(name, members, combine=stage.combine, when=stage.when)
+        return Stage(name, dict(stage.inputs), model=self._specs[name].key, when=stage.when)
+
+    def _error(self, where: str, what: str) -> ConfigError:
+        return ConfigError(f"{self._path}: {where}: {what}" if where else f"{self._path}: {what}")
+
+
+def _sources(stage: StageFile) -> list[tuple[str, Source]]:
+    """The tensors a stage takes, each with its place in the stage."""
+    if stage.combine is not None:
+        return [(f"of.{index}", source) for index, source in enumerate(stage.of)]
+    return [(f"inputs.{name}", source) for name, source in stage.inputs.items()]
+
+
+def _merged(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The item shape that both allow, None if there is none."""
+    if len(one) != len(other):
+        return None
+    merged = tuple(b if a == VARIABLE else a for a, b in zip(one, other, strict=True))
+    return merged if all(b in (VARIABLE, m) for b, m in zip(other, merged, strict=True)) else None
+
+
+def _kind(tensor: TensorSpec) -> str:
+    return f"{tensor.datatype} {list(tensor.shape)}"
+
+
+def _there_are(names: Iterable[str]) -> str:
+    listed = ", ".join(names)
+    return f"there is {listed}" if listed else "there are none"

@@ -1,0 +1,45 @@
+"""What a model is to the rest of the system: its tensors and how far it can be batched."""
+
+import msgspec
+
+from models.tensor import TensorSpec
+
+
+class ModelSpec(msgspec.Struct, frozen=True):
+    """One version of one model.
+
+    `max_batch_size` is 0 for a model without a batch dimension: its tensors then have exactly the shapes of the specs
+    and every request is a batch of its own. `digest` is the SHA-256 of the model file; profiles are keyed by it.
+    """
+
+    name: str
+    version: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch_size: int
+    digest: str = ""
+    platform: str = "onnxruntime_onnx"
+
+    @property
+    def key(self) -> str:
+        """The name under which the scheduler and the workers know this version, e.g. `mlp:1`."""
+        return f"{self.name}:{self.version}"
+
+    @property
+    def batchable(self) -> bool:
+        """Whether several requests may share a batch."""
+        return self.max_batch_size > 0
+
+    @property
+    def menu(self) -> tuple[int, ...]:
+        """The batch sizes that are warmed and timed at load: 1, 2, 4 … and the maximum itself."""
+        sizes = [1]
+        while sizes[-1] * 2 < self.max_batch_size:
+            sizes.append(sizes[-1] * 2)
+        if self.max_batch_size > 1:
+            sizes.append(self.max_batch_size)
+        return tuple(sizes)
+
+    def wire_shape(self, tensor: TensorSpec) -> tuple[int, ...]:
+        """The shape the protocol shows for one of this model's tensors: with -1 in front when batchable."""
+        return (-1, *tensor.shape) if self.batchable else tensor.shape

@@ -1,0 +1,75 @@
+"""Tensors as the protocol speaks of them: datatypes, specs and shapes (no array library here)."""
+
+import enum
+
+import msgspec
+
+VARIABLE = -1
+"""A dimension whose size each request chooses."""
+
+
+class DataType(enum.StrEnum):
+    """The datatypes of the V2 protocol that Sluice serves."""
+
+    BOOL = "BOOL"
+    UINT8 = "UINT8"
+    UINT16 = "UINT16"
+    UINT32 = "UINT32"
+    UINT64 = "UINT64"
+    INT8 = "INT8"
+    INT16 = "INT16"
+    INT32 = "INT32"
+    INT64 = "INT64"
+    FP16 = "FP16"
+    FP32 = "FP32"
+    FP64 = "FP64"
+    BYTES = "BYTES"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes an element takes; 0 for BYTES, whose elements have no fixed width."""
+        return _ITEMSIZE[self]
+
+
+_ITEMSIZE: dict[DataType, int] = {
+    DataType.BOOL: 1,
+    DataType.UINT8: 1,
+    DataType.UINT16: 2,
+    DataType.UINT32: 4,
+    DataType.UINT64: 8,
+    DataType.INT8: 1,
+    DataType.INT16: 2,
+    DataType.INT32: 4,
+    DataType.INT64: 8,
+    DataType.FP16: 2,
+    DataType.FP32: 4,
+    DataType.FP64: 8,
+    DataType.BYTES: 0,
+}
+
+
+class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An input or output of a model: `shape` is that of one item, without the batch dimension; -1 is variable."""
+
+    name: str
+    datatype: DataType
+    shape: tuple[int, ...]
+
+    @property
+    def fixed(self) -> bool:
+        """Whether every dimension of an item is known."""
+        return VARIABLE not in self.shape
+
+    def accepts(self, item_shape: tuple[int, ...]) -> bool:
+        """Whether an item of that shape is one of these."""
+        return len(item_shape) == len(self.shape) and all(
+            want in (VARIABLE, got) for want, got in zip(self.shape, item_shape, strict=True)
+        )
+
+
+def element_count(shape: tuple[int, ...]) -> int:
+    """How many elements a tensor of `shape` has (1 for a scalar)."""
+    count = 1
+    for dimension in shape:
+        count *= dimension
+    return count

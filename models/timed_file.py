@@ -1,0 +1,60 @@
+"""Models that only take time: a JSON file gives their tensors and a latency table (see `models.backends.timed`)."""
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from models.errors import ConfigError
+from models.profile import LatencyTable
+from models.spec import ModelSpec
+from models.tensor import TensorSpec
+
+
+class TimedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the file says: shapes are those of items; output i has the datatype and shape of input i, which it echoes.
+
+    `latency_ms` maps batch sizes to milliseconds. `max_batch_size` 0 is a model without a batch dimension.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch_size: int
+    latency_ms: dict[int, float]
+
+    @property
+    def table(self) -> LatencyTable:
+        """The latencies of `latency_ms`."""
+        return LatencyTable.from_ms(self.latency_ms)
+
+
+def read_timed_file(path: Path) -> TimedFile:
+    """The content of a timed model's file; raises ConfigError with the path."""
+    try:
+        file = msgspec.json.decode(path.read_bytes(), type=TimedFile)
+        _ = file.table  # a bad table is the file's fault, not a later batch's
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (msgspec.DecodeError, ConfigError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    for index, output in enumerate(file.outputs):
+        echoed = file.inputs[index] if index < len(file.inputs) else None
+        if echoed is None or (echoed.datatype, echoed.shape) != (output.datatype, output.shape):
+            raise ConfigError(f"{path}: output '{output.name}': expected an input at {index} of its datatype and shape")
+    if not file.outputs or file.max_batch_size < 0:
+        raise ConfigError(f"{path}: expected at least one output and a max_batch_size of 0 or more")
+    return file
+
+
+def read_spec(path: Path, name: str, version: int, max_batch_size: int) -> ModelSpec:
+    """The spec of a timed model; `max_batch_size` bounds the file's own."""
+    file = read_timed_file(path)
+    return ModelSpec(
+        name=name,
+        version=version,
+        inputs=file.inputs,
+        outputs=file.outputs,
+        max_batch_size=min(file.max_batch_size, max_batch_size),
+        digest=hashlib.sha256(path.read_bytes()).hexdigest(),
+        platform="sluice_timed",
+    )

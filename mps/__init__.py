@@ -1,0 +1,1 @@
+"""WHERE it runs: partitions of a machine, pinned worker processes and the tensor arena they share."""

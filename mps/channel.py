@@ -1,0 +1,121 @@
+"""Messages and descriptors over a Unix SEQPACKET socket: one msgpack message a packet, in order, never in part."""
+
+import array
+import errno
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from models.errors import PartitionError
+
+PACKET_BYTES = 1 << 20
+"""Room asked for in either direction; the kernel may give less (net.core.wmem_max)."""
+DRAIN_LIMIT = 64
+FDS_LIMIT = 4
+
+_CONTROL_BYTES = socket.CMSG_SPACE(FDS_LIMIT * 4)
+_RECEIVE_FLAGS = socket.MSG_CMSG_CLOEXEC
+
+Incoming = TypeVar("Incoming")
+
+
+class Channel(Generic[Incoming]):
+    """One end of a connected socket, which it owns; `incoming` is the union of messages that may arrive."""
+
+    def __init__(self, sock: socket.socket, incoming: Any) -> None:
+        self._socket = sock
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(incoming).decode
+        self._buffer = bytearray(PACKET_BYTES)
+        self._view = memoryview(self._buffer)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._socket.fileno() < 0
+
+    def fileno(self) -> int:
+        """The socket's descriptor, -1 when closed."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Close the socket; the other end reads what was sent and then the end."""
+        self._socket.close()
+
+    def encode(self, message: Any) -> bytes:
+        """The packet of a message; raises PartitionError when it is too long for one."""
+        packet = self._encode(message)
+        if len(packet) > PACKET_BYTES:
+            raise _too_long(len(packet), PACKET_BYTES)
+        return packet
+
+    def send(self, message: Any, fds: Sequence[int] = ()) -> None:
+        """Send and wait for room when there is none; raises ConnectionError when the other end is gone."""
+        self._transmit(self.encode(message), fds, 0)
+
+    def try_send(self, packet: bytes, fds: Sequence[int] = ()) -> bool:
+        """Send an encoded packet unless there is no room for it now; raises ConnectionError like `send`."""
+        try:
+            self._transmit(packet, fds, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        return True
+
+    def receive(self, wait: bool = False) -> list[tuple[Incoming, tuple[int, ...]]]:
+        """All messages that are there (at most 64) with their descriptors, which the caller owns from then on.
+
+        With `wait`, blocks for the first. Raises EOFError when the other end is gone and all was read.
+        """
+        messages: list[tuple[Incoming, tuple[int, ...]]] = []
+        flags = _RECEIVE_FLAGS if wait else _RECEIVE_FLAGS | socket.MSG_DONTWAIT
+        while len(messages) < DRAIN_LIMIT:
+            try:
+                nbytes, control, status, _ = self._socket.recvmsg_into([self._buffer], _CONTROL_BYTES, flags)
+            except BlockingIOError:
+                break
+            except ConnectionError:
+                nbytes, control, status = 0, [], 0
+            if not nbytes:
+                if messages:
+                    break
+                raise EOFError("the other end of the channel is closed")
+            fds = _descriptors(control)
+            if status & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                _close_all(fds)
+                raise PartitionError("channel: a packet or its descriptors were cut short")
+            messages.append((self._decode(self._view[:nbytes]), fds))
+            flags = _RECEIVE_FLAGS | socket.MSG_DONTWAIT
+        return messages
+
+    def _transmit(self, packet: bytes, fds: Sequence[int], flags: int) -> None:
+        try:
+            if fds:
+                socket.send_fds(self._socket, [packet], list(fds), flags)
+            else:
+                self._socket.send(packet, flags)
+        except OSError as error:
+            if error.errno == errno.EMSGSIZE:
+                room = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+                raise _too_long(len(packet), room) from None
+            raise
+
+
+def _descriptors(control: list[tuple[int, int, bytes]]) -> tuple[int, ...]:
+    received = array.array("i")
+    for level, kind, data in control:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            received.frombytes(data[: len(data) - len(data) % received.itemsize])
+    return tuple(received)
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _too_long(nbytes: int, limit: int) -> PartitionError:
+    return PartitionError(f"channel: a message of {nbytes} bytes is over the limit of {limit} bytes a packet")

@@ -1,0 +1,147 @@
+"""One worker process as the gateway sees it: start it, talk to it, learn that it is gone."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from models.errors import PartitionError
+from mps.channel import Channel
+from mps.messages import FromWorker, ToWorker
+from mps.partition import Partition
+from mps.pinning import environment
+
+OUTGOING_LIMIT = 1024
+"""Messages kept for a worker that does not read; one more and it counts as wedged and is killed."""
+
+_ROOT = str(Path(__file__).resolve().parents[1])
+
+
+class WorkerProcess:
+    """A running `mps.worker`; all methods belong to the event loop's thread.
+
+    `on_message` gets every message with its descriptors, which are then its own to close. `on_exit` is called once,
+    after the process is gone and its last message was delivered, with a sentence on how it ended.
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        on_message: Callable[[FromWorker, tuple[int, ...]], None],
+        on_exit: Callable[[str], None],
+    ) -> None:
+        self.partition = partition
+        self._on_message = on_message
+        self._on_exit = on_exit
+        self._loop = asyncio.get_running_loop()
+        self._outgoing: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._reason = ""
+        self.gone = asyncio.Event()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                self._process = _spawn(partition, theirs)
+            except BaseException:
+                ours.close()
+                raise
+        self.pid = self._process.pid
+        self._channel: Channel[FromWorker] = Channel(ours, FromWorker)
+        self._pidfd = os.pidfd_open(self.pid)
+        self._loop.add_reader(self._pidfd, self._exited)
+        self._loop.add_reader(self._channel.fileno(), self._receive)
+
+    def send(self, message: ToWorker, fds: Sequence[int] = ()) -> None:
+        """Send a message and copies of `fds`; never blocks. What is sent to a worker that is gone is dropped."""
+        if self._channel.closed:
+            return
+        packet = self._channel.encode(message)
+        if not self._outgoing and self._sent(packet, fds):
+            return
+        if len(self._outgoing) >= OUTGOING_LIMIT:
+            self.kill("the worker does not read its messages")
+            return
+        if not self._outgoing:
+            self._loop.add_writer(self._channel.fileno(), self._flush)
+        self._outgoing.append((packet, tuple(os.dup(fd) for fd in fds)))
+
+    def close(self) -> None:
+        """Close the channel: the worker ends after the batch it is running."""
+        if self._channel.closed:
+            return
+        self._loop.remove_reader(self._channel.fileno())
+        self._loop.remove_writer(self._channel.fileno())
+        self._channel.close()
+        while self._outgoing:
+            _close_all(self._outgoing.popleft()[1])
+
+    def kill(self, reason: str) -> None:
+        """Send SIGKILL; `reason` is what `on_exit` will be told."""
+        self._reason = self._reason or reason
+        if not self.gone.is_set():
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _sent(self, packet: bytes, fds: Sequence[int]) -> bool:
+        try:
+            return self._channel.try_send(packet, fds)
+        except ConnectionError:
+            return True  # It is dying; its pidfd will tell.
+
+    def _flush(self) -> None:
+        while self._outgoing:
+            packet, fds = self._outgoing[0]
+            if not self._sent(packet, fds):
+                return
+            self._outgoing.popleft()
+            _close_all(fds)
+        self._loop.remove_writer(self._channel.fileno())
+
+    def _receive(self) -> None:
+        try:
+            for message, fds in self._channel.receive():
+                self._on_message(message, fds)
+        except EOFError:
+            self.close()
+        except (PartitionError, msgspec.MsgspecError) as error:
+            self.kill(f"the worker sent what cannot be read: {error}")
+
+    def _exited(self) -> None:
+        while not self._channel.closed:
+            self._receive()
+        self._loop.remove_reader(self._pidfd)
+        status = self._process.wait()
+        os.close(self._pidfd)
+        self.gone.set()
+        self._on_exit(self._reason or _describe(status))
+
+
+def _spawn(partition: Partition, theirs: socket.socket) -> "subprocess.Popen[bytes]":
+    """Start the worker in a session of its own, so that a terminal's interrupt reaches the gateway alone."""
+    path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
+    return subprocess.Popen(
+        # -P: a directory that the gateway happens to be started in must not shadow modules.
+        [sys.executable, "-P", "-m", "mps.worker", "--socket", str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        env=os.environ | environment(partition) | {"PYTHONPATH": path},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _describe(status: int) -> str:
+    if status < 0:
+        return f"the worker was killed by {signal.Signals(-status).name}"
+    return f"the worker exited with status {status}"
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)

@@ -1,0 +1,208 @@
+"""Keeps one worker process alive for each partition and the tensor regions that all of them share.
+
+Regions have one number for the whole gateway, given here and never used twice: inputs, outputs and messages name the
+same region by the same number in every process. Each start of a worker makes a new output region with a number of its
+own; the old one stays mapped until `drop_region`, so tensors of a dead worker remain readable while anybody needs them.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from models.errors import PartitionError
+from mps.arena import Region
+from mps.back_off import BackOff
+from mps.cpu import check_partitions
+from mps.messages import Done, Failed, FromWorker, Load, MapRegion, ModelFile, Overflow, Ready, Revoked, UnmapRegion
+from mps.partition import CpuPartition
+from mps.process import WorkerProcess
+
+KILL_TIMEOUT_S = 5.0
+
+
+class WorkerSpec(msgspec.Struct, frozen=True):
+    """What one partition's worker is to hold."""
+
+    partition: CpuPartition
+    models: tuple[ModelFile, ...]
+    output_bytes: int
+
+
+class WorkerCallbacks(Protocol):
+    """What the supervisor tells its owner, on the event loop's thread; none of these may block or raise."""
+
+    def worker_ready(self, partition: str, worker: WorkerProcess, ready: Ready, output_region: int) -> None:
+        """Take batches to `worker` by `worker.send(Run(...))`; its outputs will lie in region `output_region`."""
+
+    def worker_lost(self, partition: str, reason: str) -> None:
+        """Give up what was sent to the worker: its process is gone. Also called when a start failed before ready."""
+
+    def message(self, partition: str, message: Done | Failed | Revoked) -> None:
+        """Take an answer of a worker; all regions it names are mapped (`Supervisor.region`)."""
+
+
+class _Post:
+    """One partition over all the workers that come and go on it."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.spec = spec
+        self.name = spec.partition.name
+        self.process: WorkerProcess | None = None
+        self.output_region = 0
+        self.ready = False
+        self.back_off = BackOff()
+        self.unclaimed_overflow: int | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    def wait(self, delay_s: float, then: Callable[[], None]) -> None:
+        """Call `then` later, in place of what waited before: the restart, or the end of a start that takes too long."""
+        self.stop_waiting()
+        self.timer = asyncio.get_running_loop().call_later(delay_s, then)
+
+    def stop_waiting(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def keep_tables(self, ready: Ready) -> None:
+        """Remember what the first worker measured: the next one only warms its models."""
+        tables = {model.key: model.table for model in ready.models}
+        models = tuple(msgspec.structs.replace(file, table=tables.get(file.key)) for file in self.spec.models)
+        self.spec = msgspec.structs.replace(self.spec, models=models)
+
+
+class Supervisor:
+    """Starts a worker for each spec, restarts what dies, and shares regions among gateway and workers.
+
+    All methods must be called on the event loop's thread.
+    """
+
+    def __init__(
+        self, workers: Sequence[WorkerSpec], callbacks: WorkerCallbacks, ready_timeout_s: float = 120.0
+    ) -> None:
+        check_partitions([spec.partition for spec in workers])
+        self._posts = [_Post(spec) for spec in workers]
+        self._callbacks = callbacks
+        self._ready_timeout_s = ready_timeout_s
+        self._regions: dict[int, Region] = {}
+        self._numbers = itertools.count(1)
+        self._draining = False
+
+    def start(self) -> None:
+        """Start all workers at once; `worker_ready` follows for each."""
+        for post in self._posts:
+            self._launch(post)
+
+    def share_region(self, region: Region) -> int:
+        """Give a region of the gateway to every worker, present and future; returns its number (>= 1).
+
+        The supervisor owns the region from now on.
+        """
+        number = next(self._numbers)
+        self._add(number, region, maker=None)
+        return number
+
+    def region(self, number: int) -> Region:
+        """The region of that number as mapped here; raises KeyError when it was dropped."""
+        return self._regions[number]
+
+    def drop_region(self, number: int) -> None:
+        """Unmap a region everywhere, once nobody refers to it; harmless when it was dropped before.
+
+        For overflow regions (negative numbers), output regions of lost workers and the gateway's own. Raises
+        PartitionError for the output region of a running worker.
+        """
+        if any(post.output_region == number for post in self._posts if post.ready):
+            raise PartitionError(f"region {number} is the output region of a running worker")
+        if region := self._regions.pop(number, None):
+            region.close()
+            for post in self._posts:
+                if post.process:
+                    post.process.send(UnmapRegion(number))
+
+    async def drain(self, timeout_s: float = 5.0) -> None:
+        """Let every worker end, kill what has not after `timeout_s`, and drop all regions; nothing restarts."""
+        self._draining = True
+        for post in self._posts:
+            post.stop_waiting()
+        processes = [post.process for post in self._posts if post.process]
+        for process in processes:
+            process.close()
+        if not await _all_gone(processes, timeout_s):
+            for process in processes:
+                process.kill("it did not end in time")
+            await _all_gone(processes, KILL_TIMEOUT_S)
+        for region in self._regions.values():
+            region.close()
+        self._regions.clear()
+
+    def _launch(self, post: _Post) -> None:
+        post.output_region = next(self._numbers)
+        try:
+            process = WorkerProcess(
+                post.spec.partition,
+                lambda message, fds: self._take(post, message, fds),
+                lambda why: self._lost(post, why),
+            )
+        except OSError as error:
+            self._lost(post, f"the worker cannot be started: {error}")
+            return
+        post.process = process
+        post.wait(self._ready_timeout_s, lambda: process.kill(f"not ready within {self._ready_timeout_s:g} s"))
+        process.send(Load(post.spec.partition.cores, post.output_region, post.spec.output_bytes, post.spec.models))
+        for number, region in self._regions.items():
+            process.send(MapRegion(number, region.nbytes), [region.fd])
+
+    def _take(self, post: _Post, message: FromWorker, fds: tuple[int, ...]) -> None:
+        assert post.process is not None
+        match message:
+            case Ready():
+                post.stop_waiting()
+                self._add(post.output_region, _attach(fds, post.spec.output_bytes), maker=post)
+                post.ready = True
+                post.back_off.ready(time.monotonic())
+                post.keep_tables(message)
+                self._callbacks.worker_ready(post.name, post.process, message, post.output_region)
+            case Overflow():
+                self._add(message.region, _attach(fds, message.nbytes), maker=post)
+                post.unclaimed_overflow = message.region
+            case Done() | Failed() | Revoked():
+                post.unclaimed_overflow = None
+                self._callbacks.message(post.name, message)
+
+    def _lost(self, post: _Post, reason: str) -> None:
+        post.process = None
+        post.ready = False
+        post.stop_waiting()
+        if post.unclaimed_overflow is not None:  # Its batch was never reported done.
+            self.drop_region(post.unclaimed_overflow)
+            post.unclaimed_overflow = None
+        if not self._draining:
+            post.wait(post.back_off.lost(time.monotonic()), lambda: self._launch(post))
+            self._callbacks.worker_lost(post.name, reason)
+
+    def _add(self, number: int, region: Region, maker: _Post | None) -> None:
+        self._regions[number] = region
+        for post in self._posts:
+            if post is not maker and post.process:
+                post.process.send(MapRegion(number, region.nbytes), [region.fd])
+
+
+def _attach(fds: tuple[int, ...], nbytes: int) -> Region:
+    if len(fds) != 1:
+        raise PartitionError(f"expected one descriptor of a region with the message, got {len(fds)}")
+    return Region.attach(fds[0], nbytes)
+
+
+async def _all_gone(processes: Sequence[WorkerProcess], timeout_s: float) -> bool:
+    try:
+        async with asyncio.timeout(timeout_s):
+            for process in processes:
+                await process.gone.wait()
+    except TimeoutError:
+        return False
+    return True

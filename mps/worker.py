@@ -1,0 +1,123 @@
+"""The process main of a worker: `python -m mps.worker --socket FD`, started by `mps.process`.
+
+The order matters: array libraries start threads when they are imported, so nothing that imports them is imported
+before the process is pinned.
+"""
+
+import argparse
+import ctypes
+import gc
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from typing import TYPE_CHECKING
+
+from models.errors import PartitionError
+from mps.arena import Region
+from mps.channel import Channel
+from mps.messages import Failed, Load, MapRegion, Ready, Revoke, Revoked, Run, ToWorker, UnmapRegion
+from mps.pinning import pin
+
+if TYPE_CHECKING:
+    from mps.runner import Runner
+    from mps.tensors import WorkerTensors
+
+QUEUE_LIMIT = 2
+"""Batches that may wait here; the gateway sends the second at the last moment and no third."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Worker:
+    """Takes the gateway's messages in turn; between two batches it reads what came, so that a batch can be revoked."""
+
+    def __init__(self, channel: Channel[ToWorker], tensors: "WorkerTensors", runner: "Runner") -> None:
+        self._channel = channel
+        self._tensors = tensors
+        self._runner = runner
+        self._queue: deque[Run] = deque()
+
+    def serve(self) -> None:
+        """Run batches until the gateway closes the channel (EOFError or ConnectionError)."""
+        while True:
+            for message, fds in self._channel.receive(wait=not self._queue):
+                self.take(message, fds)
+            if self._queue:
+                answer, overflow = self._runner.run(self._queue.popleft())
+                if overflow:
+                    self._channel.send(overflow[0], [overflow[1].fd])
+                self._channel.send(answer)
+
+    def take(self, message: ToWorker, fds: tuple[int, ...]) -> None:
+        """Handle one message; a batch is queued."""
+        match message:
+            case Run():
+                for slot in message.release:
+                    self._tensors.free(slot)
+                if len(self._queue) < QUEUE_LIMIT:
+                    self._queue.append(message)
+                else:
+                    self._channel.send(Failed(message.batch, f"more than {QUEUE_LIMIT} batches are waiting"))
+            case Revoke():
+                self._revoke(message.batch)
+            case MapRegion():
+                self._tensors.map(message.region, Region.attach(fds[0], message.nbytes))
+            case UnmapRegion():
+                self._tensors.unmap(message.region)
+            case Load():
+                raise PartitionError("worker: models are loaded once, expected no second Load")
+
+    def _revoke(self, batch: int) -> None:
+        for run in self._queue:
+            if run.batch == batch:
+                self._queue.remove(run)
+                self._channel.send(Revoked(batch))
+                return
+
+
+def start(channel: Channel[ToWorker]) -> Worker:
+    """Pin, load and report ready; returns the worker with whatever was sent to it meanwhile taken."""
+    (load, _), *rest = channel.receive(wait=True)
+    if not isinstance(load, Load):
+        raise PartitionError(f"worker: the first message is {type(load).__name__}, expected Load")
+    cores = pin(load.cores)
+
+    from mps.runner import Runner
+    from mps.tensors import WorkerTensors
+
+    tensors = WorkerTensors(load.output_region, load.output_bytes)
+    runner = Runner(tensors, threads=len(cores))
+    models = runner.load(load.models)
+    worker = Worker(channel, tensors, runner)
+    for message, fds in rest:
+        worker.take(message, fds)
+    gc.collect()
+    gc.freeze()
+    channel.send(Ready(os.getpid(), cores, len(cores), models), [tensors.output.fd])
+    return worker
+
+
+def main() -> int:
+    """Serve until the gateway closes the channel or is gone; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="mps.worker", description="A worker process, started by the gateway.")
+    parser.add_argument("--socket", type=int, required=True, metavar="FD", help="descriptor of the connected socket")
+    arguments = parser.parse_args()
+    # The gateway drains its workers: a signal to the process group must not end them with batches in flight.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Second line behind the end of the channel, for a gateway that dies while a batch is running.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    try:
+        start(Channel(socket.socket(fileno=arguments.socket), ToWorker)).serve()
+    except (EOFError, ConnectionError):
+        return 0
+    except PartitionError as error:
+        print(f"worker {os.getpid()}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,415 @@
+"""Real worker processes running real models, driven the way the gateway does it."""
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+import pytest
+from onnx import helper
+
+from models.arrays import Array, decode_bytes, encode_bytes, numpy_dtype
+from models.pipeline import Confidence
+from models.tensor import DataType
+from mps.arena import Region
+from mps.cpu import available_cores, default_partitions
+from mps.messages import Done, Failed, InputTensor, ModelFile, OutputTensor, Ready, Revoke, Revoked, Run, Segment
+from mps.partition import CpuPartition
+from mps.process import WorkerProcess
+from mps.supervisor import Supervisor, WorkerSpec
+from tests.support.onnx_models import save_identity, save_mlp, save_model, save_spin, value
+
+KIB = 1024
+
+
+class Gateway:
+    """What the gateway does with its supervisor, cut down to one region of inputs and a queue of what was reported."""
+
+    def __init__(self, specs: list[WorkerSpec], ready_timeout_s: float = 60.0) -> None:
+        self.reports: asyncio.Queue[Ready | Done | Failed | Revoked | str] = asyncio.Queue()
+        self.workers: dict[str, WorkerProcess] = {}
+        self.output_regions: dict[str, int] = {}
+        self.supervisor = Supervisor(specs, self, ready_timeout_s)
+        self.inputs = Region.create("sluice-test-inputs", 1 << 20)
+        self.input_region = self.supervisor.share_region(self.inputs)
+
+    def worker_ready(self, partition: str, worker: WorkerProcess, ready: Ready, output_region: int) -> None:
+        self.workers[partition] = worker
+        self.output_regions[partition] = output_region
+        self.reports.put_nowait(ready)
+
+    def worker_lost(self, partition: str, reason: str) -> None:
+        self.workers.pop(partition, None)
+        self.reports.put_nowait(f"{partition}: {reason}")
+
+    def message(self, partition: str, message: Done | Failed | Revoked) -> None:
+        self.reports.put_nowait(message)
+
+    async def next(self) -> Any:
+        async with asyncio.timeout(20):
+            return await self.reports.get()
+
+    def place(self, array: Array, offset: int = 0, segment_bytes: int | None = None) -> InputTensor:
+        """Copy an input `x` into the input region, cut into segments with gaps between them."""
+        is_bytes = array.dtype == np.object_
+        data = encode_bytes(array)[0] if is_bytes else array.tobytes()
+        segments = []
+        for start in range(0, len(data), segment_bytes or len(data)):
+            part = data[start : start + (segment_bytes or len(data))]
+            self.inputs.view[offset : offset + len(part)] = part
+            segments.append(Segment(self.input_region, offset, len(part)))
+            offset += len(part) + 64
+        datatype = DataType.BYTES if is_bytes else DataType.FP32
+        return InputTensor("x", datatype, array.shape, tuple(segments))
+
+    def read(self, tensor: OutputTensor) -> npt.NDArray[Any]:
+        memory = self.supervisor.region(tensor.region).view[tensor.offset : tensor.offset + tensor.nbytes]
+        if tensor.datatype is DataType.BYTES:
+            return decode_bytes(memory, tensor.shape)
+        return np.frombuffer(memory, numpy_dtype(tensor.datatype)).reshape(tensor.shape).copy()
+
+
+@asynccontextmanager
+async def serving(*specs: WorkerSpec) -> AsyncIterator[Gateway]:
+    """A gateway whose workers are ready; drained at the end."""
+    gateway = Gateway(list(specs))
+    gateway.supervisor.start()
+    try:
+        for _ in specs:
+            assert isinstance(await gateway.next(), Ready)
+        yield gateway
+    finally:
+        await gateway.supervisor.drain()
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+def partition(index: int = 0) -> CpuPartition:
+    return default_partitions()[index]
+
+
+def model(
+    path: Path, key: str = "m:1", menu: tuple[int, ...] = (1, 4), verdicts: tuple[tuple[str, Confidence], ...] = ()
+) -> ModelFile:
+    return ModelFile(key, str(path), "onnxruntime", menu, batchable=True, verdicts=verdicts)
+
+
+def worker(*models: ModelFile, index: int = 0, output_bytes: int = 1 << 20) -> WorkerSpec:
+    return WorkerSpec(partition(index), models, output_bytes)
+
+
+def alive(pid: int) -> bool:
+    """Whether there is such a process, be it a zombie."""
+    return Path(f"/proc/{pid}").exists()
+
+
+def allowed_cores(pid: int) -> set[str]:
+    """The lists of cores that the threads of a process may run on."""
+    statuses = [(task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    return {line.split()[1] for status in statuses for line in status.splitlines() if "Cpus_allowed_list" in line}
+
+
+def memory_files(pid: int, name: str) -> list[str]:
+    """The anonymous files of a process, open or mapped, whose name contains `name`."""
+    found = [line.split()[-2] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/memfd:" in line]
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.append(os.readlink(descriptor))
+    return [entry for entry in found if "memfd:" in entry and name in entry]
+
+
+def rows(count: int, width: int = 8) -> npt.NDArray[np.float32]:
+    return np.random.default_rng(count).normal(size=(count, width)).astype(np.float32)
+
+
+def direct(path: Path, x: Array) -> npt.NDArray[Any]:
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {"x": x})[0])
+
+
+@pytest.fixture
+def mlp(tmp_path: Path) -> Path:
+    return save_mlp(tmp_path / "mlp.onnx", (8, 16, 3))
+
+
+@in_loop
+async def test_a_worker_is_pinned_and_has_timed_its_menu(mlp: Path) -> None:
+    gateway = Gateway([worker(model(mlp))])
+    gateway.supervisor.start()
+    ready = await gateway.next()
+    core = partition().cores[0]
+    assert allowed_cores(ready.pid) == {str(core)}
+    assert (ready.cores, ready.threads) == ((core,), 1)
+    assert [size for size, _ in ready.models[0].table.cells] == [1, 4]
+    await gateway.supervisor.drain()
+
+
+@in_loop
+async def test_a_batch_runs_on_one_segment_and_on_many(mlp: Path) -> None:
+    verdicts = (("y", Confidence.MAX), ("y", Confidence.MARGIN))
+    async with serving(worker(model(mlp, verdicts=verdicts))) as gateway:
+        x = rows(4)
+        expected = direct(mlp, x)
+        gateway.workers["cpu0"].send(Run(1, "m:1", (gateway.place(x),)))
+        whole = await gateway.next()
+        gateway.workers["cpu0"].send(Run(2, "m:1", (gateway.place(x, segment_bytes=32),)))
+        in_parts = await gateway.next()
+
+        for done in (whole, in_parts):
+            (output,) = done.outputs
+            assert (output.name, output.datatype, output.shape) == ("y", DataType.FP32, (4, 3))
+            assert output.region == gateway.output_regions["cpu0"]
+            np.testing.assert_array_equal(gateway.read(output), expected)
+            ordered = np.sort(expected, axis=1)
+            np.testing.assert_allclose(done.verdicts[0], ordered[:, 2], rtol=1e-6)
+            np.testing.assert_allclose(done.verdicts[1], ordered[:, 2] - ordered[:, 1], rtol=1e-5)
+            assert 0 < done.started_ns < done.ended_ns <= time.monotonic_ns()
+        assert [whole.batch, in_parts.batch] == [1, 2]
+        assert whole.slot != in_parts.slot
+
+
+@in_loop
+async def test_bytes_go_in_and_come_out_in_wire_form(tmp_path: Path) -> None:
+    path = save_identity(tmp_path / "text.onnx", DataType.BYTES, (2,))
+    async with serving(worker(model(path))) as gateway:
+        text = np.array([[b"a", b""], ["größe".encode(), b"longer than the others"]], np.object_)
+        gateway.workers["cpu0"].send(Run(1, "m:1", (gateway.place(text, segment_bytes=7),)))
+        (output,) = (await gateway.next()).outputs
+        assert gateway.read(output).tolist() == text.tolist()
+        assert output.row_offsets == (0, 9, 46)
+        assert output.nbytes == 46
+
+
+@in_loop
+async def test_a_batch_that_waits_can_be_revoked_and_one_that_runs_cannot(tmp_path: Path) -> None:
+    path = save_spin(tmp_path / "spin.onnx", 60_000, 1)
+    async with serving(worker(model(path, menu=(1,)))) as gateway:
+        send, x = gateway.workers["cpu0"].send, gateway.place(rows(1, 64))
+        send(Run(1, "m:1", (x,)))
+        await asyncio.sleep(0.05)
+        send(Run(2, "m:1", (x,)))
+        send(Revoke(1))
+        send(Revoke(2))
+        send(Run(3, "m:1", (x,)))
+        answers = [await gateway.next() for _ in range(3)]
+        assert [(type(answer), answer.batch) for answer in answers] == [(Done, 1), (Revoked, 2), (Done, 3)]
+        assert gateway.reports.empty()
+
+
+@in_loop
+async def test_outputs_that_do_not_fit_get_a_region_of_their_own(mlp: Path) -> None:
+    async with serving(worker(model(mlp), output_bytes=4 * KIB)) as gateway:
+        send, x = gateway.workers["cpu0"].send, rows(4)
+        send(Run(1, "m:1", (gateway.place(x),)))
+        first = await gateway.next()
+        send(Run(2, "m:1", (gateway.place(x),)))
+        second = await gateway.next()
+        assert (first.slot, second.slot) == (0, -1)
+        overflow = second.outputs[0].region
+        assert overflow < 0
+        np.testing.assert_array_equal(gateway.read(second.outputs[0]), direct(mlp, x))
+
+        gateway.supervisor.drop_region(overflow)
+        with pytest.raises(KeyError):
+            gateway.supervisor.region(overflow)
+        send(Run(3, "m:1", (gateway.place(x),), release=(first.slot,)))
+        assert (await gateway.next()).slot == 0
+        assert memory_files(gateway.workers["cpu0"].pid, "overflow") == []
+    assert memory_files(os.getpid(), "sluice") == []
+
+
+@in_loop
+async def test_a_broken_model_leaves_the_others_alone(tmp_path: Path, mlp: Path) -> None:
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"this is no model")
+    gateway = Gateway([worker(model(broken, "bad:1"), model(mlp, "good:1"))])
+    gateway.supervisor.start()
+    bad, good = (await gateway.next()).models
+    assert (bad.key, bad.table) == ("bad:1", None)
+    assert "ONNX Runtime cannot load the model" in bad.error
+    assert (good.key, good.error) == ("good:1", "")
+    gateway.workers["cpu0"].send(Run(1, "bad:1", (gateway.place(rows(1)),)))
+    gateway.workers["cpu0"].send(Run(2, "good:1", (gateway.place(rows(1)),)))
+    assert await gateway.next() == Failed(1, "bad:1: the model is not loaded on this worker")
+    assert (await gateway.next()).batch == 2
+    await gateway.supervisor.drain()
+
+
+@in_loop
+async def test_a_worker_outlives_a_failing_batch(mlp: Path) -> None:
+    async with serving(worker(model(mlp))) as gateway:
+        send, pid = gateway.workers["cpu0"].send, gateway.workers["cpu0"].pid
+        unmapped = InputTensor("x", DataType.FP32, (1, 8), (Segment(99, 0, 32),))
+        send(Run(1, "m:1", (gateway.place(rows(2, 5)),)))
+        failed = await gateway.next()
+        send(Run(2, "m:1", (unmapped,)))
+        assert isinstance(failed, Failed)
+        assert failed.message.startswith("m:1: ")
+        assert "\n" not in failed.message
+        assert await gateway.next() == Failed(2, "m:1: input x: region 99 is not mapped here")
+        send(Run(3, "m:1", (gateway.place(rows(2)),)))
+        assert (await gateway.next()).batch == 3
+        assert gateway.workers["cpu0"].pid == pid
+
+
+@in_loop
+async def test_a_model_that_loses_rows_fails_the_batch(tmp_path: Path) -> None:
+    ends = value("x", DataType.FP32, ["N", 8]), value("y", DataType.FP32, ["M", 8])
+    node = helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=1)
+    path = save_model(tmp_path / "sum.onnx", [node], ends[:1], ends[1:], {"axes": np.array([0])})
+    async with serving(worker(model(path))) as gateway:
+        gateway.workers["cpu0"].send(Run(1, "m:1", (gateway.place(rows(3)),)))
+        expected = "m:1: output y has shape [1, 8], expected 3 rows as in the batch"
+        assert await gateway.next() == Failed(1, expected)
+
+
+@in_loop
+async def test_a_killed_worker_is_replaced_within_two_seconds_without_measuring_again(mlp: Path) -> None:
+    gateway = Gateway([worker(model(mlp))])
+    gateway.supervisor.start()
+    first = await gateway.next()
+    send = gateway.workers["cpu0"].send
+    send(Run(1, "m:1", (gateway.place(rows(4)),)))
+    kept = (await gateway.next()).outputs[0]
+    before = gateway.read(kept)
+
+    killed_at = time.monotonic()
+    os.kill(first.pid, signal.SIGKILL)
+    assert await gateway.next() == "cpu0: the worker was killed by SIGKILL"
+    assert not alive(first.pid)
+    second = await gateway.next()
+    assert time.monotonic() - killed_at < 2.0
+    assert second.pid != first.pid
+    assert second.models == first.models
+
+    # What the dead worker made is still there, for the gateway and as an input of its successor.
+    np.testing.assert_array_equal(gateway.read(kept), before)
+    assert gateway.output_regions["cpu0"] != kept.region
+    x = InputTensor("x", DataType.FP32, (1, 8), (Segment(kept.region, kept.offset, 32),))
+    send(Run(2, "m:1", (x,)))  # To the worker that is gone: dropped.
+    gateway.workers["cpu0"].send(Run(3, "m:1", (x,)))
+    done = await gateway.next()
+    assert done.batch == 3
+    np.testing.assert_array_equal(gateway.read(done.outputs[0]), direct(mlp, before.reshape(-1)[:8].reshape(1, 8)))
+    gateway.supervisor.drop_region(kept.region)
+    await gateway.supervisor.drain()
+    assert memory_files(os.getpid(), "sluice") == []
+
+
+@in_loop
+async def test_draining_leaves_no_process_and_no_memory_file(mlp: Path) -> None:
+    async with serving(worker(model(mlp))) as gateway:
+        pid = gateway.workers["cpu0"].pid
+        gateway.workers["cpu0"].send(Run(1, "m:1", (gateway.place(rows(4)),)))
+        await gateway.next()
+        descriptors = len(os.listdir("/proc/self/fd"))
+        assert len(memory_files(os.getpid(), "sluice")) > 0
+    assert not alive(pid)
+    assert memory_files(os.getpid(), "sluice") == []
+    assert len(os.listdir("/proc/self/fd")) < descriptors
+    assert gateway.reports.empty()
+
+
+@in_loop
+async def test_draining_kills_a_worker_that_does_not_end(tmp_path: Path) -> None:
+    path = save_spin(tmp_path / "spin.onnx", 1, 20_000)
+    async with serving(worker(model(path, menu=(1,)))) as gateway:
+        pid = gateway.workers["cpu0"].pid
+        gateway.workers["cpu0"].send(Run(1, "m:1", (gateway.place(rows(4000, 64)),)))
+        await asyncio.sleep(0.05)
+        await gateway.supervisor.drain(timeout_s=0.1)
+        assert not alive(pid)
+
+
+@in_loop
+async def test_a_worker_that_is_not_ready_in_time_is_given_up_and_started_again(mlp: Path) -> None:
+    gateway = Gateway([worker(model(mlp))], ready_timeout_s=0.01)
+    gateway.supervisor.start()
+    assert await gateway.next() == "cpu0: not ready within 0.01 s"
+    assert await gateway.next() == "cpu0: not ready within 0.01 s"
+    await gateway.supervisor.drain()
+
+
+@in_loop
+async def test_signals_meant_for_the_gateway_do_not_end_a_worker(mlp: Path) -> None:
+    async with serving(worker(model(mlp))) as gateway:
+        process = gateway.workers["cpu0"]
+        assert os.getsid(process.pid) == process.pid
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(process.pid, number)
+        process.send(Run(1, "m:1", (gateway.place(rows(1)),)))
+        assert (await gateway.next()).batch == 1
+
+
+@pytest.mark.skipif(len(available_cores()) < 2, reason="two partitions need two cores")
+@in_loop
+async def test_a_worker_reads_the_output_of_another_where_it_lies(tmp_path: Path, mlp: Path) -> None:
+    wide = save_mlp(tmp_path / "wide.onnx", (8, 8, 8), seed=3)
+    async with serving(worker(model(wide)), worker(model(mlp), index=1, output_bytes=4 * KIB)) as gateway:
+        x = rows(4)
+        gateway.workers["cpu0"].send(Run(1, "m:1", (gateway.place(x),)))
+        made = (await gateway.next()).outputs[0]
+        segment = Segment(made.region, made.offset + 32, 64)  # Rows 1 and 2 only.
+        passed_on = InputTensor("x", DataType.FP32, (2, 8), (segment,))
+        expected = direct(mlp, direct(wide, x)[1:3])
+        for batch in (2, 3):  # The second one's outputs overflow.
+            gateway.workers["cpu1"].send(Run(batch, "m:1", (passed_on,)))
+            last = (await gateway.next()).outputs[0]
+            np.testing.assert_allclose(gateway.read(last), expected, rtol=1e-5)
+
+        # An overflow region is mapped by the other workers as well.
+        assert last.region < 0
+        back = InputTensor("x", DataType.FP32, (1, 6), (Segment(last.region, last.offset, 24),))
+        gateway.workers["cpu0"].send(Run(4, "m:1", (back,)))
+        failed = await gateway.next()
+        assert "not mapped" not in failed.message
+
+
+def test_workers_do_not_outlive_a_gateway_that_is_killed(tmp_path: Path) -> None:
+    path = save_spin(tmp_path / "spin.onnx", 1, 20_000)
+    gateway = subprocess.Popen(
+        [sys.executable, "-c", _GATEWAY_SCRIPT, str(path)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+    )
+    assert gateway.stdout is not None
+    pidfd = os.pidfd_open(int(gateway.stdout.readline()))
+    gateway.kill()
+    gateway.wait()
+    gateway.stdout.close()
+    readable, _, _ = select.select([pidfd], [], [], 5.0)
+    os.close(pidfd)
+    assert readable
+
+
+_GATEWAY_SCRIPT = """
+import asyncio, sys
+from pathlib import Path
+from tests.system.test_workers import Gateway, model, rows, worker
+from mps.messages import Run
+
+async def main():
+    gateway = Gateway([worker(model(Path(sys.argv[1]), menu=(1,)))])
+    gateway.supervisor.start()
+    ready = await gateway.next()
+    gateway.workers["cpu0"].send(Run(1, "m:1", (gateway.place(rows(4000, 64)),)))
+    print(ready.pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""

@@ -1,0 +1,57 @@
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from models.arrays import Array
+from models.backends import onnxruntime
+from models.measure import measure_table, warm
+from models.profile import LatencyTable
+from models.tensor import DataType, TensorSpec
+from tests.support.onnx_models import save_fixed_batch, save_mlp
+
+MS = 1_000_000
+
+
+class Stepping:
+    """A backend whose runs take the given times, on a clock that only they move."""
+
+    inputs = (TensorSpec("x", DataType.FP32, (-1, 3, -1)), TensorSpec("s", DataType.BYTES, (-1,)))
+    outputs = ()
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, times_ns: list[int]) -> None:
+        self.seen: list[dict[str, Array]] = []
+        self._now = 0
+        self._times = iter(times_ns)
+        monkeypatch.setattr("models.measure.time.monotonic_ns", lambda: self._now)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        self.seen.append(dict(inputs))
+        self._now += next(self._times)
+        return {}
+
+
+def test_the_median_of_the_runs_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Stepping(monkeypatch, [900 * MS, 3 * MS, 1 * MS, 2 * MS, 900 * MS, 5 * MS, 5 * MS, 6 * MS])
+    assert measure_table(backend, True, (1, 4), repeats=3) == LatencyTable(((1, 2 * MS), (4, 5 * MS)))
+    assert [run["x"].shape for run in backend.seen] == [(1, 3, 1)] * 4 + [(4, 3, 1)] * 4
+    assert backend.seen[-1]["s"].tolist() == [b""] * 4
+
+
+def test_a_slow_model_is_timed_for_a_quarter_of_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Stepping(monkeypatch, [900 * MS, 200 * MS, 200 * MS, 200 * MS])
+    assert measure_table(backend, True, (1,)) == LatencyTable(((1, 200 * MS),))
+    assert len(backend.seen) == 3
+
+
+def test_warming_runs_every_size_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Stepping(monkeypatch, [1, 1, 1])
+    warm(backend, True, (1, 2, 4))
+    assert [run["x"].shape[0] for run in backend.seen] == [1, 2, 4]
+
+
+def test_real_models(tmp_path: Path) -> None:
+    mlp = onnxruntime.load(str(save_mlp(tmp_path / "mlp.onnx", [4, 3])), 1)
+    fixed = onnxruntime.load(str(save_fixed_batch(tmp_path / "fixed.onnx")), 1)
+    assert [size for size, _ in measure_table(mlp, True, (1, 2, 4)).cells] == [1, 2, 4]
+    assert [size for size, _ in measure_table(fixed, False, (1,)).cells] == [1]

@@ -1,0 +1,119 @@
+from pathlib import Path
+
+import pytest
+
+from models.errors import ConfigError
+from models.repository import Repository, entry_of_file
+from models.tensor import DataType
+from tests.support.onnx_models import save_fixed_batch, save_identity, save_mlp
+from tests.unit.models.test_backends import TIMED
+
+PIPELINE = """
+stages:
+  one: {model: mlp, inputs: {x: request.x}}
+outputs:
+  y: one.y
+"""
+
+
+def test_models_versions_and_pipelines(tmp_path: Path) -> None:
+    save_mlp(tmp_path / "mlp" / "1" / "model.onnx", [4, 3])
+    save_mlp(tmp_path / "mlp" / "10" / "model.onnx", [4, 3])
+    save_fixed_batch(tmp_path / "fixed" / "2" / "model.onnx")
+    (tmp_path / "slow" / "1").mkdir(parents=True)
+    (tmp_path / "slow" / "1" / "model.timed.json").write_text(TIMED)
+    (tmp_path / "a-pipeline").mkdir()
+    (tmp_path / "a-pipeline" / "pipeline.yaml").write_text(PIPELINE)
+
+    found = Repository.scan(tmp_path, max_batch_sizes={"mlp": 16})
+    assert found.broken == ()
+    assert [(key, entry.backend, entry.spec.max_batch_size) for key, entry in found.models.items()] == [
+        ("fixed:2", "onnxruntime", 0),
+        ("mlp:1", "onnxruntime", 16),
+        ("mlp:10", "onnxruntime", 16),
+        ("slow:1", "timed", 4),
+    ]
+    assert found.models["mlp:10"].path == tmp_path / "mlp" / "10" / "model.onnx"
+    assert list(found.pipelines) == ["a-pipeline"]
+    assert found.pipelines["a-pipeline"].stages[0].model == "mlp:10"
+
+
+def test_the_default_maximum_batch_size(tmp_path: Path) -> None:
+    save_mlp(tmp_path / "mlp" / "1" / "model.onnx", [4, 3])
+    assert Repository.scan(tmp_path).models["mlp:1"].spec.max_batch_size == 64
+    assert Repository.scan(tmp_path, 8).models["mlp:1"].spec.max_batch_size == 8
+
+
+def test_what_is_no_version_or_entry_is_ignored(tmp_path: Path) -> None:
+    save_mlp(tmp_path / "mlp" / "1" / "model.onnx", [4, 3])
+    for name in ("01", "0", "-1", "v2", "1.5"):
+        (tmp_path / "mlp" / name).mkdir()
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "README.md").write_text("models")
+    found = Repository.scan(tmp_path)
+    assert (list(found.models), found.broken) == (["mlp:1"], ())
+
+
+def test_what_is_broken_says_why_and_never_stops_the_rest(tmp_path: Path) -> None:
+    save_mlp(tmp_path / "mlp" / "1" / "model.onnx", [4, 3])
+    (tmp_path / "mlp" / "2").mkdir()
+    (tmp_path / "mlp" / "3").mkdir()
+    (tmp_path / "mlp" / "3" / "model.onnx").write_bytes(b"garbage")
+    (tmp_path / "empty").mkdir()
+    save_mlp(tmp_path / "configured" / "1" / "model.onnx", [4, 3])
+    (tmp_path / "configured" / "config.pbtxt").write_text("max_batch_size: 8")
+    save_mlp(tmp_path / "sp ace" / "1" / "model.onnx", [4, 3])
+    save_mlp(tmp_path / "request" / "1" / "model.onnx", [4, 3])
+    for name, text in {"bad-yaml": "stages: [", "bad-model": PIPELINE.replace("mlp", "nothing")}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "pipeline.yaml").write_text(text)
+    (tmp_path / "not-text").mkdir()
+    (tmp_path / "not-text" / "pipeline.yaml").write_bytes(b"\xff\xfe\xff")
+    save_mlp(tmp_path / "both" / "1" / "model.onnx", [4, 3])
+    (tmp_path / "both" / "pipeline.yaml").write_text(PIPELINE)
+
+    found = Repository.scan(tmp_path)
+    assert list(found.models) == ["mlp:1"]
+    assert found.pipelines == {}
+    reasons = {(broken.name, broken.version): broken.reason for broken in found.broken}
+    expected = {
+        ("mlp", 2): "mlp/2: expected a file model.onnx or model.timed.json",
+        ("mlp", 3): "mlp/3/model.onnx: not an ONNX model",
+        ("empty", None): "empty: expected a version directory such as empty/1, or a pipeline.yaml",
+        ("configured", None): "configured: config.pbtxt is not supported yet; remove it: the model is completed from",
+        ("sp ace", None): "sp ace: 'sp ace' cannot name a model or a pipeline; expected letters",
+        ("request", None): "request: 'request' cannot name a model or a pipeline",
+        ("bad-yaml", None): "bad-yaml/pipeline.yaml: not YAML: ",
+        ("bad-model", None): "bad-model/pipeline.yaml: stages.one.model: no model 'nothing'; there is mlp",
+        ("not-text", None): "not-text/pipeline.yaml: cannot be read: ",
+        ("both", None): "both/pipeline.yaml: the directory also holds versions of a model",
+    }
+    assert reasons.keys() == expected.keys()
+    for place, start in expected.items():
+        assert reasons[place].startswith(f"{tmp_path}/{start}")
+
+
+def test_a_repository_must_be_a_directory(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="none: expected a directory, the model repository"):
+        Repository.scan(tmp_path / "none")
+
+
+def test_a_file_is_served_by_itself(tmp_path: Path) -> None:
+    entry = entry_of_file(save_identity(tmp_path / "echo.onnx", DataType.BYTES), 8)
+    assert (entry.spec.key, entry.spec.max_batch_size, entry.backend) == ("echo:1", 8, "onnxruntime")
+    timed = tmp_path / "slow.timed.json"
+    timed.write_text(TIMED)
+    assert (entry_of_file(timed).spec.key, entry_of_file(timed).backend) == ("slow:1", "timed")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("model.pt", r"model\.pt: expected a file ending in \.onnx or \.timed\.json"),
+        ("request.onnx", "'request' cannot name a model"),
+        ("gone.onnx", "cannot be read: No such file"),
+    ],
+)
+def test_a_file_that_cannot_be_served_is_named(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        entry_of_file(tmp_path / name)

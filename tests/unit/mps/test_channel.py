@@ -1,0 +1,103 @@
+import os
+import socket
+
+import pytest
+
+from models.errors import PartitionError
+from mps.channel import PACKET_BYTES, Channel
+from mps.messages import Failed, FromWorker, Revoke, Revoked, Run, ToWorker
+
+Pair = tuple[Channel[FromWorker], Channel[ToWorker]]
+
+
+@pytest.fixture
+def ends() -> Pair:
+    gateway, worker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return Channel(gateway, FromWorker), Channel(worker, ToWorker)
+
+
+def test_messages_arrive_whole_and_in_order(ends: Pair) -> None:
+    gateway, worker = ends
+    worker.send(Revoked(1))
+    worker.send(Failed(2, "no"))
+    assert gateway.receive() == [(Revoked(1), ()), (Failed(2, "no"), ())]
+    assert gateway.receive() == []
+    _close(ends)
+
+
+def test_one_call_takes_a_bounded_number_of_messages(ends: Pair) -> None:
+    gateway, worker = ends
+    for batch in range(70):
+        worker.send(Revoked(batch))
+    assert [len(gateway.receive()), len(gateway.receive())] == [64, 6]
+    _close(ends)
+
+
+def test_a_descriptor_travels_with_its_message_and_is_not_inherited(ends: Pair) -> None:
+    gateway, worker = ends
+    fd = os.memfd_create("test-travels")
+    os.write(fd, b"content")
+    worker.send(Revoked(1), [fd])
+    worker.send(Revoked(2))
+    (first, fds), second = gateway.receive()
+    assert (first, second) == (Revoked(1), (Revoked(2), ()))
+    assert os.pread(fds[0], 16, 0) == b"content"
+    assert not os.get_inheritable(fds[0])
+    os.close(fd)
+    os.close(fds[0])
+    _close(ends)
+
+
+def test_more_descriptors_than_a_message_may_carry_are_refused_and_closed(ends: Pair) -> None:
+    gateway, worker = ends
+    before = len(os.listdir("/proc/self/fd"))
+    worker.send(Revoked(1), [0] * 8)
+    with pytest.raises(PartitionError, match="cut short"):
+        gateway.receive()
+    assert len(os.listdir("/proc/self/fd")) == before
+    _close(ends)
+
+
+def test_the_end_is_seen_after_all_that_was_sent(ends: Pair) -> None:
+    gateway, worker = ends
+    worker.send(Revoked(1))
+    worker.close()
+    assert gateway.receive() == [(Revoked(1), ())]
+    with pytest.raises(EOFError):
+        gateway.receive()
+    with pytest.raises(ConnectionError):
+        gateway.send(Revoke(1))
+    gateway.close()
+
+
+def test_an_end_closed_with_unread_messages_is_an_end_as_well(ends: Pair) -> None:
+    gateway, worker = ends
+    gateway.send(Revoke(1))
+    worker.close()
+    with pytest.raises(EOFError):
+        gateway.receive()
+    gateway.close()
+
+
+def test_a_full_socket_is_reported_and_can_be_used_when_it_was_read(ends: Pair) -> None:
+    gateway, worker = ends
+    packet = gateway.encode(Run(1, "m" * 50_000, ()))
+    sent = 0
+    while gateway.try_send(packet):
+        sent += 1
+    assert sent > 0
+    assert sum(len(worker.receive()) for _ in range(1 + sent // 64)) == sent
+    assert gateway.try_send(packet)
+    _close(ends)
+
+
+def test_a_message_that_is_too_long_is_named_as_such(ends: Pair) -> None:
+    gateway, _ = ends
+    with pytest.raises(PartitionError, match=f"over the limit of {PACKET_BYTES} bytes a packet"):
+        gateway.encode(Run(1, "m" * (PACKET_BYTES + 1), ()))
+    _close(ends)
+
+
+def _close(ends: Pair) -> None:
+    for end in ends:
+        end.close()

@@ -1,0 +1,75 @@
+import os
+
+import pytest
+
+from models.errors import PartitionError
+from mps.cpu import available_cores, check_partitions, default_partitions
+from mps.partition import CpuPartition, MigPartition
+from mps.pinning import environment, pin
+
+
+@pytest.fixture
+def six_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 5, 6, 7})
+
+
+@pytest.mark.usefixtures("six_cores")
+def test_by_default_each_core_is_a_partition() -> None:
+    assert default_partitions() == tuple(
+        CpuPartition(f"cpu{index}", (core,)) for index, core in enumerate((0, 1, 2, 5, 6, 7))
+    )
+
+
+@pytest.mark.usefixtures("six_cores")
+def test_fewer_partitions_share_all_cores_evenly() -> None:
+    assert [partition.cores for partition in default_partitions(2)] == [(0, 1, 2), (5, 6, 7)]
+    assert [partition.cores for partition in default_partitions(4)] == [(0,), (1, 2), (5,), (6, 7)]
+    assert default_partitions(1)[0].profile_kind == "cpu6"
+
+
+@pytest.mark.usefixtures("six_cores")
+@pytest.mark.parametrize("count", [0, 7, -1])
+def test_a_count_of_partitions_that_the_cores_cannot_carry_is_refused(count: int) -> None:
+    with pytest.raises(PartitionError, match=f"cannot make {count} partitions of 6 cores, expected 1 to 6"):
+        default_partitions(count)
+
+
+@pytest.mark.usefixtures("six_cores")
+@pytest.mark.parametrize(
+    ("second", "reason"),
+    [
+        (CpuPartition("a", (1,)), "partition a: the name is used twice"),
+        (CpuPartition("b", ()), "partition b: it has no cores"),
+        (CpuPartition("b", (1, 0)), "partition b: core 0 belongs to partition a already"),
+        (CpuPartition("b", (1, 1)), "partition b: core 1 belongs to partition b already"),
+        (CpuPartition("b", (3,)), r"partition b: core 3 is not available, expected some of \[0, 1, 2, 5, 6, 7\]"),
+    ],
+)
+def test_partitions_that_cannot_be_are_named(second: CpuPartition, reason: str) -> None:
+    with pytest.raises(PartitionError, match=reason):
+        check_partitions([CpuPartition("a", (0,)), second])
+
+
+def test_the_default_partitions_pass_the_check() -> None:
+    check_partitions(default_partitions())
+
+
+def test_pinning_reports_what_the_kernel_says() -> None:
+    before = os.sched_getaffinity(0)
+    last = max(before)
+    try:
+        assert pin([last]) == (last,)
+        assert available_cores() == (last,)
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def test_pinning_to_a_core_that_is_not_there_is_refused() -> None:
+    with pytest.raises(PartitionError, match=r"cannot pin to cores \[1000\]"):
+        pin([1000])
+
+
+def test_only_cpu_partitions_have_an_environment_so_far() -> None:
+    assert environment(CpuPartition("cpu0", (0,)))["OMP_NUM_THREADS"] == "1"
+    with pytest.raises(PartitionError, match="partition mig0: GPU partitions are not available yet"):
+        environment(MigPartition("mig0", "MIG-1", "1g.10gb"))
