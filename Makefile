@@ -28,7 +28,7 @@ export OMP_NUM_THREADS := 1
 DEMO := .venv-demo
 TEST := .venv-test
 comma := ,
-# Wheels only, so that no compiler is needed; modules are compiled when first imported, which halves the time.
+# Wheels only, so that no compiler is needed; modules are compiled when first imported, which is faster.
 PIP_OPTIONS := -qq --disable-pip-version-check --no-compile --only-binary :all:
 
 .PHONY: help demo test lint bench clean
@@ -51,7 +51,7 @@ lint: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/ruff check --quiet .
 	@$(TEST)/bin/ruff format --check --quiet .
 	@$(TEST)/bin/mypy --no-error-summary
-	@$(TEST)/bin/lint-imports
+	@$(TEST)/bin/lint-imports --no-logo
 
 bench: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m pytest benchmarks --benchmark-columns=min,median,ops,rounds --benchmark-sort=name

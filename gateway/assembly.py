@@ -282,15 +282,16 @@ def _output(kept: _Kept, wires: Sequence[Wire]) -> Tensor:
     held: list[tuple[Tensor, Sequence[int]]] = []
     for wire in wires:
         if wire.stage == OF_REQUEST:
-            held.append((kept.inputs[wire.tensor], range(kept.rows)))
-        elif (source := kept.parts[wire.stage]) is not None:
+            rows, index = kept.inputs[wire.tensor], None
+        elif (source := kept.parts[wire.stage]) is None:
+            continue
+        else:
             tensor = source.outputs.tensors[wire.tensor]
-            if not kept.plan.batchable:
-                return tensor
-            rows = part(tensor, source.first, source.first + source.rows)
-            held.append((rows, range(kept.rows) if source.row_index is None else source.row_index))
-        if held and len(held[0][1]) == kept.rows:
-            return held[0][0]
+            rows = part(tensor, source.first, source.first + source.rows) if kept.plan.batchable else tensor
+            index = source.row_index
+        if not held and (index is None or len(index) == kept.rows):
+            return rows
+        held.append((rows, range(kept.rows) if index is None else index))
     return merge(held, kept.rows)
 
 

@@ -124,7 +124,10 @@ class Catalogue:
         self._serving = {
             (name, version): pipeline
             for name, versions in self._known.items()
-            for version, pipeline in [*((str(number), each) for number, each in versions.items()), ("", versions[self._latest(name)])]
+            for version, pipeline in [
+                *((str(number), each) for number, each in versions.items()),
+                ("", versions[self._latest(name)]),
+            ]
             if not self._trouble(pipeline)
         }
 

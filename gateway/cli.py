@@ -18,7 +18,9 @@ UNUSABLE = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     if sys.platform != "linux":
-        print(f"sluice runs on Linux only (memfd, timerfd, processor affinity); this is {sys.platform}", file=sys.stderr)
+        print(
+            f"sluice runs on Linux only (memfd, timerfd, processor affinity); this is {sys.platform}", file=sys.stderr
+        )
         return UNUSABLE
     from models.errors import ServingError
 
@@ -143,7 +145,8 @@ def _validate(options: argparse.Namespace) -> int:
 
     repository = Repository.scan(options.repository)
     for key, entry in repository.models.items():
-        print(f"{key}: ok, {'batches of up to ' + str(entry.spec.max_batch_size) if entry.spec.batchable else 'no batches'}")
+        batches = f"batches of up to {entry.spec.max_batch_size}" if entry.spec.batchable else "no batches"
+        print(f"{key}: ok, {batches}")
     for name in repository.pipelines:
         print(f"{name}: ok, pipeline")
     for broken in repository.broken:

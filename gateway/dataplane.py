@@ -12,6 +12,9 @@ from models.errors import RequestError, UnsupportedRequest
 from models.slo import deadline_ns
 from models.units import NS_PER_US
 
+EXTENSIONS = ("binary_tensor_data", "parameters")
+"""The protocol's extensions that are served."""
+
 _SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 _RESERVED_PARAMETERS = frozenset({"headers", "binary_data_output", *_SEQUENCE_PARAMETERS})
 _RESERVED_PREFIX = "triton_"

@@ -1,6 +1,5 @@
 """The gRPC service: the six core calls of the protocol."""
 
-import logging
 from typing import Any, NoReturn
 
 import grpc
@@ -9,15 +8,12 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from gateway.catalogue import Catalogue
 from gateway.codec_grpc import decode_request, encode_response
-from gateway.dataplane import DataPlane
-from gateway.http import EXTENSIONS
-from gateway.http_infer import is_version
-from gateway.status import grpc_status, retry_after_s
+from gateway.dataplane import EXTENSIONS, DataPlane
+from gateway.request import is_version
+from gateway.status import error_message, grpc_status, retry_after_s
 from models.errors import RequestError, ServingError, UnsupportedRequest
 from models.tensor import TensorSpec
 from models.units import NS_PER_S
-
-_log = logging.getLogger(__name__)
 
 
 class InferenceService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
@@ -110,13 +106,9 @@ def grpc_server(
 
 async def _abort(context: Any, error: Exception) -> NoReturn:
     """End the call with the status of an error."""
-    message = str(error)
-    if not isinstance(error, ServingError):
-        _log.error("a request failed unexpectedly", exc_info=error)
-        message = "internal error: the log of the server tells more"
     wait_s = retry_after_s(error)
     metadata = () if wait_s is None else (("retry-after", str(wait_s)),)
-    await context.abort(grpc_status(error), message, metadata)
+    await context.abort(grpc_status(error), error_message(error), metadata)
     raise AssertionError("abort returns to no one")
 
 

@@ -9,15 +9,13 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from gateway.catalogue import Catalogue
-from gateway.dataplane import DataPlane
-from gateway.http_infer import MAX_VERSION_DIGITS, Application, InferRoute, error_response
+from gateway.dataplane import EXTENSIONS, DataPlane
+from gateway.http_infer import Application, InferRoute, error_response
 from gateway.metrics import Metrics
+from gateway.request import MAX_VERSION_DIGITS
 from models.errors import BackendUnavailable, NotFoundError, ServingError
 from models.pipeline import Pipeline
 from models.tensor import TensorSpec
-
-EXTENSIONS = ("binary_tensor_data", "parameters")
-"""The protocol's extensions that are served."""
 
 Version = Annotated[str, Path(pattern=rf"^[0-9]{{1,{MAX_VERSION_DIGITS}}}$")]
 
@@ -65,11 +63,14 @@ def build_app(dataplane: DataPlane, catalogue: Catalogue, metrics: Metrics, max_
     async def metrics_exposition() -> Response:
         return Response(metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    route = InferRoute(app, dataplane, max_body_bytes)
-    # Requests of any other method reach the application, which is to know the path for its 405.
+    # `InferRoute` takes what is well formed; the application knows the paths so that another method is a 405.
     for path in ("/v2/models/{name}/infer", "/v2/models/{name}/versions/{version}/infer"):
-        app.router.routes.append(Route(path, route, methods=["POST"]))
-    return route
+        app.router.routes.append(Route(path, _no_such_version, methods=["POST"]))
+    return InferRoute(app, dataplane, max_body_bytes)
+
+
+async def _no_such_version(_: Request) -> Response:
+    raise HTTPException(404)
 
 
 def _add_health(app: FastAPI, catalogue: Catalogue) -> None:

@@ -1,7 +1,6 @@
 """The inference route as raw ASGI in front of the rest: a framework would cost more than the gateway's own work."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
@@ -10,8 +9,9 @@ import orjson
 from gateway.codec_http import decode_request, encode_response
 from gateway.dataplane import DataPlane
 from gateway.http_server import CONNECTION
-from gateway.status import http_status, retry_after_s
-from models.errors import RequestError, ServingError, UnsupportedRequest
+from gateway.request import is_version
+from gateway.status import error_message, http_status, retry_after_s
+from models.errors import RequestError, UnsupportedRequest
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -19,11 +19,10 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
-MAX_VERSION_DIGITS = 18
+MAX_LENGTH_DIGITS = 18
 
 _JSON = (b"content-type", b"application/json")
 _BINARY = (b"content-type", b"application/octet-stream")
-_log = logging.getLogger(__name__)
 
 
 class _DisconnectError(Exception):
@@ -108,12 +107,9 @@ def error_response(error: Exception) -> tuple[int, Headers, bytes]:
     wait_s = retry_after_s(error)
     if wait_s is not None:
         headers.append((b"retry-after", b"%d" % wait_s))
-    message = str(error)
-    if not isinstance(error, ServingError):
-        _log.error("a request failed unexpectedly", exc_info=error)
-        message = "internal error: the log of the server tells more"
     # A message may quote lone surrogates of the request, which UTF-8 cannot carry.
-    return status, headers, orjson.dumps({"error": message.encode(errors="replace").decode()})
+    message = error_message(error).encode(errors="replace").decode()
+    return status, headers, orjson.dumps({"error": message})
 
 
 def _target(path: str) -> tuple[str, str] | None:
@@ -126,11 +122,6 @@ def _target(path: str) -> tuple[str, str] | None:
     if len(parts) == 7 and parts[4] == "versions" and is_version(parts[5]):
         return parts[3], parts[5]
     return None
-
-
-def is_version(text: str) -> bool:
-    """Whether a text can be a version: a decimal number of reasonable length."""
-    return text.isascii() and text.isdecimal() and len(text) <= MAX_VERSION_DIGITS
 
 
 def _lengths(headers: Headers) -> tuple[int | None, int | None]:
@@ -149,7 +140,7 @@ def _lengths(headers: Headers) -> tuple[int | None, int | None]:
 
 
 def _header_length(value: bytes) -> int:
-    if not value.isdigit() or len(value) > MAX_VERSION_DIGITS:
+    if not value.isdigit() or len(value) > MAX_LENGTH_DIGITS:
         raise RequestError(
             f"Inference-Header-Content-Length must be a number of bytes, got '{value[:80].decode('latin-1')}'"
         )

@@ -30,7 +30,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """Refuse the client when there are too many."""
         super().connection_made(transport)
-        limit = self.config.backlog
+        limit = self.config.backlog  # as long as connections may be many, see `http_server`
         if len(self.connections) > limit:
             self._refuse(503, f"the server has {limit} connections, which is its limit")
 

@@ -19,6 +19,8 @@ def configure(form: LogFormat, level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter(form))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # What uvicorn tells of its start and stop, this server tells itself.
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
 def log(logger: logging.Logger, level: int, event: str, **fields: object) -> None:

@@ -11,6 +11,14 @@ from models.arrays import Array, Buffer
 Parameters: TypeAlias = Mapping[str, bool | int | float | str]
 
 
+MAX_VERSION_DIGITS = 18
+
+
+def is_version(text: str) -> bool:
+    """Whether a text can be a version: a decimal number of reasonable length."""
+    return text.isascii() and text.isdecimal() and len(text) <= MAX_VERSION_DIGITS
+
+
 class WireTensor(msgspec.Struct):
     """An input as the client sent it: `shape` and `datatype` are its claims, nothing is checked yet.
 

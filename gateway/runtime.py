@@ -145,10 +145,18 @@ class Runtime:
             FailRequest: self._fail,
             CancelRequest: self._cancelled,
         }
-        timer.start(self._alarm)
-        executor.start(self.post)
 
-    def submit(  # noqa: PLR0917
+    @property
+    def in_flight(self) -> int:
+        """Requests that have no outcome yet."""
+        return len(self._open)
+
+    def start(self) -> None:
+        """Let the executor begin; requests may be submitted from now on."""
+        self._timer.start(self._alarm)
+        self._executor.start(self.post)
+
+    def submit(
         self,
         pipeline: str,
         inputs: Mapping[str, Tensor],
@@ -183,14 +191,13 @@ class Runtime:
             self._flush_due = True
             self._loop.call_soon(self._flush)
 
-    async def drain(self, timeout_s: float) -> int:
-        """Let what is in flight finish and reject what comes; returns how many requests are open at the end."""
+    async def drain(self, timeout_s: float) -> None:
+        """Reject what comes, and return when what is in flight has finished or the time is over."""
         self.post(DrainStarted())
         if self._open:
             self._idle.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), timeout_s)
-        return len(self._open)
 
     def close(self) -> None:
         """Refuse requests from now on, and answer the open ones that the server has stopped."""

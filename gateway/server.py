@@ -85,20 +85,22 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lambda: force.set() if stop.is_set() else stop.set())
-        self.executor.begin()
+        self.runtime.start()
         await self.grpc.start()
         http = asyncio.create_task(self.http.serve())
         host, http_port, grpc_port = self.address
-        log(logger, logging.INFO, "server started", host=host, http_port=http_port, grpc_port=grpc_port, pid=os.getpid())
-        announce = asyncio.create_task(self._announce(ready_file))
+        log(
+            logger, logging.INFO, "server started", host=host, http_port=http_port, grpc_port=grpc_port, pid=os.getpid()
+        )
+        announced = asyncio.create_task(self._announce(ready_file))
+        stopped = asyncio.create_task(stop.wait())
         try:
-            await asyncio.wait({http, asyncio.ensure_future(stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({http, stopped}, return_when=asyncio.FIRST_COMPLETED)
             given_up = await self._drain(force)
         finally:
-            announce.cancel()
+            announced.cancel()
+            stopped.cancel()
             await self._close(http)
-            if ready_file is not None:
-                ready_file.unlink(missing_ok=True)
         log(logger, logging.INFO, "server stopped", given_up=given_up)
         return 1 if given_up else 0
 
@@ -110,11 +112,15 @@ class Server:
         gc.freeze()
         log(logger, logging.INFO, "server ready")
         if ready_file is not None:
-            host, http_port, grpc_port = self.address
-            content = {"host": host, "http_port": http_port, "grpc_port": grpc_port, "pid": os.getpid()}
-            scratch = ready_file.with_name(f"{ready_file.name}.{os.getpid()}")
-            scratch.write_text(json.dumps(content))
-            scratch.replace(ready_file)
+            self._write_ready_file(ready_file)
+
+    def _write_ready_file(self, path: Path) -> None:
+        host, http_port, grpc_port = self.address
+        scratch = path.with_name(f"{path.name}.{os.getpid()}")
+        scratch.write_text(
+            json.dumps({"host": host, "http_port": http_port, "grpc_port": grpc_port, "pid": os.getpid()})
+        )
+        scratch.replace(path)
 
     async def _drain(self, force: asyncio.Event) -> int:
         """Finish what is in flight while new requests are refused; returns how many requests were given up."""

@@ -109,14 +109,15 @@ class Signature:
     def _rows(self, expected: _Input, shape: tuple[int, ...]) -> int:
         """How many rows a tensor of `shape` has; 1 for a model without batch dimension."""
         item = shape[1:] if self._batchable else shape
-        if item != expected.shape or (self._batchable and not shape):
-            fits = (len(shape) > 0 or not self._batchable) and expected.spec.accepts(item) and min(item) >= 0
-            if not fits:
-                wanted = _dims(self.pipeline.wire_shape(expected.spec))
-                raise ShapeMismatch(
-                    f"unexpected shape for input '{expected.spec.name}' for model '{self.name}'. "
-                    f"Expected {wanted}, got {_dims(shape)}"
-                )
+        known = item == expected.shape and expected.fixed
+        # The shape of a scalar without its batch dimension would pass for that of an item.
+        if not (known or (expected.spec.accepts(item) and min(item, default=0) >= 0)) or (
+            self._batchable and not shape
+        ):
+            raise ShapeMismatch(
+                f"unexpected shape for input '{expected.spec.name}' for model '{self.name}'. "
+                f"Expected {_dims(self.pipeline.wire_shape(expected.spec))}, got {_dims(shape)}"
+            )
         if not self._batchable:
             return 1
         rows = shape[0]

@@ -1,9 +1,16 @@
 """The one table from errors to the status codes of HTTP and gRPC, and from outcomes to errors."""
 
+import logging
+
 import grpc
 
 from batcher.outcome import Outcome
 from models import errors
+
+MAX_MESSAGE = 2000
+"""Characters of a message; gRPC has it in a header, and clients bound those."""
+
+_log = logging.getLogger(__name__)
 
 _CODES: dict[type[Exception], tuple[int, grpc.StatusCode]] = {
     errors.NotFoundError: (404, grpc.StatusCode.NOT_FOUND),
@@ -17,7 +24,7 @@ _CODES: dict[type[Exception], tuple[int, grpc.StatusCode]] = {
 }
 
 _ERRORS: dict[Outcome, tuple[type[errors.ServingError], str]] = {
-    Outcome.REJECTED_DEADLINE: (errors.RejectedError, "the request cannot be answered within its objective"),
+    Outcome.REJECTED_DEADLINE: (errors.RejectedError, "the request cannot be answered by its deadline"),
     Outcome.REJECTED_QUEUE_FULL: (errors.RejectedError, "Exceeds maximum queue size"),
     Outcome.REJECTED_MEMORY: (errors.RejectedError, "no memory is left for the request's tensors"),
     Outcome.REJECTED_UNAVAILABLE: (errors.BackendUnavailable, "the model is not at ready state"),
@@ -52,6 +59,14 @@ def retry_after_s(error: Exception) -> int | None:
     if isinstance(error, errors.OverloadError):
         return max(1, error.retry_after_s)
     return 1 if http_status(error) == 503 else None
+
+
+def error_message(error: Exception) -> str:
+    """What a client is told of an error; one that is not a `ServingError` goes to the log instead."""
+    if isinstance(error, errors.ServingError):
+        return str(error)[:MAX_MESSAGE]
+    _log.error("a request failed unexpectedly", exc_info=error)
+    return "internal error: the log of the server tells more"
 
 
 def outcome_error(outcome: Outcome, reason: str, retry_after: int) -> errors.ServingError:

@@ -57,7 +57,9 @@ def read_models(directory: Path | None, files: Sequence[Path], config: ServerCon
         try:
             entry = entry_of_file(file, sizes.get(file.name.split(".", 1)[0], config.max_batch_size))
             if entry.spec.key in models:
-                raise ConfigError(f"{file}: {models[entry.spec.key].path} has the same name; expected names that differ")
+                raise ConfigError(
+                    f"{file}: {models[entry.spec.key].path} has the same name; expected names that differ"
+                )
             models[entry.spec.key] = entry
         except ConfigError as error:
             broken.append(Broken(file.name.split(".", 1)[0], None, str(error)))
@@ -100,9 +102,7 @@ def build_server(config: ServerConfig, repository: Repository, journal: BinaryIO
     recorder = None if journal is None else JournalWriter(journal.write, spec)
     runtime = Runtime(scheduler, executor, clock=monotonic_ns, timer=Alarm(), metrics=metrics, journal=recorder)
     dataplane = DataPlane(catalogue, runtime, config.default_slo_ms, monotonic_ns)
-    http = http_server(
-        build_app(dataplane, catalogue, metrics, config.max_body_bytes), config.host, config.http_port
-    )
+    http = http_server(build_app(dataplane, catalogue, metrics, config.max_body_bytes), config.host, config.http_port)
     grpc, grpc_port = grpc_server(dataplane, catalogue, config.host, config.grpc_port, config.max_body_bytes)
     return Server(
         catalogue=catalogue,
@@ -135,9 +135,9 @@ def _scheduler_spec(
         [entry.spec for entry in repository.models.values()],
         pipelines,
         [PartitionConfig(partition.name, partition.profile_kind, keys) for partition in partitions],
-        config.limits.config(),
-        policies,
-        config.policy.config(),
+        limits=config.limits.config(),
+        policies=policies,
+        default_policy=config.policy.config(),
     )
 
 

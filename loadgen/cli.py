@@ -36,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ServingError, OSError) as error:
         print(f"loadgen: {error}", file=sys.stderr)
         return USAGE
+    except KeyboardInterrupt:
+        print("loadgen: interrupted", file=sys.stderr)
+        return INVALID
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -100,14 +103,18 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="one run of the Server scenario", epilog=_EPILOG)
     run.add_argument("--rate", type=float, required=True, help="mean arrivals a second")
+    run.add_argument("--duration", type=float, metavar="S", help="seconds of arrivals")
+    run.add_argument("--queries", type=int, metavar="N", help="arrivals; with --duration whichever comes first")
     _add_shared(run)
     run.add_argument("--each-once", action="store_true", help="every sample once, shuffled, instead of at random")
     find = commands.add_parser("find-max", help="the highest rate that meets the objective", epilog=_EPILOG)
     find.add_argument("--start", type=float, default=100.0, help="rate of the first probe (default %(default)s)")
     find.add_argument("--precision", type=float, default=2.0, help="width of the last bracket, %% (default 2)")
     find.add_argument("--max-probes", type=int, default=MAX_PROBES, help="most runs to make (default %(default)s)")
+    find.add_argument("--duration", type=float, default=10.0, metavar="S", help="seconds of every run (default 10)")
     _add_shared(find)
-    find.set_defaults(each_once=False)
+    # A number of queries would last shorter than the objective at a high rate, and then proves nothing.
+    find.set_defaults(queries=None, each_once=False)
     return parser
 
 
@@ -115,8 +122,6 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--target", required=True, help="http://host:port, grpc://host:port or sim:FILE.yaml")
     add("--model", required=True, help="name of a model or pipeline")
-    add("--duration", type=float, metavar="S", help="seconds of arrivals")
-    add("--queries", type=int, metavar="N", help="number of arrivals; with --duration whichever comes first")
     add("--warmup", type=float, default=1.0, metavar="S", help="first seconds left out of the figures (default 1)")
     add("--drain-timeout", type=float, default=10.0, metavar="S", help="wait for the last answers (default 10)")
     add("--slo-ms", type=float, metavar="MS", help="latency objective; also sent with every query")

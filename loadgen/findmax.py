@@ -19,8 +19,8 @@ class Probe:
 
     @property
     def passed(self) -> bool:
-        """Whether the rate is within the objective, by a valid run."""
-        return self.result.passed
+        """Whether the rate is within the objective. A short run will do here: it is only less certain."""
+        return self.result.slo_met and not self.result.client_limits
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Peak:
 
     @property
     def client_limited(self) -> bool:
-        """Whether the rate that failed did so by an invalid run, which says nothing about the target."""
-        return any(probe.rate == self.limit and probe.result.invalid for probe in self.probes)
+        """Whether the rate that failed was too much for the client, which says nothing about the target."""
+        return any(probe.rate == self.limit and probe.result.client_limits for probe in self.probes)
 
 
 def find_max(
@@ -52,6 +52,8 @@ def find_max(
     """
     if not 0 < precision < 1:
         raise ConfigError(f"--precision: must be between 0 and 100 %, got {precision * 100:g} %")
+    if max_probes < 1:
+        raise ConfigError(f"--max-probes: must be at least 1, got {max_probes}")
     low: float | None = None
     high: float | None = None
     probes: list[Probe] = []

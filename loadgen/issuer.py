@@ -26,9 +26,9 @@ class Issuer:
         self.interrupted = False
         self._record = record
         # Views of the columns whose items are plain integers: ten times as fast as numpy's.
-        self._sent_ns = memoryview(record.sent_ns)
-        self._done_ns = memoryview(record.done_ns)
-        self._status = memoryview(record.status)
+        self._sent_ns = record.sent_ns.data
+        self._done_ns = record.done_ns.data
+        self._status = record.status.data
         self._due = schedule.due_ns.tolist()
         self._samples = schedule.sample.tolist()
         self._issued = 0

@@ -46,7 +46,10 @@ def probe_text(probe: Probe) -> str:
     """One line on a probe of `find-max`."""
     latency = probe.result.metrics.latency_ms
     p99 = "no answers" if latency is None else f"p99 {latency.p99:.3f} ms"
-    verdict = "pass" if probe.passed else "; ".join(probe.result.invalid) or "missed"
+    if probe.passed:
+        verdict = "pass" if probe.result.metrics.confirmed else "pass, but not confirmed by early stopping"
+    else:
+        verdict = "; ".join(probe.result.client_limits) or "missed"
     attainment = probe.result.metrics.attainment * 100
     return f"{probe.rate:12.1f}/s  met by {attainment:7.3f} %  {p99:>18}  seed {probe.result.config.seed}  {verdict}\n"
 
@@ -58,7 +61,7 @@ def peak_text(peak: Peak) -> str:
     if peak.limit is None:
         limit = ", no rate failed: the real maximum is higher"
     elif peak.client_limited:
-        limit = f"; {peak.limit:.1f}/s was invalid, so the real maximum may be higher"
+        limit = f"; {peak.limit:.1f}/s was too much for the client, the real maximum may be higher"
     else:
         limit = f"; {peak.limit:.1f}/s failed"
     return f"Result: {peak.rate:.1f}/s within the objective{limit} ({len(peak.probes)} probes)\n"

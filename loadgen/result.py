@@ -10,6 +10,7 @@ from loadgen.record import Record
 from loadgen.samples import SampleSource
 from loadgen.server_metrics import ServerSide
 from loadgen.stats import Metrics
+from loadgen.validity import client_limits
 
 Predictions = npt.NDArray[np.int64]
 
@@ -62,6 +63,11 @@ class RunResult:
     expected: Predictions | None = None
     environment: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def client_limits(self) -> list[str]:
+        """How the client fell short of the schedule: those reasons of `invalid` that a longer run would not cure."""
+        return client_limits(self.metrics, self.config.slo_ms)
+
     def without_rows(self) -> "RunResult":
         """The same figures without what is kept of every query: it may be large."""
         return replace(self, record=self.record.head(0), predictions=None, expected=None)
@@ -70,11 +76,6 @@ class RunResult:
     def slo_met(self) -> bool:
         """Whether enough queries met the objective."""
         return self.metrics.attainment * 100 >= self.config.percentile
-
-    @property
-    def passed(self) -> bool:
-        """Whether the run is valid and the objective met."""
-        return self.slo_met and not self.invalid
 
     @property
     def answered_rows(self) -> int:

@@ -92,19 +92,20 @@ def _read_file(
     source: SampleSource, metadata: ModelMetadata
 ) -> tuple[dict[str, Array], npt.NDArray[np.int64] | None, bool]:
     arrays = _open_npz(source.file)
-    rows = _named(arrays, source.subset, source.file).astype(np.int64) if source.subset else slice(None)
+    subset = _named(arrays, source.subset, source.file) if source.subset else None
     inputs: dict[str, Array] = {}
     ranks = set()
     for tensor in metadata.inputs:
-        array = _named(arrays, source.inputs.get(tensor.name, tensor.name), source.file)[rows]
+        array = _rows(_named(arrays, source.inputs.get(tensor.name, tensor.name), source.file), subset, source)
         inputs[tensor.name] = _cast(array, tensor, source.file)
         ranks.add(array.ndim - len(tensor.shape))
     if ranks not in ({0}, {1}):
         expected = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in metadata.inputs)
         raise ConfigError(f"{source.file}: arrays must be (rows, *item); the model's inputs are {expected}")
     lengths = {name: len(array) for name, array in inputs.items()}
-    labels = _named(arrays, source.labels, source.file)[rows].astype(np.int64) if source.labels else None
-    if labels is not None:
+    labels = None
+    if source.labels:
+        labels = _rows(_named(arrays, source.labels, source.file), subset, source).astype(np.int64)
         lengths[source.labels] = len(labels)
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         raise ConfigError(f"{source.file}: arrays must have the same number of rows, at least one, got {lengths}")
@@ -123,6 +124,20 @@ def _named(arrays: dict[str, Array], key: str, file: str) -> Array:
     if key not in arrays:
         raise ConfigError(f"{file}: has no array {key!r}, only {', '.join(sorted(arrays))}")
     return arrays[key]
+
+
+def _rows(array: Array, subset: Array | None, source: SampleSource) -> Array:
+    if not array.ndim:
+        raise ConfigError(f"{source.file}: expected arrays of at least one dimension, got a single number")
+    if subset is None:
+        return array
+    if (
+        subset.ndim != 1
+        or subset.dtype.kind not in "iu"
+        or (subset.size and not 0 <= subset.min() <= subset.max() < len(array))
+    ):
+        raise ConfigError(f"{source.file}: array {source.subset!r} must hold row numbers, rows 0 to {len(array) - 1}")
+    return np.asarray(array[subset])
 
 
 def _cast(array: Array, tensor: TensorSpec, file: str) -> Array:

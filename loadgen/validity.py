@@ -9,14 +9,18 @@ _LATENESS_SHARE_OF_SLO = 0.05
 
 def invalid_reasons(metrics: Metrics, slo_ms: float | None, percentile: float, interrupted: bool) -> list[str]:
     """Why a run is invalid, a sentence each; empty for a valid run."""
-    reasons = []
-    if interrupted:
-        reasons.append("interrupted before its end")
+    reasons = ["interrupted before its end"] if interrupted else []
     needed = queries_needed(0, percentile)
     if metrics.queries < needed:
         reasons.append(
             f"too short: {metrics.queries} queries after the warm-up; a verdict on {percentile:g} % takes {needed}"
         )
+    return reasons + client_limits(metrics, slo_ms)
+
+
+def client_limits(metrics: Metrics, slo_ms: float | None) -> list[str]:
+    """How the client fell short of the schedule, a sentence each."""
+    reasons = []
     limit_ms = max(_LATENESS_FLOOR_MS, _LATENESS_SHARE_OF_SLO * (slo_ms or 0.0))
     if metrics.lateness_ms is not None and metrics.lateness_ms.p99 > limit_ms:
         reasons.append(

@@ -23,7 +23,7 @@ def confidence(probabilities: Array, kind: Confidence) -> Floats:
     with np.errstate(invalid="ignore"):
         sure = _MEASURES[kind](values)
     # fmax prefers a number to NaN.
-    return np.minimum(np.fmax(sure, 0.0), 1.0)
+    return np.asarray(np.minimum(np.fmax(sure, 0.0), 1.0))
 
 
 def _max(values: Floats) -> Floats:
@@ -39,7 +39,7 @@ def _margin(values: Floats) -> Floats:
 
 
 def _entropy(values: Floats) -> Floats:
-    chances = np.clip(values, 0.0, 1.0)
+    chances = np.minimum(np.maximum(values, 0.0), 1.0)
     # 0 ln 0 is 0, and NaN stays NaN.
     entropy = -(chances * np.log(np.where(chances == 0.0, 1.0, chances))).sum(axis=1)
     return np.asarray(1.0 - entropy / np.log(max(values.shape[1], 2)))

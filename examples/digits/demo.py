@@ -25,9 +25,6 @@ from loadgen.scenario import run_server_scenario
 from models.errors import ServingError
 
 DIRECTORY = Path(".demo")
-REPOSITORY = DIRECTORY / "repository"
-LOG = DIRECTORY / "server.log"
-REQUESTS = DIRECTORY / "requests.npz"
 
 KNOWN_CORRECT = {"digits-cascade": 888, "digits-ensemble": 889}
 """Test rows, of 899, that each pipeline answers right."""
@@ -85,44 +82,50 @@ class Replay(NamedTuple):
 
 
 @contextmanager
-def serving() -> Iterator[Server]:
-    """The repository served by a process of its own on free ports; raises DemoError when it does not start or stop."""
-    ready = DIRECTORY / "ready.json"
+def serving(directory: Path) -> Iterator[Server]:
+    """The repository in `directory`, served by a process of its own on free ports that logs to `server.log` there.
+
+    Raises DemoError when it does not start, or does not stop in order.
+    """
+    ready, log_file = directory / "ready.json", directory / "server.log"
     ready.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "gateway.cli", "serve", "--repository", str(REPOSITORY), "--partitions", "2"]
-    command += ["--http-port", "0", "--grpc-port", "0", "--ready-file", str(ready)]
-    with LOG.open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+    command = [sys.executable, "-m", "gateway.cli", "serve", "--repository", str(directory / "repository")]
+    command += ["--partitions", "2", "--http-port", "0", "--grpc-port", "0", "--ready-file", str(ready)]
+    with log_file.open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
-            yield wait_until_ready(process, ready)
+            yield wait_until_ready(process, ready, log_file)
             process.terminate()
             if (code := process.wait(STOP_TIMEOUT_S)) != 0:
-                raise DemoError(f"the server exited with {code} when it was asked to stop; its log is {LOG}")
+                raise DemoError(f"the server exited with {code} when it was asked to stop; its log is {log_file}")
         except subprocess.TimeoutExpired as error:
-            raise DemoError(f"the server did not stop within {STOP_TIMEOUT_S} s; its log is {LOG}") from error
+            raise DemoError(f"the server did not stop within {STOP_TIMEOUT_S} s; its log is {log_file}") from error
         finally:
             process.kill()
 
 
-def wait_until_ready(process: subprocess.Popen[bytes], ready: Path) -> Server:
+def wait_until_ready(process: subprocess.Popen[bytes], ready: Path, log_file: Path) -> Server:
     """The server once it has loaded its models."""
     give_up = time.monotonic() + START_TIMEOUT_S
     while not ready.exists():
         if process.poll() is not None or time.monotonic() > give_up:
-            raise DemoError(f"the server did not start; the end of its log:\n{LOG.read_text()[-2000:]}")
+            raise DemoError(f"the server did not start; the end of its log:\n{log_file.read_text()[-2000:]}")
         time.sleep(0.02)
     ports = json.loads(ready.read_text())
     return Server(ports["http_port"], ports["grpc_port"])
 
 
-def replay(server: Server, pipeline: str, protocol: str) -> Replay:
-    """Send every test image once at Poisson times; ask again, at most `ROUNDS` times in all, what was refused."""
+def replay(server: Server, pipeline: str, protocol: str, requests: Path) -> Replay:
+    """Send every test image once at Poisson times; ask again, at most `ROUNDS` times in all, what was refused.
+
+    `requests` is a file to write the requests of a round to.
+    """
     with np.load(DATA) as file:
         arrays = dict(file)
     rows = arrays["test"]
     runs: list[RunResult] = []
     sent = failed = correct = escalated = 0
     while len(rows) and len(runs) < ROUNDS:
-        np.savez(REQUESTS, raw=arrays["raw"], y=arrays["y"], rows=rows)
+        np.savez(requests, raw=arrays["raw"], y=arrays["y"], rows=rows)
         result = run_server_scenario(
             RunConfig(
                 target=server.target(protocol),
@@ -130,7 +133,7 @@ def replay(server: Server, pipeline: str, protocol: str) -> Replay:
                 rate=RATE_PER_S,
                 slo_ms=OBJECTIVE_MS,
                 seed=len(runs),
-                samples=SampleSource(str(REQUESTS), labels="y", subset="rows"),
+                samples=SampleSource(str(requests), labels="y", subset="rows"),
                 each_once=True,
                 warmup_s=0,
                 metrics_url=server.metrics_url,
@@ -199,15 +202,17 @@ def warnings(replays: Sequence[Replay]) -> Iterator[str]:
             yield f"{pipeline} over {protocol}: only {run.metrics.attainment:.1%} met {OBJECTIVE_MS} ms{again}"
 
 
-def main() -> int:
-    """Build, serve, replay, print; returns the exit code."""
+def main(directory: Path = DIRECTORY) -> int:
+    """Build, serve, replay, print; everything written goes to `directory`. Returns the exit code."""
     print("Training the models …", flush=True)
-    build_repository(REPOSITORY)
+    build_repository(directory / "repository")
     try:
-        with serving() as server:
+        with serving(directory) as server:
             print(f"Sending labelled traffic, {RATE_PER_S} requests/s …", flush=True)
             replays = [
-                replay(server, pipeline, protocol) for pipeline in KNOWN_CORRECT for protocol in ("http", "grpc")
+                replay(server, pipeline, protocol, directory / "requests.npz")
+                for pipeline in KNOWN_CORRECT
+                for protocol in ("http", "grpc")
             ]
             settled = settled_requests(server)
     except (DemoError, ServingError) as error:

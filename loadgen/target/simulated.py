@@ -54,7 +54,9 @@ class SimulatedTarget:
         kinds = {partition.name: f"cpu{partition.cores}" for partition in self._file.partitions}
         keys = tuple(repository.models)
         partitions = [PartitionConfig(partition, kind, keys) for partition, kind in kinds.items()]
-        self._spec = build_spec(specs, served.values(), partitions, self._file.limits, default_policy=self._file.policy)
+        self._spec = build_spec(
+            specs, served.values(), partitions, limits=self._file.limits, default_policy=self._file.policy
+        )
         by_kind = {
             f"cpu{cores}": {key: latency_table(self._file, entry, cores) for key, entry in repository.models.items()}
             for cores in {partition.cores for partition in self._file.partitions}
@@ -71,7 +73,8 @@ class SimulatedTarget:
         """Play a schedule through a fresh scheduler; the same arguments give the same record."""
         key = pipeline_key(self.pipeline)
         config = next(config for config in self._spec.pipelines if config.name == key)
-        service = _Service(self._tables, config, self._file.escalation.get(self.pipeline.name, {}), seed)
+        counts = {model.key: len(model.verdicts) for model in self._spec.models}
+        service = _Service(self._tables, counts, config, self._file.escalation.get(self.pipeline.name, {}), seed)
         observer = _Observer(Record.of(schedule), config)
         simulator = Simulator(Scheduler(self._spec), service, observer.observe)
         for partition, tables in self._tables.items():
@@ -99,6 +102,7 @@ class _Service:
     def __init__(
         self,
         tables: dict[str, dict[str, LatencyTable]],
+        verdict_counts: dict[str, int],
         pipeline: PipelineConfig,
         escalation: dict[str, float],
         seed: int,
@@ -106,6 +110,7 @@ class _Service:
         if unknown := escalation.keys() - {stage.name for stage in pipeline.stages if stage.when}:
             raise ConfigError(f"escalation: {pipeline.name} has no stage {min(unknown)!r} with a condition")
         self._tables = tables
+        self._verdict_counts = verdict_counts
         self._curves = _confidence_curves(pipeline, escalation)
         self._rng = generator(seed, "verdicts")
 
@@ -115,8 +120,10 @@ class _Service:
 
     def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
         """Confidences of the members' rows, in order."""
+        count = self._verdict_counts[batch.model]
+        if not count:
+            return ()
         parts = [self._verdicts(member.stage, member.rows) for member in batch.members]
-        count = max(map(len, parts))
         return tuple(
             tuple(
                 confidence

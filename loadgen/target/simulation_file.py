@@ -1,5 +1,6 @@
 """The YAML file behind `sim:FILE`: a machine and what it serves."""
 
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -35,7 +36,7 @@ class SimulationFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy: PolicyConfig = PolicyConfig()
     limits: Limits = Limits()
     max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
-    default_slo_ms: float = 1000.0
+    default_slo_ms: float = 10_000.0
 
 
 def read_simulation(path: Path) -> tuple[SimulationFile, Repository]:
@@ -64,5 +65,9 @@ def latency_table(file: SimulationFile, entry: ModelEntry, cores: int) -> Latenc
     """The table of a model: as the file gives it, else timed in this process with as many threads as `cores`."""
     if (given := file.latency_ms.get(entry.spec.name)) is not None:
         return LatencyTable.from_ms(given)
-    backend = import_module(f"models.backends.{entry.backend}").load(str(entry.path), cores)
-    return measure_table(backend, entry.spec.batchable, entry.spec.menu)
+    return _measured(entry.backend, str(entry.path), cores, entry.spec.batchable, entry.spec.menu)
+
+
+@cache  # every run of one process meets the same machine
+def _measured(backend: str, path: str, cores: int, batchable: bool, menu: tuple[int, ...]) -> LatencyTable:
+    return measure_table(import_module(f"models.backends.{backend}").load(path, cores), batchable, menu)

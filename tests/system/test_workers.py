@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from mps.partition import CpuPartition
 from mps.process import WorkerProcess
 from mps.supervisor import Supervisor, WorkerSpec
 from tests.support.onnx_models import save_identity, save_mlp, save_model, save_spin, value
+from tests.support.processes import alive, allowed_cores, memory_files
 
 KIB = 1024
 
@@ -113,26 +114,6 @@ def model(
 
 def worker(*models: ModelFile, index: int = 0, output_bytes: int = 1 << 20) -> WorkerSpec:
     return WorkerSpec(partition(index), models, output_bytes)
-
-
-def alive(pid: int) -> bool:
-    """Whether there is such a process, be it a zombie."""
-    return Path(f"/proc/{pid}").exists()
-
-
-def allowed_cores(pid: int) -> set[str]:
-    """The lists of cores that the threads of a process may run on."""
-    statuses = [(task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
-    return {line.split()[1] for status in statuses for line in status.splitlines() if "Cpus_allowed_list" in line}
-
-
-def memory_files(pid: int, name: str) -> list[str]:
-    """The anonymous files of a process, open or mapped, whose name contains `name`."""
-    found = [line.split()[-2] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/memfd:" in line]
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):
-            found.append(os.readlink(descriptor))
-    return [entry for entry in found if "memfd:" in entry and name in entry]
 
 
 def rows(count: int, width: int = 8) -> npt.NDArray[np.float32]:

@@ -13,6 +13,7 @@ from gateway.http import build_app
 from gateway.metrics import Metrics
 from gateway.runtime import Runtime, Submission
 from models.pipeline import Pipeline, Source, Stage
+from models.repository import Broken
 from models.tensor import DataType, TensorSpec
 
 ARRIVED_NS = 1_000_000_000
@@ -24,6 +25,8 @@ class InstantRuntime:
     def __init__(self) -> None:
         self.submitted: list[dict[str, Any]] = []
         self.cancelled: list[int] = []
+        self.arrived = asyncio.Event()
+        self.gone = asyncio.Event()
         self.released = 0
         self.answer: Answer | None = None
         self.hold = False
@@ -47,6 +50,7 @@ class InstantRuntime:
                 "memory_bytes": memory_bytes,
             }
         )
+        self.arrived.set()
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         if not self.hold:
             future.set_result(self.answer or Answer(Outcome.COMPLETED, "", 0, dict(inputs), self._released))
@@ -54,6 +58,7 @@ class InstantRuntime:
 
     def cancel(self, request: int) -> None:
         self.cancelled.append(request)
+        self.gone.set()
 
     def _released(self) -> None:
         self.released += 1
@@ -98,7 +103,7 @@ def identity(
 
 
 def front(*pipelines: Pipeline, max_body_bytes: int = 1 << 20) -> Front:
-    catalogue = Catalogue("1.2.3", pipelines, {"broken": "model.onnx is empty"}, ["cpu0"])
+    catalogue = Catalogue("1.2.3", pipelines, [Broken("broken", None, "model.onnx is empty")], ["cpu0"])
     catalogue.partition_ready("cpu0", [f"{pipeline.name}:{pipeline.version}" for pipeline in pipelines], {})
     runtime = InstantRuntime()
     dataplane = DataPlane(catalogue, cast(Runtime, runtime), 1000.0, lambda: ARRIVED_NS)

@@ -48,5 +48,5 @@ def test_a_size_that_was_not_measured_takes_the_next_larger() -> None:
 
 @pytest.mark.parametrize("cells", [(), ((2, 5), (1, 5)), ((1, 5), (1, 6)), ((0, 5),), ((1, 0),), ((1, -5),)])
 def test_a_table_must_make_sense(cells: tuple[tuple[int, int], ...]) -> None:
-    with pytest.raises(ConfigError, match="^latency table: "):
+    with pytest.raises(ConfigError, match=r"^latency table: "):
         LatencyTable(cells)

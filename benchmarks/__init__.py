@@ -1,0 +1,1 @@
+"""Benchmarks: speed as ratios measured in one run; `make bench`."""

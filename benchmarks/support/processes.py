@@ -1,0 +1,97 @@
+"""Servers under measurement: started in processes of their own, pinned to cores."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+START_TIMEOUT_S = 60.0
+
+
+class ServerProcess:
+    """A running server and, once it is known, what its ready file says."""
+
+    def __init__(self, process: subprocess.Popen[bytes], ready: dict[str, int]) -> None:
+        self.process = process
+        self.http_port = ready.get("http_port", 0)
+        self.grpc_port = ready.get("grpc_port", 0)
+
+    def cpu_s(self) -> float:
+        """Processor time used so far by the server and its children."""
+        return sum(_cpu_s(pid) for pid in self.pids())
+
+    def pss_mb(self) -> float:
+        """Proportional set size of the server and its children, in MB."""
+        return sum(_pss_kb(pid) for pid in self.pids()) / 1024
+
+    def pids(self) -> list[int]:
+        """The server's process and its children."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [self.process.pid, *map(int, children)]
+
+
+@contextmanager
+def running(arguments: list[str], ready_file: Path, core: int) -> Iterator[ServerProcess]:
+    """Run `python ARGUMENTS` on this core until the block ends; the server writes the ready file when it serves."""
+    ready_file.unlink(missing_ok=True)
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    with pinned(core):  # a child inherits the affinity
+        process = subprocess.Popen([sys.executable, *arguments], cwd=ROOT, env=environment)
+    try:
+        until = time.monotonic() + START_TIMEOUT_S
+        while not ready_file.exists():
+            if process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"{arguments} did not start (exit status {process.poll()})")
+            time.sleep(0.02)
+        yield ServerProcess(process, json.loads(ready_file.read_text()))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=START_TIMEOUT_S)
+
+
+@contextmanager
+def gateway(directory: Path, config: str, core: int, *options: str) -> Iterator[ServerProcess]:
+    """Run `sluice serve` with this configuration file on free ports."""
+    file = directory / "sluice.yaml"
+    file.write_text(config)
+    ready = directory / "gateway.json"
+    ports = ["--http-port", "0", "--grpc-port", "0", "--log-level", "warning"]
+    arguments = ["-m", "gateway.cli", "serve", "--config", str(file), "--ready-file", str(ready), *ports, *options]
+    with running(arguments, ready, core) as server:
+        yield server
+
+
+@contextmanager
+def pinned(core: int) -> Iterator[None]:
+    """Keep this process on one core, so that client and server do not share one."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def alternate(rounds: int, *measures: Callable[[], float]) -> list[float]:
+    """Run the measures in turn, ABAB…, and return the median of each: noise then falls on all of them alike."""
+    values: list[list[float]] = [[] for _ in measures]
+    for _ in range(rounds):
+        for results, measure in zip(values, measures, strict=True):
+            results.append(measure())
+    return [sorted(results)[len(results) // 2] for results in values]
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _pss_kb(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))

@@ -1,0 +1,120 @@
+"""The hot path: a small network (64 floats in), gateway and worker together on one core, the client on another."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from benchmarks.conftest import Report
+from benchmarks.support.closed_loop import Closed, drive_grpc, drive_http, grpc_request, http_request
+from benchmarks.support.processes import ServerProcess, alternate, gateway, pinned, running
+
+SERVER_CORE, CLIENT_CORE = 0, 1
+ROUNDS = 5
+SECONDS = 2.0
+CONFIG = f"partitions: [{{name: cpu0, cores: [{SERVER_CORE}]}}]\nmax_batch_size: 64\n"
+HTTP_REQUEST = http_request("/v2/models/mlp/infer", "x", (1, 64))
+GRPC_REQUEST = grpc_request("mlp", "x", (1, 64))
+
+
+@pytest.fixture(scope="module")
+def sluice(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    directory = tmp_path_factory.mktemp("sluice")
+    model = repository / "mlp" / "1" / "model.onnx"
+    (directory / "mlp.onnx").write_bytes(model.read_bytes())
+    with gateway(directory, CONFIG, SERVER_CORE, str(directory / "mlp.onnx")) as server, pinned(CLIENT_CORE):
+        yield server
+
+
+@pytest.fixture(scope="module")
+def fastapi(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    ready = tmp_path_factory.mktemp("fastapi") / "ready.json"
+    model = repository / "mlp" / "1" / "model.onnx"
+    with running(["-m", "benchmarks.support.fastapi_server", str(model), str(ready)], ready, SERVER_CORE) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    ready = tmp_path_factory.mktemp("echo") / "ready.json"
+    with running(["-m", "benchmarks.support.grpc_echo", str(ready)], ready, SERVER_CORE) as server:
+        yield server
+
+
+def test_http(benchmark: Any, sluice: ServerProcess, fastapi: ServerProcess, report: Report) -> None:
+    """Requests a second at concurrency 64, interleaved with the plain FastAPI server's."""
+    cpu_us: list[float] = []
+
+    def ours() -> float:
+        before = sluice.cpu_s()
+        closed = drive_http(sluice.http_port, HTTP_REQUEST, 64, SECONDS)
+        # The warm-up's requests cost processor time as well; they come at the same rate.
+        cpu_us.append((sluice.cpu_s() - before) / (closed.requests * 1.1) * 1e6)
+        return closed.rate
+
+    def theirs() -> float:
+        return drive_http(fastapi.http_port, HTTP_REQUEST, 64, SECONDS).rate
+
+    rate, plain = benchmark.pedantic(alternate, args=(ROUNDS, ours, theirs), rounds=1)
+    report("HTTP, concurrency 64, requests/s", f"{rate:,.0f}", "")
+    report("plain FastAPI + onnxruntime, requests/s", f"{plain:,.0f}", "")
+    report("HTTP against plain FastAPI", f"{rate / plain:.2f}x", ">= 2x")
+    report("processor time a request (gateway + worker), us", f"{sorted(cpu_us)[ROUNDS // 2]:.1f}", "<= 60")
+
+
+def test_grpc(benchmark: Any, sluice: ServerProcess, echo: ServerProcess, report: Report) -> None:
+    """Calls a second at concurrency 64, interleaved with an echo server's."""
+
+    def ours() -> float:
+        return drive_grpc(sluice.grpc_port, GRPC_REQUEST, 64, SECONDS).rate
+
+    def theirs() -> float:
+        return drive_grpc(echo.grpc_port, GRPC_REQUEST, 64, SECONDS).rate
+
+    rate, bare = benchmark.pedantic(alternate, args=(ROUNDS, ours, theirs), rounds=1)
+    report("gRPC, concurrency 64, requests/s", f"{rate:,.0f}", "")
+    report("bare grpc.aio echo, requests/s", f"{bare:,.0f}", "")
+    report("gRPC against the bare echo", f"{rate / bare:.0%}", ">= 70%")
+
+
+def test_lone_latency(benchmark: Any, sluice: ServerProcess, repository: Path, report: Report) -> None:
+    """Concurrency 1: what the gateway adds to ONNX Runtime called in the client's process."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    model = str(repository / "mlp" / "1" / "model.onnx")
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    row = np.ones((1, 64), np.float32)
+    direct_ms = _direct_ms(lambda: session.run(None, {"x": row}))
+    closed: Closed = benchmark.pedantic(drive_http, args=(sluice.http_port, HTTP_REQUEST, 1, SECONDS * 2), rounds=1)
+    report("concurrency 1, p50 added over in-process, ms", f"{closed.p50_ms - direct_ms:.3f}", "<= 0.3")
+    report("concurrency 1, p99, ms", f"{closed.p99_ms:.3f}", "")
+
+
+def _direct_ms(call: Any) -> float:
+    import time
+
+    times = []
+    for _ in range(2000):
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return float(np.median(times)) * 1e3
+
+
+def test_memory(benchmark: Any, sluice: ServerProcess, report: Report) -> None:
+    """Memory after a million requests, and how much it grew over the last 900 000 of them."""
+
+    def million() -> tuple[float, float]:
+        served, early = 0, 0.0
+        while served < 1_000_000:
+            served += drive_http(sluice.http_port, HTTP_REQUEST, 64, 4.0).requests
+            if not early and served >= 100_000:
+                early = sluice.pss_mb()
+        return early, sluice.pss_mb()
+
+    early, late = benchmark.pedantic(million, rounds=1)
+    report("gateway + worker after a million requests, MB PSS", f"{late:.0f}", "<= 150")
+    report("growth over the last 900 000 requests, MB", f"{late - early:+.1f}", "flat")

@@ -1,0 +1,203 @@
+"""Every bad request is refused with the same sentence over HTTP and gRPC, and the server lives on."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import grpc
+import numpy as np
+import pytest
+from onnx import helper
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from models.tensor import DataType
+from tests.support.onnx_models import save_identity, save_model, value
+from tests.support.server import GatewayServer, gateway_server
+
+
+class Tensor(NamedTuple):
+    name: str = "x"
+    datatype: str = "FP32"
+    shape: tuple[int, ...] = (1, 2)
+    data: bytes = bytes(8)
+
+
+class Call(NamedTuple):
+    inputs: tuple[Tensor, ...] = (Tensor(),)
+    model: str = "identity"
+    version: str = ""
+    outputs: tuple[str, ...] = ()
+    parameters: Mapping[str, Any] = MappingProxyType({})
+
+
+STRICT = """
+late: evict
+stages:
+  only: {model: identity, inputs: {x: request.x}}
+outputs:
+  y: {from: only.y}
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayServer]:
+    directory = tmp_path_factory.mktemp("errors")
+    repository = directory / "models"
+    save_identity(repository / "identity" / "1" / "model.onnx", DataType.FP32, [2])
+    save_identity(repository / "text" / "1" / "model.onnx", DataType.BYTES, [1])
+    save_identity(repository / "wide" / "1" / "model.onnx", DataType.INT32, ["W"])
+    inputs, outputs = ([value(name, DataType.INT32, ["N", 1]) for name in pair] for pair in ("ab", "cd"))
+    nodes = [helper.make_node("Identity", [source], [target]) for source, target in (("a", "c"), ("b", "d"))]
+    save_model(repository / "pair" / "1" / "model.onnx", nodes, inputs, outputs)
+    (repository / "strict").mkdir()
+    (repository / "strict" / "pipeline.yaml").write_text(STRICT)
+    (repository / "broken" / "1").mkdir(parents=True)
+    (repository / "broken" / "1" / "model.onnx").write_bytes(b"no model")
+    with gateway_server(repository, directory, {"max_batch_size": 8}) as running:
+        yield running
+
+
+def over_http(server: GatewayServer, call: Call) -> tuple[int, str]:
+    inputs = [
+        {
+            "name": tensor.name,
+            "datatype": tensor.datatype,
+            "shape": tensor.shape,
+            "parameters": {"binary_data_size": len(tensor.data)},
+        }
+        for tensor in call.inputs
+    ]
+    outputs = [{"name": name} for name in call.outputs]
+    parameters = {"binary_data_output": True, **call.parameters}
+    head = json.dumps({"inputs": inputs, "outputs": outputs, "parameters": parameters}).encode()
+    version = f"/versions/{call.version}" if call.version else ""
+    status, headers, body = server.request(
+        "POST",
+        f"/v2/models/{call.model}{version}/infer",
+        head + b"".join(tensor.data for tensor in call.inputs),
+        {"Inference-Header-Content-Length": str(len(head))},
+    )
+    if status == 200:
+        return status, ""
+    assert headers["content-type"] == "application/json"
+    return status, json.loads(body)["error"]
+
+
+def over_grpc(server: GatewayServer, call: Call) -> tuple[grpc.StatusCode, str]:
+    message = service_pb2.ModelInferRequest(
+        model_name=call.model,
+        model_version=call.version,
+        inputs=[{"name": each.name, "datatype": each.datatype, "shape": each.shape} for each in call.inputs],
+        outputs=[{"name": name} for name in call.outputs],
+        raw_input_contents=[each.data for each in call.inputs],
+    )
+    fields = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+    for name, each in call.parameters.items():
+        setattr(message.parameters[name], fields[type(each)], each)
+    with grpc.insecure_channel(server.grpc_url) as channel:
+        try:
+            service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(message, timeout=20)
+        except grpc.RpcError as error:
+            return error.code(), error.details() or ""
+    return grpc.StatusCode.OK, ""
+
+
+INVALID = (400, grpc.StatusCode.INVALID_ARGUMENT)
+NOT_FOUND = (404, grpc.StatusCode.NOT_FOUND)
+UNAVAILABLE = (503, grpc.StatusCode.UNAVAILABLE)
+UNSUPPORTED = (501, grpc.StatusCode.UNIMPLEMENTED)
+A, B = (Tensor(name, "INT32", (1, 1), bytes(4)) for name in ("a", "b"))
+
+CASES: dict[str, tuple[Call, tuple[int, grpc.StatusCode], str]] = {
+    "unknown model": (Call(model="other"), NOT_FOUND, "other"),
+    "unknown version": (Call(version="3"), NOT_FOUND, "3"),
+    "broken model": (Call(model="broken"), UNAVAILABLE, "broken"),
+    "no inputs": (Call(()), INVALID, "expected 1 inputs but got 0 inputs"),
+    "missing input": (Call((A,), "pair"), INVALID, "missing required input(s) 'b'"),
+    "unknown input": (Call((Tensor("z"),)), INVALID, "unexpected inference input 'z'"),
+    "extra input": (Call((Tensor(), Tensor("z"))), INVALID, "allowed inputs are 'x'"),
+    "duplicate input": (Call((Tensor(), Tensor())), INVALID, "input 'x' already exists in request"),
+    "unknown output": (Call(outputs=("z",)), INVALID, "unexpected inference output 'z'"),
+    "duplicate output": (Call(outputs=("y", "y")), INVALID, "output 'y' already exists in request"),
+    "wrong datatype": (
+        Call((Tensor(datatype="INT32"),)),
+        INVALID,
+        "data-type is 'INT32', but model 'identity' expects",
+    ),
+    "no datatype": (Call((Tensor(datatype="FP31"),)), INVALID, "data-type is 'FP31', but model 'identity' expects"),
+    "wrong dimension": (Call((Tensor(shape=(1, 3), data=bytes(12)),)), INVALID, "Expected [-1,2], got [1,3]"),
+    "wrong rank": (Call((Tensor(shape=(2,)),)), INVALID, "unexpected shape for input 'x'"),
+    "dimension of -1": (Call((Tensor("x", "INT32", (1, -1), b""),), "wide"), INVALID, "Expected [-1,-1], got [1,-1]"),
+    "rows of -1": (Call((Tensor(shape=(-1, 2)),)), INVALID, "'x' has -1 rows"),
+    "no rows": (Call((Tensor(shape=(0, 2), data=b""),)), INVALID, "zero-size batch"),
+    "too many rows": (Call((Tensor(shape=(9, 2), data=bytes(72)),)), INVALID, "batch-size must be <= 8"),
+    "rows disagree": (
+        Call((A, Tensor("b", "INT32", (2, 1), bytes(8))), "pair"),
+        INVALID,
+        "input 'b' batch size does not match",
+    ),
+    "short data": (
+        Call((Tensor(data=bytes(7)),)),
+        INVALID,
+        "'x' has 7 bytes of data, but its shape [1,2] of FP32 takes 8",
+    ),
+    "long data": (Call((Tensor(data=bytes(9)),)), INVALID, "'x' has 9 bytes of data"),
+    "overflowing shape": (Call((Tensor("x", "INT32", (8, 2**62), b""),), "wide"), INVALID, "'x' has 0 bytes of data"),
+    "short element": (Call((Tensor("x", "BYTES", (1, 1), b"\5\0\0\0a"),), "text"), INVALID, "'x'"),
+    "endless element": (Call((Tensor("x", "BYTES", (1, 1), b"\xff\xff\xff\xff"),), "text"), INVALID, "'x'"),
+    "surplus element": (Call((Tensor("x", "BYTES", (1, 1), bytes(8)),), "text"), INVALID, "'x'"),
+    "slo of 0": (Call(parameters={"slo_ms": 0}), INVALID, "'slo_ms'"),
+    "slo as text": (Call(parameters={"slo_ms": "5"}), INVALID, "'slo_ms'"),
+    "negative timeout": (Call(parameters={"timeout": -1}), INVALID, "'timeout'"),
+    "reserved parameter": (Call(parameters={"triton_x": True}), INVALID, "'triton_x' is reserved"),
+    "sequence": (Call(parameters={"sequence_id": 1}), UNSUPPORTED, "sequences are not supported"),
+    "hopeless objective": (Call(model="strict", parameters={"slo_ms": 1e-6}), UNAVAILABLE, "deadline"),
+    "hopeless timeout": (Call(model="strict", parameters={"timeout": 1}), UNAVAILABLE, "deadline"),
+}
+
+
+@pytest.mark.parametrize("protocol", [over_http, over_grpc])
+@pytest.mark.parametrize("case", CASES)
+def test_a_bad_request_is_refused_with_status_and_sentence(
+    server: GatewayServer, case: str, protocol: Callable[[GatewayServer, Call], tuple[object, str]]
+) -> None:
+    call, codes, sentence = CASES[case]
+    status, message = protocol(server, call)
+    assert status in codes
+    assert sentence in message
+    assert protocol(server, Call())[0] in (200, grpc.StatusCode.OK)
+
+
+@pytest.mark.parametrize("protocol", [over_http, over_grpc])
+def test_variable_items_may_be_empty(
+    server: GatewayServer, protocol: Callable[[GatewayServer, Call], tuple[object, str]]
+) -> None:
+    status, message = protocol(server, Call((Tensor("x", "INT32", (2, 0), b""),), "wide"))
+    assert (status in (200, grpc.StatusCode.OK), message) == (True, "")
+
+
+RANDOM = np.random.default_rng(7)
+HOSTILE = {
+    "nothing": b"",
+    "deep lists": b"[" * 250_000,
+    "deep data": b'{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":' + b"[" * 250_000,
+    "huge dimension": b'{"inputs":[{"name":"x","shape":[%s,2],"datatype":"FP32","data":[]}]}' % (b"9" * 10_000),
+    "nan objective": b'{"parameters":{"slo_ms":NaN},'
+    b'"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[1,2]}]}',
+    **{f"noise {index}": RANDOM.bytes(200) for index in range(20)},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_bodies_are_400_and_harm_nobody(server: GatewayServer, name: str) -> None:
+    status, headers, body = server.request("POST", "/v2/models/identity/infer", HOSTILE[name])
+    assert (status, headers["content-type"]) == (400, "application/json")
+    assert json.loads(body)["error"]
+    assert server.request("GET", "/v2/health/ready")[0] == 200
+
+
+def test_what_is_not_http_gets_an_error_in_json(server: GatewayServer) -> None:
+    status, headers, body = server.request("GET", "/v2/health/live", headers={"Content-Length": "x"})
+    assert (status, headers["content-type"]) == (400, "application/json")
+    assert json.loads(body) == {"error": "Invalid HTTP request received."}

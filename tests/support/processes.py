@@ -1,0 +1,25 @@
+"""What the kernel says of processes: whether they are there, their cores, their memory files."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+
+def alive(pid: int) -> bool:
+    """Whether there is such a process, be it a zombie."""
+    return Path(f"/proc/{pid}").exists()
+
+
+def allowed_cores(pid: int) -> set[str]:
+    """The lists of cores that the threads of a process may run on."""
+    statuses = [(task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    return {line.split()[1] for status in statuses for line in status.splitlines() if "Cpus_allowed_list" in line}
+
+
+def memory_files(pid: int, name: str) -> list[str]:
+    """The anonymous files of a process, open or mapped, whose name contains `name`."""
+    found = [line.split()[-2] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/memfd:" in line]
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.append(os.readlink(descriptor))
+    return [entry for entry in found if "memfd:" in entry and name in entry]

@@ -1,0 +1,143 @@
+"""Builders for tests of the scheduler: specs of a few lines, events, and a step that a driver would take."""
+
+from collections.abc import Mapping, Sequence
+
+from batcher.config import (
+    Limits,
+    ModelConfig,
+    PartitionConfig,
+    PipelineConfig,
+    PolicyConfig,
+    SchedulerSpec,
+    StageConfig,
+    Verdict,
+    WhenConfig,
+)
+from batcher.decisions import AnyDecision, DispatchBatch, Member, ReleaseReason
+from batcher.events import (
+    AnyEvent,
+    BatchCompleted,
+    BatchFailed,
+    FailureCause,
+    PartitionLost,
+    PartitionReady,
+    RequestArrived,
+)
+from batcher.scheduler import Scheduler
+from batcher.simulator import Simulator
+from models.pipeline import Confidence, Late
+from models.profile import LatencyTable
+
+US = 1_000
+MS = 1_000_000
+S = 1_000_000_000
+
+ONE = LatencyTable.from_ms({1: 1})
+"""1 ms whatever the batch."""
+GAINING = LatencyTable.from_ms({1: 1, 2: 1.1, 4: 1.2, 8: 1.4})
+"""A model that gains from batching up to 8 rows."""
+CERTAINTY = Verdict("probs", Confidence.MAX)
+
+
+def model(
+    key: str, max_batch: int = 8, policy: PolicyConfig | None = None, *, verdicts: tuple[Verdict, ...] = ()
+) -> ModelConfig:
+    return ModelConfig(key, max_batch, verdicts, policy or PolicyConfig())
+
+
+def single(key: str, late: Late = Late.SERVE, *, name: str = "", keyed: bool = False) -> PipelineConfig:
+    """A model served by itself, under its own key unless `name` says otherwise."""
+    return PipelineConfig(name or key, (StageConfig(key.partition(":")[0], key, request_keyed=keyed),), late)
+
+
+def cascade(*keys: str, name: str = "cascade:1", below: float = 0.9, late: Late = Late.SERVE) -> PipelineConfig:
+    """Each model runs for the rows of which the one before is not sure."""
+    stages = [
+        StageConfig(key, key, when=WhenConfig(index - 1, 0, below) if index else None) for index, key in enumerate(keys)
+    ]
+    return PipelineConfig(name, tuple(stages), late)
+
+
+def ensemble(*keys: str, name: str = "ensemble:1", late: Late = Late.SERVE) -> PipelineConfig:
+    """All models run, and a combiner joins their answers."""
+    members = tuple(StageConfig(f"{key}#{index}", key) for index, key in enumerate(keys))
+    return PipelineConfig(name, (*members, StageConfig("vote", None, tuple(range(len(keys))))), late)
+
+
+def spec_of(
+    models: Sequence[ModelConfig],
+    pipelines: Sequence[PipelineConfig] = (),
+    *,
+    partitions: Sequence[str] = ("cpu0",),
+    limits: Limits | None = None,
+) -> SchedulerSpec:
+    """Every partition holds every model; without pipelines, every model is served by itself."""
+    keys = tuple(config.key for config in models)
+    return SchedulerSpec(
+        tuple(models),
+        tuple(pipelines) or tuple(single(key) for key in keys),
+        tuple(PartitionConfig(name, "cpu1", keys) for name in partitions),
+        limits or Limits(),
+    )
+
+
+def serving(spec: SchedulerSpec, tables: LatencyTable | Mapping[str, LatencyTable]) -> Scheduler:
+    """A scheduler whose partitions are up since 0 ns; one table stands for every model's."""
+    scheduler = Scheduler(spec)
+    if isinstance(tables, LatencyTable):
+        tables = {config.key: tables for config in spec.models}
+    ready = [PartitionReady(partition.name, dict(tables)) for partition in spec.partitions]
+    assert step(scheduler, 0, *ready) == []
+    return scheduler
+
+
+def step(scheduler: Scheduler, now_ns: int, *events: AnyEvent) -> list[AnyDecision]:
+    """What the scheduler decides on the events of one instant and, when it is due, on the wake-up after them."""
+    decisions: list[AnyDecision] = []
+    for event in events:
+        decisions += scheduler.handle(event, now_ns)
+        scheduler.check()
+    due_ns = scheduler.next_wakeup_ns()
+    if due_ns is not None and due_ns <= now_ns:
+        decisions += scheduler.handle_wakeup(now_ns)
+        scheduler.check()
+        due_ns = scheduler.next_wakeup_ns()
+        assert due_ns is None or due_ns > now_ns
+    return decisions
+
+
+def arrival(
+    request: int, deadline_ns: int, pipeline: str = "m:1", *, rows: int = 1, key: str = "", memory_bytes: int = 0
+) -> RequestArrived:
+    return RequestArrived(request, pipeline, rows, deadline_ns, key, memory_bytes)
+
+
+def dispatch(
+    batch: int,
+    members: Sequence[Member | int],
+    reason: ReleaseReason = ReleaseReason.IDLE,
+    *,
+    model: str = "m:1",
+    partition: str = "cpu0",
+) -> DispatchBatch:
+    """The order to run a batch; a number stands for that request's one row in its first stage."""
+    parts = tuple(member if isinstance(member, Member) else Member(member, 0, 1) for member in members)
+    return DispatchBatch(batch, partition, model, sum(part.rows for part in parts), parts, reason)
+
+
+def completed(batch: int, started_ns: int, ended_ns: int, *confidences: float) -> BatchCompleted:
+    """A batch ended; `confidences` are its one verdict."""
+    return BatchCompleted(batch, started_ns, ended_ns, (confidences,) if confidences else ())
+
+
+class FaultySimulator(Simulator):
+    """A simulator whose workers can be lost: their batches fail, and what they would have reported never comes."""
+
+    def _handle(self, event: AnyEvent) -> None:
+        super()._handle(event)
+        if isinstance(event, PartitionLost):
+            self._free_ns.pop(event.partition, None)
+            held = [batch for batch, (partition, _) in self._started_ns.items() if partition == event.partition]
+            for batch in held:
+                del self._started_ns[batch]
+                self.at(self.now_ns, BatchFailed(batch, FailureCause.WORKER_LOST, event.reason))

@@ -1,0 +1,78 @@
+"""An asyncio loop whose clock stands still while there is work and jumps to the next timer when there is none."""
+
+import asyncio
+import selectors
+from collections.abc import Callable, Coroutine
+from typing import TypeVar
+
+from models.units import NS_PER_S
+
+_T = TypeVar("_T")
+
+
+class _Selector(selectors.SelectSelector):
+    """Where the loop would sleep, it makes time pass instead."""
+
+    elapse: Callable[[float], None]
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise RuntimeError("nothing will ever happen on this loop again")
+        if timeout > 0:
+            self.elapse(timeout)
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """`now_ns` is the time of its clock, which starts at 0."""
+
+    def __init__(self) -> None:
+        selector = _Selector()
+        selector.elapse = self._elapse
+        self.now_ns = 0
+        super().__init__(selector)
+        # Timers of this very instant are due (asyncio compares with "<"), those a nanosecond later are not.
+        self._clock_resolution = 0.5 / NS_PER_S
+
+    def time(self) -> float:
+        return self.now_ns / NS_PER_S
+
+    def clock(self) -> int:
+        return self.now_ns
+
+    def at(self, time_ns: int, callback: Callable[..., object], *arguments: object) -> asyncio.TimerHandle:
+        return self.call_at(time_ns / NS_PER_S, callback, *arguments)
+
+    def _elapse(self, seconds: float) -> None:
+        self.now_ns = round((self.time() + seconds) * NS_PER_S)
+
+
+class VirtualAlarm:
+    """The runtime's timer on a virtual loop."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+        self._handle: asyncio.TimerHandle | None = None
+        self._callback: Callable[[], None]
+
+    def start(self, callback: Callable[[], None]) -> None:
+        self._callback = callback
+
+    def arm(self, due_ns: int | None) -> None:
+        self.close()
+        if due_ns is not None:
+            self._handle = self._loop.at(due_ns, self._callback)
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+
+def run_virtual(main: Callable[[VirtualLoop], Coroutine[object, object, _T]]) -> _T:
+    """Run a coroutine on a virtual loop of its own."""
+    loop = VirtualLoop()
+    try:
+        return loop.run_until_complete(main(loop))
+    finally:
+        loop.close()

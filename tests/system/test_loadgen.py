@@ -1,0 +1,274 @@
+"""The load generator against real servers: small ones that misbehave as told, and `sluice serve`."""
+
+import asyncio
+import json
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loadgen.result import RunConfig, RunResult
+from loadgen.samples import SampleSource
+from loadgen.scenario import run_server_scenario
+from models.errors import ConfigError
+from tests.support.onnx_models import save_mlp
+from tests.support.server import gateway_server
+
+METADATA = {
+    "name": "m",
+    "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}],
+    "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 2]}],
+}
+JSON = b'{"outputs":[{"name":"y","datatype":"FP32","shape":[1,2],"parameters":{"binary_data_size":8}}]}'
+TENSOR = np.array([[0.25, 0.75]], np.float32).tobytes()
+ANSWER = b"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n%s%s" % (
+    len(JSON),
+    len(JSON) + len(TENSOR),
+    JSON,
+    TENSOR,
+)
+BUSY = b'HTTP/1.1 503 Service Unavailable\r\nContent-Length: 16\r\n\r\n{"error":"busy"}'
+
+Reply = Callable[[int, asyncio.StreamWriter], Awaitable[None]]
+"""Called with the number of an inference request, from 0, and the connection to answer on."""
+
+
+async def answer(number: int, writer: asyncio.StreamWriter) -> None:
+    writer.write(ANSWER)
+
+
+@contextmanager
+def server(reply: Reply) -> Iterator[str]:
+    """An HTTP server in a thread that serves metadata and leaves inference to `reply`; yields its URL."""
+    numbers = iter(range(1_000_000))
+    started: queue.SimpleQueue[tuple[int, asyncio.AbstractEventLoop]] = queue.SimpleQueue()
+    stop = asyncio.Event()
+
+    async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                if head.startswith(b"GET"):
+                    body = json.dumps(METADATA).encode()
+                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+                    continue
+                length = int(head.lower().rpartition(b"\r\ncontent-length: ")[2].split(b"\r\n")[0])
+                await reader.readexactly(length)
+                await reply(next(numbers), writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def serve() -> None:
+        listener = await asyncio.start_server(connection, "127.0.0.1", 0)
+        started.put((listener.sockets[0].getsockname()[1], asyncio.get_running_loop()))
+        await stop.wait()
+        listener.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    port, loop = started.get(timeout=10)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+
+
+def run(target: str, queries: int = 200, rate: float = 500, **settings: object) -> RunResult:
+    arguments: dict[str, object] = {"warmup_s": 0.0, "drain_timeout_s": 10.0, "seed": 1} | settings
+    return run_server_scenario(
+        RunConfig(target=target, model="m", rate=rate, queries=queries, **arguments)  # type: ignore[arg-type]
+    )
+
+
+def test_a_stall_of_the_server_shows_in_the_latency_from_due_only() -> None:
+    async def stall_once(number: int, writer: asyncio.StreamWriter) -> None:
+        if number == 100:
+            time.sleep(1)  # noqa: ASYNC251 (nothing else is answered either)
+        writer.write(ANSWER)
+
+    # One connection, so that queries wait in the client: a client that times from sending would not notice.
+    with server(stall_once) as target:
+        result = run(target, queries=400, rate=200, connections=1)
+    metrics = result.metrics
+    assert metrics.ok == 400
+    assert metrics.latency_ms is not None
+    assert metrics.service_ms is not None
+    assert metrics.latency_ms.p90 > 500
+    assert metrics.service_ms.p99 < 200
+    assert metrics.service_ms.max > 990
+    assert any("limited by the client" in reason for reason in result.invalid)
+
+
+def test_a_lost_reply_is_a_timeout_and_the_run_ends() -> None:
+    async def lose_one(number: int, writer: asyncio.StreamWriter) -> None:
+        if number != 50:
+            writer.write(ANSWER)
+
+    with server(lose_one) as target:
+        result = run(target, drain_timeout_s=0.5)
+    assert (result.metrics.ok, result.metrics.timeout) == (199, 1)
+    assert result.metrics.attainment == 0.995
+
+
+def test_503_is_shed_with_its_reason() -> None:
+    async def every_fourth_is_busy(number: int, writer: asyncio.StreamWriter) -> None:
+        writer.write(ANSWER if number % 4 else BUSY)
+
+    with server(every_fourth_is_busy) as target:
+        result = run(target)
+    assert (result.metrics.ok, result.metrics.shed) == (150, 50)
+    assert result.metrics.attainment == 0.75
+    assert result.record.reasons == {'HTTP 503: {"error":"busy"}': 50}
+
+
+def test_a_closed_connection_fails_its_own_query_only() -> None:
+    async def hang_up(number: int, writer: asyncio.StreamWriter) -> None:
+        if number % 20 == 10:
+            writer.write(ANSWER[:30])
+            writer.close()
+        else:
+            writer.write(ANSWER)
+
+    with server(hang_up) as target:
+        result = run(target, connections=4)
+    assert (result.metrics.ok, result.metrics.error) == (190, 10)
+    assert result.record.reasons == {"the connection was closed before the answer": 10}
+
+
+def test_an_answer_that_is_no_http_fails_its_query() -> None:
+    async def babble(number: int, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mail ready\r\n\r\n" if number == 3 else ANSWER)
+
+    with server(babble) as target:
+        result = run(target)
+    assert (result.metrics.ok, result.metrics.error) == (199, 1)
+
+
+def test_answers_in_pieces_are_compared_with_the_labels(tmp_path: Path) -> None:
+    async def in_pieces(number: int, writer: asyncio.StreamWriter) -> None:
+        for piece in (ANSWER[:20], ANSWER[20:-3], ANSWER[-3:]):
+            writer.write(piece)
+            await asyncio.sleep(0.001)
+
+    np.savez(tmp_path / "s.npz", x=np.zeros((40, 2), np.float32), y=np.array([1] * 30 + [0] * 10))
+    with server(in_pieces) as target:
+        samples = SampleSource(str(tmp_path / "s.npz"), labels="y")
+        result = run(target, queries=100, samples=samples, each_once=True)
+    assert result.answered_rows == 40
+    assert result.accuracy == 0.75
+
+
+def test_queries_beyond_the_connections_wait_their_turn() -> None:
+    under_way = most = 0
+
+    async def slow(number: int, writer: asyncio.StreamWriter) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.01)
+        under_way -= 1
+        writer.write(ANSWER)
+
+    with server(slow) as target:
+        result = run(target, queries=100, rate=5000, connections=3)
+    assert result.metrics.ok == 100
+    assert most == 3
+
+
+def test_a_server_that_goes_away_fails_the_rest_in_bounded_time() -> None:
+    gone = False
+
+    async def go_away(number: int, writer: asyncio.StreamWriter) -> None:
+        nonlocal gone
+        gone = gone or number >= 50
+        if gone:
+            writer.close()
+        else:
+            writer.write(ANSWER)
+
+    with server(go_away) as target:
+        started = time.monotonic()
+        result = run(target, connections=8)
+        assert time.monotonic() - started < 5
+    assert (result.metrics.ok, result.metrics.error, result.metrics.timeout) == (50, 150, 0)
+
+
+def test_an_interrupt_ends_the_run_with_a_report(tmp_path: Path) -> None:
+    seen = threading.Event()
+
+    async def note(number: int, writer: asyncio.StreamWriter) -> None:
+        writer.write(ANSWER)
+        seen.set()
+
+    command = [sys.executable, "-m", "loadgen.cli", "run", "--model", "m", "--rate", "200", "--duration", "60"]
+    with (
+        server(note) as target,
+        subprocess.Popen([*command, "--target", target], stdout=subprocess.PIPE, text=True) as process,
+    ):
+        assert seen.wait(20)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=20)
+    assert process.returncode == 4
+    assert "Result: INVALID: interrupted before its end" in output
+    assert " 0 timeout," in output
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, str], str]]:
+    """The targets of a server with a model `m` by protocol, and the URL of its metrics."""
+    directory = tmp_path_factory.mktemp("gateway")
+    save_mlp(directory / "repository" / "m" / "1" / "model.onnx", [2, 8, 2])
+    with gateway_server(directory / "repository", directory) as running:
+        targets = {"http": f"http://{running.http_url}", "grpc": f"grpc://{running.grpc_url}"}
+        yield targets, f"http://{running.http_url}/metrics"
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_every_query_to_sluice_is_answered_and_counted(
+    gateway: tuple[dict[str, str], str], protocol: str, tmp_path: Path
+) -> None:
+    targets, metrics_url = gateway
+    np.savez(tmp_path / "s.npz", x=np.random.default_rng(1).random((50, 2), np.float32), y=np.zeros(50, np.int64))
+    samples = SampleSource(str(tmp_path / "s.npz"), labels="y")
+    result = run(targets[protocol], rate=200, samples=samples, rows=2, slo_ms=5000, metrics_url=metrics_url)
+    assert result.metrics.ok == 200
+    assert result.answered_rows == 400
+    assert result.server is not None
+    assert sum(batch.batches * batch.mean_rows for batch in result.server.batches) == pytest.approx(400)
+    assert [(stage.stage, stage.rows) for stage in result.server.stages] == [("m", 400)]
+
+
+def test_both_protocols_predict_the_same(gateway: tuple[dict[str, str], str], tmp_path: Path) -> None:
+    targets, _ = gateway
+    np.savez(tmp_path / "s.npz", x=np.random.default_rng(2).random((50, 2), np.float32), y=np.zeros(50, np.int64))
+    samples = SampleSource(str(tmp_path / "s.npz"), labels="y")
+    over_http, over_grpc = (
+        run(targets[protocol], samples=samples, each_once=True).predictions for protocol in ("http", "grpc")
+    )
+    assert over_http is not None
+    assert over_grpc is not None
+    assert over_http.tolist() == over_grpc.tolist()
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_what_the_server_refuses_as_out_of_time_is_shed(gateway: tuple[dict[str, str], str], protocol: str) -> None:
+    result = run(gateway[0][protocol], queries=20, slo_ms=0.000001)
+    assert result.metrics.ok + result.metrics.shed == 20
+    assert result.metrics.shed > 0
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_an_unknown_model_is_named(gateway: tuple[dict[str, str], str], protocol: str) -> None:
+    config = RunConfig(target=gateway[0][protocol], model="absent", rate=10, queries=1)
+    with pytest.raises(ConfigError, match=r"--model absent: .*absent"):
+        run_server_scenario(config)

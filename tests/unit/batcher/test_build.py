@@ -1,0 +1,129 @@
+from batcher.build import build_spec, pipeline_key
+from batcher.config import (
+    Limits,
+    ModelConfig,
+    PartitionConfig,
+    PipelineConfig,
+    PolicyConfig,
+    PolicyName,
+    SchedulerSpec,
+    StageConfig,
+    Verdict,
+    WhenConfig,
+)
+from batcher.scheduler import Scheduler
+from models.pipeline import Combiner, Confidence, Late, Pipeline, Source, Stage, When
+from models.pipeline_check import single_model
+from models.spec import ModelSpec
+from models.tensor import DataType, TensorSpec
+
+X, PROBS = TensorSpec("x", DataType.FP32, (4,)), TensorSpec("probs", DataType.FP32, (10,))
+ANY, FEATURES = TensorSpec("x", DataType.FP32, (-1,)), TensorSpec("features", DataType.FP32, (-1, 4))
+SMALL = ModelSpec("small", 1, (X,), (PROBS,), 64)
+LARGE = ModelSpec("large", 2, (X,), (PROBS,), 16)
+FIXED = ModelSpec("fixed", 1, (X,), (PROBS,), 0)
+TEXT = ModelSpec("text", 1, (ANY,), (FEATURES,), 8)
+HEAD = ModelSpec("head", 1, (FEATURES, X), (PROBS,), 8)
+CPU0 = PartitionConfig("cpu0", "cpu1", ("small:1", "large:2"))
+MAX, MARGIN = Verdict("probs", Confidence.MAX), Verdict("probs", Confidence.MARGIN)
+
+
+def pipeline(name: str, *stages: Stage, late: Late = Late.SERVE) -> Pipeline:
+    return Pipeline(name, 3, (X,), (PROBS,), stages, {"probs": (Source(stages[-1].name, "probs"),)}, 8, late=late)
+
+
+def stage(name: str, model: str, *, when: When | None = None, **inputs: str) -> Stage:
+    sources = {tensor: Source(*source.split(".")) for tensor, source in inputs.items()}
+    return Stage(name, sources, model=model, when=when)
+
+
+def test_models_alone() -> None:
+    spec = build_spec([SMALL, FIXED], [single_model(SMALL), single_model(FIXED)], [CPU0])
+    assert spec == SchedulerSpec(
+        (ModelConfig("small:1", 64), ModelConfig("fixed:1", 1)),
+        (
+            PipelineConfig("small:1", (StageConfig("small", "small:1"),)),
+            PipelineConfig("fixed:1", (StageConfig("fixed", "fixed:1"),)),
+        ),
+        (CPU0,),
+        Limits(),
+    )
+    Scheduler(spec).check()
+
+
+def test_a_cascade_names_the_verdict_that_it_asks_for() -> None:
+    served = pipeline(
+        "digits",
+        stage("first", "small:1", x="request.x"),
+        stage("second", "large:2", when=When("first", "probs", 0.8, Confidence.MARGIN), x="request.x"),
+        late=Late.EVICT,
+    )
+    other = pipeline(
+        "other",
+        stage("first", "small:1", x="request.x"),
+        stage("second", "large:2", when=When("first", "probs", 0.9), x="request.x"),
+        stage("third", "large:2", when=When("first", "probs", 0.2, Confidence.MARGIN), x="request.x"),
+    )
+    spec = build_spec([SMALL, LARGE], [served, other], [CPU0])
+    assert spec.models == (ModelConfig("small:1", 64, (MARGIN, MAX)), ModelConfig("large:2", 16))
+    assert spec.pipelines == (
+        PipelineConfig(
+            "digits:3",
+            (StageConfig("first", "small:1"), StageConfig("second", "large:2", (), WhenConfig(0, 0, 0.8))),
+            Late.EVICT,
+        ),
+        PipelineConfig(
+            "other:3",
+            (
+                StageConfig("first", "small:1"),
+                StageConfig("second", "large:2", (), WhenConfig(0, 1, 0.9)),
+                StageConfig("third", "large:2", (), WhenConfig(0, 0, 0.2)),
+            ),
+        ),
+    )
+
+
+def test_an_ensemble_whose_combiner_is_asked() -> None:
+    served = pipeline(
+        "vote",
+        stage("a", "small:1", x="request.x"),
+        stage("b", "large:2", x="request.x"),
+        Stage("mean", {"0": Source("a", "probs"), "1": Source("b", "probs")}, combine=Combiner.MEAN),
+        stage("c", "large:2", when=When("mean", "probs", 0.5), x="request.x"),
+        stage("d", "large:2", when=When("mean", "probs", 0.1, Confidence.MARGIN), x="request.x"),
+    )
+    spec = build_spec([SMALL, LARGE], [served], [CPU0])
+    assert spec.models == (ModelConfig("small:1", 64), ModelConfig("large:2", 16))
+    assert spec.pipelines[0].stages[2:] == (
+        StageConfig("mean", None, (0, 1), None, (MAX, MARGIN)),
+        StageConfig("c", "large:2", (), WhenConfig(2, 0, 0.5)),
+        StageConfig("d", "large:2", (), WhenConfig(2, 1, 0.1)),
+    )
+
+
+def test_batches_are_keyed_where_a_dimension_is_variable() -> None:
+    served = pipeline(
+        "text",
+        stage("text", "text:1", x="request.x"),
+        stage("head", "head:1", features="text.features", x="request.y"),
+        stage("raw", "head:1", features="request.features", x="request.y"),
+    )
+    spec = build_spec([TEXT, HEAD], [served], [CPU0])
+    assert [(made.sources, made.request_keyed, made.source_keyed) for made in spec.pipelines[0].stages] == [
+        ((), True, False),
+        ((0,), False, True),
+        ((), True, False),
+    ]
+
+
+def test_a_policy_is_a_model_s_own_or_the_default() -> None:
+    none, timeout = PolicyConfig(PolicyName.NONE), PolicyConfig(PolicyName.TIMEOUT, (4,), 1_000)
+    spec = build_spec(
+        [SMALL, LARGE], [], [], limits=Limits(queue_requests=1), policies={"large:2": timeout}, default_policy=none
+    )
+    assert [config.policy for config in spec.models] == [none, timeout]
+    assert spec.limits == Limits(queue_requests=1)
+
+
+def test_a_pipeline_is_known_by_name_and_version() -> None:
+    assert pipeline_key(single_model(LARGE)) == "large:2"

@@ -1,0 +1,321 @@
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from batcher.config import Verdict
+from batcher.decisions import DispatchBatch, Member, ReleaseReason
+from gateway import assembly
+from gateway.answer import Tensor
+from gateway.assembly import Assembly, Outputs
+from gateway.input_slots import InputSlots
+from gateway.plan import OF_REQUEST, PipelinePlan, StagePlan, Wire
+from models.arrays import Array, WireBytes, encode_bytes, numpy_dtype
+from models.errors import PartitionError
+from models.pipeline import Combiner, Confidence
+from models.spec import ModelSpec
+from models.tensor import DataType, TensorSpec
+from mps.arena import Region
+from mps.messages import InputTensor, OutputTensor, Segment
+
+X = TensorSpec("x", DataType.FP32, (2,))
+PROBS = TensorSpec("probs", DataType.FP32, (2,))
+TEXT = TensorSpec("text", DataType.BYTES, (1,))
+MODELS = {
+    "small:1": ModelSpec("small", 1, (X,), (PROBS,), 8),
+    "large:1": ModelSpec("large", 1, (X,), (PROBS,), 8),
+    "chained:1": ModelSpec("chained", 1, (X, PROBS), (PROBS,), 8),
+    "words:1": ModelSpec("words", 1, (TEXT,), (TEXT,), 8),
+    "single:1": ModelSpec("single", 1, (TensorSpec("x", DataType.FP32, ()),), (X,), 0),
+}
+FROM_REQUEST = (Wire(OF_REQUEST, "x"),)
+FIRST_PROBS = (Wire(0, "probs"),)
+
+
+def stage(*inputs: Wire) -> StagePlan:
+    return StagePlan(inputs, None, "", ())
+
+
+def plan(stages: Sequence[StagePlan], outputs: dict[str, tuple[Wire, ...]], batchable: bool = True) -> PipelinePlan:
+    return PipelinePlan(batchable, tuple(stages), outputs, 8, 0)
+
+
+PLANS = {
+    "small:1": plan([stage(*FROM_REQUEST)], {"probs": FIRST_PROBS}),
+    "cascade:1": plan([stage(*FROM_REQUEST), stage(*FROM_REQUEST)], {"probs": (Wire(1, "probs"), Wire(0, "probs"))}),
+    "chain:1": plan(
+        [stage(*FROM_REQUEST), stage(Wire(OF_REQUEST, "x"), Wire(0, "probs"))], {"probs": (Wire(1, "probs"),)}
+    ),
+    "ensemble:1": plan(
+        [
+            stage(*FROM_REQUEST),
+            stage(*FROM_REQUEST),
+            StagePlan(
+                (Wire(0, "probs"), Wire(1, "probs")), Combiner.MEAN, "probs", (Verdict("probs", Confidence.MAX),)
+            ),
+        ],
+        {"probs": (Wire(2, "probs"),)},
+    ),
+    "words:1": plan([stage(Wire(OF_REQUEST, "text"))], {"text": (Wire(0, "text"),)}),
+    "single:1": plan([stage(*FROM_REQUEST)], {"x": (Wire(0, "x"),)}, batchable=False),
+}
+
+
+class LocalRegions:
+    """Regions as one process sees them: what a worker would read through its own mapping."""
+
+    def __init__(self) -> None:
+        self.regions: dict[int, Region] = {}
+        self._numbers = itertools.count(1)
+
+    def share_region(self, region: Region) -> int:
+        number = next(self._numbers)
+        self.regions[number] = region
+        return number
+
+    def drop_region(self, number: int) -> None:
+        self.regions.pop(number).close()
+
+    def read(self, tensor: InputTensor) -> bytes:
+        return b"".join(
+            bytes(self.regions[part.region].view[part.offset : part.offset + part.nbytes]) for part in tensor.segments
+        )
+
+    def array(self, tensor: InputTensor) -> Array:
+        return np.frombuffer(self.read(tensor), numpy_dtype(tensor.datatype)).reshape(tensor.shape)
+
+
+class Bench:
+    """An assembly, and a worker's side of it whose output region is number `output`."""
+
+    def __init__(self, input_bytes: int = 1 << 16) -> None:
+        self.regions = LocalRegions()
+        self.slots = InputSlots(self.regions, input_bytes)
+        self.assembly = Assembly(PLANS, MODELS, self.slots)
+        self.output = self.regions.share_region(Region.create("test-outputs", 1 << 16))
+        self.freed: list[int] = []
+        self._next_offset = 0
+
+    def admit(self, request: int, pipeline: str, **inputs: Tensor) -> int:
+        rows = next(iter(inputs.values())).shape[0] if PLANS[pipeline].batchable else 1
+        return self.assembly.admit(request, pipeline, inputs, rows, sum(each.nbytes for each in inputs.values()))
+
+    def begin(self, batch: int, model: str, *members: Member) -> tuple[InputTensor, ...]:
+        rows = sum(member.rows for member in members)
+        return self.assembly.begin(DispatchBatch(batch, "cpu0", model, rows, members, ReleaseReason.IDLE))
+
+    def complete(self, batch: int, name: str, array: Array) -> None:
+        """The batch ran and its one output lies in the output region."""
+        view = self.regions.regions[self.output].view
+        offset = self._next_offset
+        self._next_offset += array.nbytes
+        target = np.ndarray(array.shape, array.dtype, view, offset)
+        target[...] = array
+        located = OutputTensor(name, DataType.FP32, array.shape, self.output, offset, array.nbytes)
+        self.assembly.complete(batch, Outputs({name: target}, {name: located}, lambda: self.freed.append(batch)))
+
+
+def rows(*values: float) -> Array:
+    """One row a value: `[value, value + 0.5]`."""
+    return np.array([[value, value + 0.5] for value in values], np.float32)
+
+
+def take(bench: Bench, request: int, name: str = "probs") -> tuple[Tensor, Callable[[], None]]:
+    tensors, release = bench.assembly.take(request)
+    return tensors[name], release
+
+
+def test_the_rows_of_a_batch_lie_side_by_side_in_one_segment() -> None:
+    bench = Bench()
+    bench.admit(1, "small:1", x=rows(1, 2))
+    bench.admit(2, "small:1", x=rows(3))
+    (tensor,) = bench.begin(10, "small:1", Member(1, 0, 2), Member(2, 0, 1))
+    assert (tensor.name, tensor.datatype, tensor.shape, len(tensor.segments)) == ("x", DataType.FP32, (3, 2), 1)
+    np.testing.assert_array_equal(bench.regions.array(tensor), rows(1, 2, 3))
+
+
+def test_each_request_gets_its_own_rows_of_the_output_as_a_view() -> None:
+    bench = Bench()
+    bench.admit(1, "small:1", x=rows(1, 2))
+    bench.admit(2, "small:1", x=rows(3))
+    bench.begin(10, "small:1", Member(1, 0, 2), Member(2, 0, 1))
+    bench.complete(10, "probs", rows(7, 8, 9))
+    answer, _ = take(bench, 2)
+    assert isinstance(answer, np.ndarray)
+    np.testing.assert_array_equal(answer, rows(9))
+    memory = np.frombuffer(bench.regions.regions[bench.output].view, np.uint8)
+    assert np.shares_memory(answer, memory)
+
+
+def test_a_fixed_width_tensor_is_copied_once_from_body_to_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[int] = []
+
+    def counted(arrays: Sequence[Array], memory: memoryview, offset: int, nbytes: int) -> None:
+        assert all(np.shares_memory(array, body) for array in arrays)
+        copies.append(nbytes)
+        copy_rows(arrays, memory, offset, nbytes)
+
+    copy_rows = assembly.copy_rows
+    monkeypatch.setattr(assembly, "copy_rows", counted)
+    bench = Bench()
+    body = np.frombuffer(rows(1, 2, 3).tobytes(), np.uint8)
+    view: Array = np.frombuffer(body, np.float32).reshape(3, 2)
+    bench.admit(1, "small:1", x=view)
+    (tensor,) = bench.begin(10, "small:1", Member(1, 0, 3))
+    # What the backend is given is the memory that was written, by way of the region.
+    (segment,) = tensor.segments
+    backend: Array = np.ndarray(tensor.shape, np.float32, bench.regions.regions[segment.region].view, segment.offset)
+    np.testing.assert_array_equal(backend, rows(1, 2, 3))
+    assert copies == [view.nbytes]
+
+
+def test_a_cascade_sends_the_escalated_rows_and_merges_the_answers() -> None:
+    bench = Bench()
+    bench.admit(1, "cascade:1", x=rows(1, 2, 3, 4))
+    bench.begin(10, "small:1", Member(1, 0, 4))
+    bench.complete(10, "probs", rows(10, 20, 30, 40))
+    (tensor,) = bench.begin(11, "large:1", Member(1, 1, 3, (0, 2, 3)))
+    assert tensor.shape == (3, 2)
+    np.testing.assert_array_equal(bench.regions.array(tensor), rows(1, 3, 4))
+    bench.complete(11, "probs", rows(100, 300, 400))
+    answer, _ = take(bench, 1)
+    np.testing.assert_array_equal(answer, rows(100, 20, 300, 400))
+
+
+def test_a_cascade_that_did_not_escalate_answers_with_a_view_of_the_first_stage() -> None:
+    bench = Bench()
+    bench.admit(1, "cascade:1", x=rows(1, 2))
+    bench.begin(10, "small:1", Member(1, 0, 2))
+    bench.complete(10, "probs", rows(10, 20))
+    answer, release = take(bench, 1)
+    np.testing.assert_array_equal(answer, rows(10, 20))
+    assert bench.freed == []
+    release()
+    assert bench.freed == [10]
+
+
+def test_outputs_of_a_stage_are_passed_on_by_reference() -> None:
+    bench = Bench()
+    bench.admit(1, "chain:1", x=rows(1, 2, 3, 4))
+    bench.admit(2, "chain:1", x=rows(5))
+    bench.begin(10, "small:1", Member(1, 0, 4), Member(2, 0, 1))
+    bench.complete(10, "probs", rows(10, 20, 30, 40, 50))
+    copied, referred = bench.begin(11, "chained:1", Member(1, 1, 3, (0, 2, 3)), Member(2, 1, 1))
+    np.testing.assert_array_equal(bench.regions.array(copied), rows(1, 3, 4, 5))
+    # Row 0 by itself; rows 2 and 3 and the next request's row touch.
+    assert referred.segments == (Segment(bench.output, 0, 8), Segment(bench.output, 16, 24))
+    np.testing.assert_array_equal(bench.regions.array(referred), rows(10, 30, 40, 50))
+
+
+def test_rows_are_found_in_a_stage_that_ran_only_some() -> None:
+    bench = Bench()
+    bench.admit(1, "chain:1", x=rows(1, 2, 3, 4))
+    bench.begin(10, "small:1", Member(1, 0, 3, (0, 2, 3)))
+    bench.complete(10, "probs", rows(10, 30, 40))
+    _, referred = bench.begin(11, "chained:1", Member(1, 1, 2, (0, 3)))
+    np.testing.assert_array_equal(bench.regions.array(referred), rows(10, 40))
+
+
+def test_an_output_is_kept_until_every_answer_and_every_running_batch_is_done_with_it() -> None:
+    bench = Bench()
+    bench.admit(1, "chain:1", x=rows(1))
+    bench.admit(2, "small:1", x=rows(2))
+    bench.begin(10, "small:1", Member(1, 0, 1), Member(2, 0, 1))
+    bench.complete(10, "probs", rows(10, 20))
+    bench.begin(11, "chained:1", Member(1, 1, 1))
+    bench.assembly.forget(1)
+    _, release = take(bench, 2)
+    release()
+    assert bench.freed == []  # the batch still reads it
+    bench.complete(11, "probs", rows(100))
+    assert sorted(bench.freed) == [10, 11]
+    assert bench.slots.used_bytes == 0
+
+
+def test_outputs_nobody_waits_for_are_freed_at_once() -> None:
+    bench = Bench()
+    bench.admit(1, "small:1", x=rows(1))
+    bench.begin(10, "small:1", Member(1, 0, 1))
+    bench.assembly.forget(1)
+    bench.complete(10, "probs", rows(10))
+    assert bench.freed == [10]
+
+
+def test_an_abandoned_batch_gives_its_slot_back_and_can_be_repeated() -> None:
+    bench = Bench()
+    bench.admit(1, "small:1", x=rows(1))
+    bench.begin(10, "small:1", Member(1, 0, 1))
+    bench.assembly.abandon(10)
+    assert bench.slots.used_bytes == 0
+    (tensor,) = bench.begin(11, "small:1", Member(1, 0, 1))
+    np.testing.assert_array_equal(bench.regions.array(tensor), rows(1))
+
+
+def test_an_ensemble_is_joined_from_members_of_different_batches() -> None:
+    bench = Bench()
+    bench.admit(1, "ensemble:1", x=rows(1, 2))
+    bench.begin(10, "small:1", Member(1, 0, 2))
+    bench.begin(11, "large:1", Member(1, 1, 2))
+    bench.complete(10, "probs", np.array([[0.2, 0.8], [0.5, 0.5]], np.float32))
+    bench.complete(11, "probs", np.array([[0.4, 0.6], [1.0, 0.0]], np.float32))
+    (confidences,) = bench.assembly.combine(Member(1, 2, 2))
+    assert confidences == pytest.approx((0.7, 0.75))
+    answer, release = take(bench, 1)
+    np.testing.assert_allclose(answer, [[0.3, 0.7], [0.75, 0.25]], rtol=1e-6)  # type: ignore[arg-type]
+    release()
+    assert sorted(bench.freed) == [10, 11]
+
+
+def test_bytes_travel_in_wire_form_and_are_cut_at_rows() -> None:
+    bench = Bench()
+    for request, words in ((1, [["a"], ["bcd"]]), (2, [[""]])):
+        buffer, offsets = encode_bytes(np.array(words, np.object_))
+        bench.admit(request, "words:1", text=WireBytes(buffer, (len(words), 1), offsets))
+    (tensor,) = bench.begin(10, "words:1", Member(1, 0, 1, (1,)), Member(2, 0, 1))
+    assert (tensor.datatype, tensor.shape) == (DataType.BYTES, (2, 1))
+    assert bench.regions.read(tensor) == b"\3\0\0\0bcd" + b"\0\0\0\0"
+
+
+def test_bytes_outputs_of_different_stages_merge_row_by_row() -> None:
+    bench = Bench()
+    bench.admit(1, "words:1", text=WireBytes(b"\0\0\0\0", (1, 1), np.array([0, 4])))
+    bench.begin(10, "words:1", Member(1, 0, 1))
+    content = WireBytes(b"\1\0\0\0q", (1, 1), np.array([0, 5]))
+    bench.assembly.complete(10, Outputs({"text": content}, {}, lambda: None))
+    answer, _ = take(bench, 1, "text")
+    assert isinstance(answer, WireBytes)
+    assert (bytes(answer.buffer), answer.shape, answer.row_offsets.tolist()) == (b"\1\0\0\0q", (1, 1), [0, 5])
+
+
+def test_an_unbatchable_model_gets_the_tensor_as_it_is() -> None:
+    bench = Bench()
+    bench.admit(1, "single:1", x=np.array(4.0, np.float32))
+    (tensor,) = bench.begin(10, "single:1", Member(1, 0, 1))
+    assert tensor.shape == ()
+    assert bench.regions.array(tensor) == np.float32(4.0)
+    bench.complete(10, "x", np.array([1, 2], np.float32))
+    answer, _ = take(bench, 1, "x")
+    np.testing.assert_array_equal(answer, [1, 2])
+
+
+def test_a_batch_larger_than_the_arena_gets_a_region_of_its_own_within_bounds() -> None:
+    bench = Bench(input_bytes=4096)
+    wide = np.zeros((300, 2), np.float32)
+    for request in (1, 2, 3):
+        bench.admit(request, "small:1", x=wide)
+    regions = len(bench.regions.regions)
+    bench.begin(10, "small:1", Member(1, 0, 300))
+    bench.begin(11, "small:1", Member(2, 0, 300))
+    assert len(bench.regions.regions) == regions + 1
+    with pytest.raises(PartitionError, match=r"a batch needs 2432 bytes for its inputs, but of the arena's 4096 bytes"):
+        bench.begin(12, "small:1", Member(3, 0, 300))
+    bench.assembly.abandon(11)
+    assert len(bench.regions.regions) == regions
+    bench.begin(13, "small:1", Member(3, 0, 300))
+
+
+def test_memory_of_outputs_is_counted_by_row_and_variable_ones_like_the_inputs() -> None:
+    assert Bench().admit(1, "small:1", x=rows(1, 2, 3)) == 3 * 8
+    variable = PipelinePlan(True, (), {}, row_bytes=8, variable=2)
+    assert variable.output_bytes(3, 100) == 3 * 8 + 2 * 100

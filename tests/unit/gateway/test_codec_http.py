@@ -1,0 +1,196 @@
+"""HTTP bodies to requests, responses to HTTP bodies."""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batcher.outcome import Outcome
+from gateway.answer import Answer, Tensor
+from gateway.codec_http import decode_request, encode_response
+from gateway.request import InferResponse
+from gateway.signature import Signature
+from models.arrays import WireBytes, encode_bytes
+from models.errors import RequestError, UnsupportedRequest
+from models.tensor import DataType
+from tests.unit.gateway.front import identity
+
+SIGNATURE = Signature(
+    identity("m", ("x", DataType.FP32, (2,)), ("s", DataType.BYTES, (1,)), ("h", DataType.FP16, (1,)))
+)
+BINARY = {"binary_data_output": True}
+
+
+def encode(message: dict[str, Any], blobs: bytes = b"") -> tuple[bytes, int]:
+    head = json.dumps(message).encode()
+    return head + blobs, len(head)
+
+
+def tensor(**changes: Any) -> dict[str, Any]:
+    return {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2], **changes}
+
+
+def test_json_and_binary_tensors_mix_and_binary_ones_are_views() -> None:
+    inputs = [
+        tensor(name="a", data=None, parameters={"binary_data_size": 8}),
+        tensor(),
+        tensor(name="b", data=None, parameters={"binary_data_size": 4}),
+    ]
+    for each in inputs:
+        if each["data"] is None:
+            del each["data"]
+    body, length = encode(
+        {"id": "7", "inputs": inputs, "parameters": {**BINARY, "slo_ms": 5, "mine": "kept"}}, b"12345678abcd"
+    )
+    request, flags = decode_request(body, length, SIGNATURE)
+    assert request.id == "7"
+    assert request.parameters == {"slo_ms": 5, "mine": "kept"}
+    first, second, third = request.inputs
+    assert isinstance(first.data, memoryview)
+    assert first.data.obj is body
+    assert bytes(first.data) == b"12345678"
+    assert isinstance(second.data, np.ndarray)
+    assert second.data.tolist() == [1, 2]
+    assert isinstance(third.data, memoryview)
+    assert bytes(third.data) == b"abcd"
+    assert flags == (True, True, True)
+
+
+def test_outputs_say_each_for_themselves_whether_they_are_binary() -> None:
+    outputs = [{"name": "s"}, {"name": "x", "parameters": {"binary_data": False}}]
+    body, _ = encode({"inputs": [tensor()], "outputs": outputs, "parameters": BINARY})
+    request, flags = decode_request(body, None, SIGNATURE)
+    assert request.outputs == ["s", "x"]
+    assert flags == (True, False)
+
+
+def test_nan_and_infinity_are_read_though_json_lacks_them() -> None:
+    text = '{"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [[NaN, Infinity, -Infinity]]}]}'
+    outputs = Signature(identity("m", ("x", DataType.FP32, (3,))))
+    request, _ = decode_request(text.encode(), None, outputs)
+    data = request.inputs[0].data
+    assert isinstance(data, np.ndarray)
+    assert math.isnan(data[0])
+    assert data[1:].tolist() == [math.inf, -math.inf]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "not an inference request in JSON"),
+        ("{", "not an inference request in JSON"),
+        ("[]", "Expected `object`, got `array`"),
+        ("{}", "missing required field `inputs`"),
+        ('{"inputs": [{"shape": [1], "datatype": "FP32"}]}', "missing required field `name` - at `$.inputs[0]`"),
+        ('{"inputs": [{"name": "x", "shape": [1.5], "datatype": "FP32"}]}', "at `$.inputs[0].shape[0]`"),
+        ('{"inputs": [{"name": 1, "shape": [1], "datatype": "FP32"}]}', "at `$.inputs[0].name`"),
+        ('{"inputs": [], "parameters": {"a": {}}}', "at `$.parameters[...]`"),
+        ('{"inputs": [], "id": 3}', "at `$.id`"),
+        ('{"inputs": [NaN]}', "at `$.inputs[0]`"),
+        ('{"inputs": ' + "[" * 250_000, "not an inference request"),
+        ('{"inputs": NaN ' + "[" * 250_000, "not an inference request"),
+        ('{"inputs": [], "parameters": {"binary_data_output": 1}}', "'binary_data_output' must be true or false"),
+    ],
+)
+def test_malformed_bodies_are_refused_with_the_place(text: str, problem: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        decode_request(text.encode(), None, SIGNATURE)
+    assert problem in str(caught.value)
+
+
+def test_a_body_that_is_not_utf8_is_refused() -> None:
+    with pytest.raises(RequestError, match="not an inference request in JSON"):
+        decode_request(b'{"id": "\xff", "inputs": []}', None, SIGNATURE)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "blobs", "problem"),
+    [
+        ({"binary_data_size": 9}, b"12345678", "input 'x' has binary_data_size 9, but the body has only 8 bytes left"),
+        ({"binary_data_size": 8}, b"12345678extra", "5 bytes more than its tensors take"),
+        ({"binary_data_size": -1}, b"", ">= 0 - at `$.inputs[0].parameters.binary_data_size`"),
+        ({"binary_data_size": "8"}, b"", "Expected `int | null`, got `str`"),
+        ({}, b"", "input 'x' must have exactly one of 'data' and the parameter 'binary_data_size'"),
+    ],
+)
+def test_binary_sizes_must_add_up(parameters: dict[str, Any], blobs: bytes, problem: str) -> None:
+    body, length = encode(
+        {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "parameters": parameters}]}, blobs
+    )
+    with pytest.raises(RequestError) as caught:
+        decode_request(body, length, SIGNATURE)
+    assert problem in str(caught.value)
+
+
+def test_the_json_part_cannot_be_longer_than_the_body() -> None:
+    body, length = encode({"inputs": [tensor()]})
+    with pytest.raises(RequestError, match="but the body has only"):
+        decode_request(body, length + 1, SIGNATURE)
+    with pytest.raises(RequestError, match="must have exactly one of"):
+        decode_request(encode({"inputs": [tensor(parameters={"binary_data_size": 8})]})[0], None, SIGNATURE)
+    del (wire := tensor(parameters={"binary_data_size": 0}))["data"]
+    with pytest.raises(RequestError, match="no Inference-Header-Content-Length"):
+        decode_request(encode({"inputs": [wire]})[0], None, SIGNATURE)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"inputs": [tensor(parameters={"shared_memory_region": "r"})]},
+        {"inputs": [], "outputs": [{"name": "x", "parameters": {"shared_memory_region": "r"}}]},
+        {"inputs": [], "outputs": [{"name": "x", "parameters": {"classification": 3}}]},
+    ],
+)
+def test_what_is_not_served_is_said_to_be_unsupported(message: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedRequest, match="'x'"):
+        decode_request(encode(message)[0], None, SIGNATURE)
+
+
+def test_fp16_outputs_cannot_be_asked_for_in_json() -> None:
+    with pytest.raises(RequestError, match="output 'h' is FP16, which JSON cannot carry"):
+        decode_request(encode({"inputs": [tensor()]})[0], None, SIGNATURE)
+    request, flags = decode_request(encode({"inputs": [tensor()], "outputs": [{"name": "x"}]})[0], None, SIGNATURE)
+    assert (request.outputs, flags) == (["x"], (False,))
+
+
+def respond(*outputs: tuple[str, Tensor], id: str = "") -> InferResponse:
+    return InferResponse(id, list(outputs), Answer(Outcome.COMPLETED))
+
+
+def test_a_binary_response_is_json_then_the_tensors() -> None:
+    x = np.array([[1, 2]], np.float32)
+    buffer, offsets = encode_bytes(np.array([[b"skipped"], [b"\xff"]], np.object_))
+    body, length = encode_response(
+        respond(("x", x), ("s", WireBytes(buffer, (1, 1), offsets[1:])), id="9"), (True, True), SIGNATURE
+    )
+    assert length is not None
+    assert json.loads(body[:length]) == {
+        "model_name": "m",
+        "model_version": "1",
+        "id": "9",
+        "outputs": [
+            {"name": "x", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}},
+            {"name": "s", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": 5}},
+        ],
+    }
+    assert body[length:] == x.tobytes() + b"\x01\x00\x00\x00\xff"
+
+
+def test_a_json_response_has_no_id_unless_the_request_had_one() -> None:
+    body, length = encode_response(respond(("x", np.array([[1, 2]], np.float32))), (False,), SIGNATURE)
+    assert length is None
+    assert json.loads(body) == {
+        "model_name": "m",
+        "model_version": "1",
+        "outputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}],
+    }
+
+
+def test_outputs_that_are_not_contiguous_are_written_in_row_order() -> None:
+    turned = np.array([[1, 2], [3, 4]], np.float32).T
+    body, length = encode_response(respond(("x", turned)), (True,), SIGNATURE)
+    assert body[length:] == np.array([1, 3, 2, 4], np.float32).tobytes()
+    body, _ = encode_response(respond(("x", turned)), (False,), SIGNATURE)
+    assert json.loads(body)["outputs"][0]["data"] == [1, 3, 2, 4]

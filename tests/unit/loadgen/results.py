@@ -1,0 +1,23 @@
+"""A result out of literal figures, for the tests of what is done with results."""
+
+import numpy as np
+
+from loadgen.record import Record, Status
+from loadgen.result import RunConfig, RunResult
+from loadgen.schedule import Schedule
+from loadgen.stats import measure
+
+MS = 1_000_000
+
+
+def result_of(
+    config: RunConfig, latency_ms: int, queries: int, invalid: tuple[str, ...] = (), late_ms: int = 0
+) -> RunResult:
+    """Queries a millisecond apart that all took `latency_ms`, sent `late_ms` after they were due."""
+    schedule = Schedule(np.arange(queries, dtype=np.int64) * MS, np.zeros(queries, np.int64))
+    record = Record.of(schedule)
+    record.sent_ns[:] = record.due_ns + late_ms * MS
+    record.done_ns[:] = record.due_ns + latency_ms * MS
+    record.status[:] = Status.OK
+    metrics = measure(record, config.slo_ms, config.percentile, config.warmup_s)
+    return RunResult(config, schedule.digest, record, metrics, list(invalid))

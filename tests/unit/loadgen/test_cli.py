@@ -1,0 +1,75 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from loadgen.cli import main
+from tests.unit.loadgen.simulation import write_simulation
+
+FAST = ["--model", "small", "--warmup", "0", "--queries", "1000"]
+
+
+def test_a_met_objective_exits_with_0_and_writes_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "report.json"
+    target = write_simulation(tmp_path)
+    code = main(["run", "--target", target, *FAST, "--rate", "10", "--slo-ms", "100", "--json", str(report)])
+    assert code == 0
+    assert capsys.readouterr().out.endswith("Result: VALID, objective met\n")
+    assert json.loads(report.read_text())["metrics"]["queries"] == 1000
+
+
+def test_a_missed_objective_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["run", "--target", write_simulation(tmp_path), *FAST, "--rate", "10", "--slo-ms", "5"])
+    assert code == 2
+    assert "objective MISSED" in capsys.readouterr().out
+
+
+def test_an_invalid_run_exits_with_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = write_simulation(tmp_path)
+    code = main(["run", "--target", target, "--model", "small", "--warmup", "0", "--queries", "3", "--rate", "10"])
+    assert code == 4
+    assert "too short: 3 queries" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_an_unreachable_target_exits_with_5(scheme: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--target", f"{scheme}://127.0.0.1:1", *FAST, "--rate", "10"]) == 5
+    assert "127.0.0.1:1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--target", "ftp://x", *FAST, "--rate", "1"], "expected http://host:port, grpc://host:port or sim:"),
+        (["run", "--target", "http://x:1/y", *FAST, "--rate", "1"], "expected http://host:port"),
+        (["run", "--target", "sim:missing.yaml", *FAST, "--rate", "1"], "missing.yaml"),
+        (["run", "--target", "http://x:1", *FAST, "--rate", "1", "--percentile", "100"], "--percentile"),
+    ],
+)
+def test_what_cannot_be_run_exits_with_1(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["run"], ["run", "--rate", "x"], ["find-max", "--queries", "3"], ["walk"]])
+def test_wrong_usage_exits_with_1(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 1
+    assert capsys.readouterr().err.startswith("usage: loadgen")
+
+
+def test_find_max_lands_on_the_capacity_of_a_simulated_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "peak.json"
+    arguments = ["--target", write_simulation(tmp_path), "--model", "small", "--slo-ms", "1000", "--start", "50"]
+    arguments += ["--duration", "60", "--warmup", "5", "--precision", "5", "--json", str(report)]
+    assert main(["find-max", *arguments]) == 0
+    peak = json.loads(report.read_text())
+    # Policy `none` runs rows one by one for 10 ms each: 100 a second and not one more.
+    assert 85 < peak["rate"] < 101
+    assert peak["rate"] < peak["failed_rate"] < 1.05 * peak["rate"]
+    assert len(capsys.readouterr().out.splitlines()) == len(peak["probes"]) + 1
