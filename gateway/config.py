@@ -1,5 +1,6 @@
 """The configuration of a server: a YAML file, every field of which has a default."""
 
+import math
 import re
 from pathlib import Path
 
@@ -23,7 +24,7 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_delay_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.max_delay_ms < 0 or any(size < 1 for size in self.preferred):
+        if not 0 <= self.max_delay_ms < math.inf or any(size < 1 for size in self.preferred):
             raise ValueError("expected preferred sizes of at least 1 and a max_delay_ms of at least 0")
         if self.name is not PolicyName.TIMEOUT and (self.preferred or self.max_delay_ms):
             raise ValueError(f"preferred and max_delay_ms belong to policy timeout, not to {self.name}")
@@ -50,10 +51,10 @@ class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hand_off_us: float = 150
 
     def __post_init__(self) -> None:
-        if min(self.queue_requests, self.input_arena_mb, self.output_arena_mb) < 1 or self.memory_mb <= 0:
+        if min(self.queue_requests, self.input_arena_mb, self.output_arena_mb) < 1 or not 0 < self.memory_mb < math.inf:
             raise ValueError("expected limits of at least 1")
-        if self.hand_off_us < 0:
-            raise ValueError("expected a hand_off_us of at least 0")
+        if not 0 <= self.hand_off_us < math.inf:
+            raise ValueError("expected a finite hand_off_us of at least 0")
 
     def config(self) -> Limits:
         """The limits as the scheduler takes them."""
@@ -82,9 +83,11 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not all(0 <= port <= 65535 for port in (self.http_port, self.grpc_port)):
             raise ValueError("expected ports from 0 (any free one) to 65535")
-        sizes = [self.max_batch_size, *(each.max_batch_size or 1 for each in self.models.values())]
-        if min(sizes) < 1 or min(self.max_body_bytes, self.default_slo_ms) <= 0 or self.drain_timeout_s < 0:
-            raise ValueError("expected batch sizes of at least 1, max_body_bytes and default_slo_ms above 0")
+        sizes = [size for each in self.models.values() if (size := each.max_batch_size) is not None]
+        if min(self.max_batch_size, self.max_body_bytes, *sizes) < 1:
+            raise ValueError("expected batch sizes and a max_body_bytes of at least 1")
+        if not (0 < self.default_slo_ms < math.inf and 0 <= self.drain_timeout_s < math.inf):
+            raise ValueError("expected a finite default_slo_ms above 0 and a finite drain_timeout_s of at least 0")
 
 
 def read_config(path: Path) -> ServerConfig:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import grpc
 import numpy as np
@@ -55,8 +55,7 @@ class _Connection(asyncio.Protocol):
         self._sent_ns = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
         self._send()
 
     def _send(self) -> None:

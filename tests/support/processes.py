@@ -23,3 +23,9 @@ def memory_files(pid: int, name: str) -> list[str]:
         with suppress(FileNotFoundError):
             found.append(os.readlink(descriptor))
     return [entry for entry in found if "memfd:" in entry and name in entry]
+
+
+def children(pid: int) -> list[int]:
+    """The child processes of a process, of all its threads."""
+    lists = [(task / "children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    return sorted(int(child) for text in lists for child in text.split())

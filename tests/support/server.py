@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -47,18 +47,18 @@ class GatewayServer(NamedTuple):
 
 @contextmanager
 def gateway_server(
-    repository: Path, directory: Path, config: dict[str, object] | None = None
+    repository: Path, directory: Path, config: dict[str, object] | None = None, arguments: Sequence[str] = ()
 ) -> Iterator[GatewayServer]:
     """Serve `repository` (a directory, or one model file) until the block is left; files are kept in `directory`.
 
-    `config` is the server's configuration but for the ports, which are free ones. Raises RuntimeError with the
-    server's log when it does not get ready.
+    `config` is the server's configuration but for the ports, which are free ones; `arguments` go to the command as they
+    are. Raises RuntimeError with the server's log when it does not get ready.
     """
     settings, ready, log = directory / "sluice.yaml", directory / "ready.json", directory / "server.log"
     settings.write_text(json.dumps({**(config or {}), "http_port": 0, "grpc_port": 0}))
     source = ["--repository", str(repository)] if repository.is_dir() else [str(repository)]
     with log.open("wb") as output:
-        process = _start([*source, "--config", str(settings), "--ready-file", str(ready)], output)
+        process = _start([*source, *arguments, "--config", str(settings), "--ready-file", str(ready)], output)
     try:
         ports = _wait_ready(process, ready, log)
         server = GatewayServer(process, ports["http_port"], ports["grpc_port"], log)

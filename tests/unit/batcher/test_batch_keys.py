@@ -7,6 +7,7 @@ from tests.support.scheduling import (
     GAINING,
     MS,
     S,
+    US,
     arrival,
     completed,
     dispatch,
@@ -17,7 +18,7 @@ from tests.support.scheduling import (
     step,
 )
 
-RETRY = ReleaseReason.RETRY
+DELAY, RETRY = ReleaseReason.DELAY, ReleaseReason.RETRY
 
 
 def keyed() -> Scheduler:
@@ -33,14 +34,14 @@ def test_requests_of_different_shapes_never_share_a_batch() -> None:
     scheduler = keyed()
     assert step(scheduler, 0, arrival(1, S, key="x=16"), arrival(2, S, key="x=8"), arrival(3, S, key="x=16")) == []
     # Three rows are expected together, so that each shape gathers for a tenth of their 1.2 ms.
-    assert step(scheduler, 120_000) == [dispatch(1, [1, 3], ReleaseReason.DELAY)]
+    assert step(scheduler, 120 * US) == [dispatch(1, [1, 3], DELAY)]
     assert step(scheduler, MS, completed(1, 0, MS)) == [
         CompleteRequest(1, Outcome.COMPLETED),
         CompleteRequest(3, Outcome.COMPLETED),
     ]
     due_ns = scheduler.next_wakeup_ns()
     assert due_ns is not None
-    assert step(scheduler, due_ns) == [dispatch(2, [2], ReleaseReason.DELAY)]
+    assert step(scheduler, due_ns) == [dispatch(2, [2], DELAY)]
 
 
 def test_the_key_of_a_request_does_not_matter_where_every_dimension_is_fixed() -> None:
@@ -53,12 +54,12 @@ def test_a_stage_after_a_variable_output_is_batched_by_the_output_s_shape() -> N
     spec = spec_of([model("m:1"), model("n:1")], [PipelineConfig("p:1", stages)], partitions=("cpu0", "cpu1"))
     scheduler = serving(spec, GAINING)
     assert step(scheduler, 0, arrival(1, S, "p:1")) == [dispatch(1, [1])]
-    assert step(scheduler, 0, arrival(2, S, "p:1"), arrival(3, S, "p:1")) == [dispatch(2, [2, 3], partition="cpu1")]
-    both = [BatchCompleted(1, 0, MS, (), "y=3"), BatchCompleted(2, 0, MS, (), "y=5")]
-    first, second = step(scheduler, MS, *both) + step(scheduler, 2 * MS)
-    assert [first, second] == [
-        dispatch(3, [Member(1, 1, 1)], first.reason, model="n:1"),  # type: ignore[union-attr]
-        dispatch(4, [Member(2, 1, 1), Member(3, 1, 1)], second.reason, model="n:1", partition="cpu1"),  # type: ignore[union-attr]
+    assert step(scheduler, 0, arrival(2, S, "p:1"), arrival(3, S, "p:1")) == []
+    assert step(scheduler, 120 * US) == [dispatch(2, [2, 3], DELAY, partition="cpu1")]
+    assert step(scheduler, MS, BatchCompleted(1, 0, MS, (), "y=3"), BatchCompleted(2, 0, MS, (), "y=5")) == []
+    assert step(scheduler, MS + 120 * US) == [
+        dispatch(3, [Member(1, 1, 1)], DELAY, model="n:1"),
+        dispatch(4, [Member(2, 1, 1), Member(3, 1, 1)], DELAY, model="n:1", partition="cpu1"),
     ]
 
 

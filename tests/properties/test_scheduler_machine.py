@@ -1,0 +1,297 @@
+"""Whatever happens in whatever order, the scheduler keeps its invariants and settles every request once."""
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from batcher.config import Limits, PipelineConfig, StageConfig, WhenConfig
+from batcher.decisions import (
+    AnyDecision,
+    CancelRequest,
+    CombineOutputs,
+    CompleteRequest,
+    DispatchBatch,
+    EvictRequest,
+    FailRequest,
+    Member,
+    RejectRequest,
+    ReleaseReason,
+    RevokeBatch,
+)
+from batcher.events import (
+    AnyEvent,
+    BatchCompleted,
+    BatchFailed,
+    BatchRevoked,
+    FailureCause,
+    OutputsCombined,
+    PartitionLost,
+    PartitionReady,
+    RequestArrived,
+    RequestCancelled,
+)
+from batcher.outcome import Outcome
+from batcher.scheduler import Scheduler
+from models.pipeline import Late
+from models.profile import LatencyTable
+from tests.support.scheduling import CERTAINTY, GAINING, MS, S, cascade, ensemble, model, single, spec_of
+
+MODELS = (
+    model("small:1", 8, verdicts=(CERTAINTY,)),
+    model("large:1", 4, verdicts=(CERTAINTY,)),
+    model("shapes:1", 8),
+)
+MAX_BATCH = {config.key: config.max_batch for config in MODELS}
+TABLES = {
+    "small:1": GAINING,
+    "large:1": LatencyTable.from_ms({1: 3, 2: 3.5, 4: 6}),
+    "shapes:1": LatencyTable.from_ms({1: 0.1, 8: 0.4}),
+}
+VOTED = PipelineConfig(
+    "voted:1",
+    (
+        StageConfig("a", "small:1"),
+        StageConfig("b", "large:1"),
+        StageConfig("vote", None, (0, 1), verdicts=(CERTAINTY,)),
+        StageConfig("last", "large:1", (), WhenConfig(2, 0, 0.5)),
+        StageConfig("both", None, (2, 3)),
+    ),
+)
+PIPELINES = (
+    single("small:1"),
+    single("small:1", Late.EVICT, name="hard:1"),
+    single("shapes:1", keyed=True),
+    cascade("small:1", "large:1"),
+    cascade("small:1", "large:1", "small:1", name="long:1", below=0.6, late=Late.EVICT),
+    ensemble("small:1", "large:1"),
+    ensemble("small:1", "small:1", name="twice:1", late=Late.EVICT),
+    VOTED,
+)
+EVICTING = {pipeline.name for pipeline in PIPELINES if pipeline.late is Late.EVICT}
+PARTITIONS = ("cpu0", "cpu1")
+LIMITS = Limits(queue_requests=6, memory_bytes=100)
+MOST_STEPS_TO_DRAIN = 2_000
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """A driver that may do anything a driver may do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = Scheduler(spec_of(MODELS, PIPELINES, partitions=PARTITIONS, limits=LIMITS))
+        self.now_ns = S
+        self.arrived: dict[int, RequestArrived] = {}
+        self.outcomes: dict[int, Outcome] = {}
+        self.up: set[str] = set()
+        self.running: dict[str, list[DispatchBatch]] = {name: [] for name in PARTITIONS}
+        self.started_ns: dict[int, int] = {}
+        self.revoked: set[int] = set()
+        self.combining: list[Member] = []
+
+    # -- what a driver does
+
+    def tell(self, event: AnyEvent) -> None:
+        self.carry_out(self.scheduler.handle(event, self.now_ns))
+        self.scheduler.check()
+
+    def wake_if_due(self) -> None:
+        due_ns = self.scheduler.next_wakeup_ns()
+        if due_ns is not None and due_ns <= self.now_ns:
+            decisions = self.scheduler.handle_wakeup(self.now_ns)
+            self.check_lateness(decisions)
+            self.carry_out(decisions)
+            self.scheduler.check()
+            due_ns = self.scheduler.next_wakeup_ns()
+            assert due_ns is None or due_ns > self.now_ns
+
+    def carry_out(self, decisions: list[AnyDecision]) -> None:
+        for decision in decisions:
+            match decision:
+                case DispatchBatch():
+                    self.start(decision)
+                case RevokeBatch():
+                    self.revoked.add(decision.batch)
+                case CombineOutputs():
+                    assert decision.member.request not in self.outcomes
+                    self.combining.append(decision.member)
+                case (
+                    CompleteRequest() | RejectRequest() | EvictRequest() | FailRequest() | CancelRequest()
+                ):
+                    self.settle(decision.request, decision.outcome)
+
+    def settle(self, request: int, outcome: Outcome) -> None:
+        assert request in self.arrived
+        assert request not in self.outcomes, f"request {request} is settled twice"
+        self.outcomes[request] = outcome
+        if outcome.answered:
+            late = self.now_ns > self.arrived[request].deadline_ns
+            assert (outcome is Outcome.COMPLETED_LATE) == late
+
+    def start(self, batch: DispatchBatch) -> None:
+        assert batch.partition in self.up
+        running = self.running[batch.partition]
+        running.append(batch)
+        assert len(running) <= 2
+        if len(running) == 1:
+            self.started_ns[batch.batch] = self.now_ns
+        assert batch.rows == sum(member.rows for member in batch.members) <= MAX_BATCH[batch.model]
+        for member in batch.members:
+            assert member.request not in self.outcomes, "a settled request is dispatched"
+            assert member.row_index is None or len(member.row_index) == member.rows
+        if batch.model == "shapes:1":
+            assert len({self.arrived[member.request].batch_key for member in batch.members}) == 1
+
+    def check_lateness(self, decisions: list[AnyDecision]) -> None:
+        """Nothing that is to be evicted when late is dispatched although it is predicted to be late."""
+        free_ns = {name: state.free_at_ns for name, state in self.scheduler.dispatcher.partitions.items()}
+        for decision in reversed(decisions):
+            if isinstance(decision, DispatchBatch):
+                batch = self.scheduler.dispatcher.batches[decision.batch]
+                ended_ns = free_ns[decision.partition] + LIMITS.hand_off_ns
+                free_ns[decision.partition] -= batch.service_ns
+                if decision.reason is not ReleaseReason.RETRY:
+                    for entry in batch.entries:
+                        evicting = entry.request.pipeline.config.name in EVICTING
+                        assert not evicting or ended_ns <= entry.stage_deadline_ns, (
+                            f"request {entry.request.identity} is dispatched {ended_ns - entry.stage_deadline_ns} ns late"
+                        )
+
+    def take_first(self, partition: str) -> DispatchBatch:
+        """The batch that the worker runs ends; the next one starts."""
+        batch = self.running[partition].pop(0)
+        if self.running[partition]:
+            self.started_ns[self.running[partition][0].batch] = self.now_ns
+        return batch
+
+    def complete(self, partition: str, confidences: list[float]) -> None:
+        batch = self.take_first(partition)
+        verdicts = (tuple(confidences[row % len(confidences)] for row in range(batch.rows)),)
+        started_ns = self.started_ns.pop(batch.batch)
+        self.tell(BatchCompleted(batch.batch, started_ns, self.now_ns, verdicts))
+
+    def busy(self) -> list[str]:
+        return [name for name in PARTITIONS if self.running[name]]
+
+    # -- what may happen
+
+    @initialize()
+    def come_up(self) -> None:
+        for name in PARTITIONS:
+            self.restore(name)
+
+    @rule(
+        pipeline=st.sampled_from([pipeline.name for pipeline in PIPELINES]),
+        rows=st.integers(1, 4),
+        slo_ns=st.one_of(st.integers(-MS, 12 * MS), st.just(60 * S)),
+        key=st.sampled_from(["x=8", "x=16", "x=24"]),
+        memory_bytes=st.integers(0, 30),
+        times=st.integers(1, 3),
+    )
+    def arrive(self, pipeline: str, rows: int, slo_ns: int, key: str, memory_bytes: int, times: int) -> None:
+        for _ in range(times):
+            request = len(self.arrived)
+            event = RequestArrived(request, pipeline, rows, self.now_ns + slo_ns, key, memory_bytes)
+            self.arrived[request] = event
+            self.tell(event)
+
+    @rule(
+        passing_ns=st.one_of(
+            st.just(0), st.integers(1, 400_000), st.integers(1, 5 * MS), st.sampled_from([S, 5 * S, 70 * S])
+        )
+    )
+    def advance(self, passing_ns: int) -> None:
+        until_ns = self.now_ns + passing_ns
+        while True:
+            self.wake_if_due()
+            due_ns = self.scheduler.next_wakeup_ns()
+            if due_ns is None or due_ns > until_ns:
+                break
+            self.now_ns = due_ns
+        self.now_ns = until_ns
+
+    @precondition(lambda self: self.busy())
+    @rule(data=st.data(), confidences=st.lists(st.floats(0, 1), min_size=1, max_size=4))
+    def complete_one(self, data: st.DataObject, confidences: list[float]) -> None:
+        self.complete(data.draw(st.sampled_from(self.busy())), confidences)
+
+    @precondition(lambda self: self.busy())
+    @rule(data=st.data())
+    def fail_one(self, data: st.DataObject) -> None:
+        batch = self.take_first(data.draw(st.sampled_from(self.busy())))
+        self.started_ns.pop(batch.batch)
+        self.tell(BatchFailed(batch.batch, FailureCause.BACKEND, "the model failed"))
+
+    @precondition(lambda self: any(len(held) == 2 and held[1].batch in self.revoked for held in self.running.values()))
+    @rule()
+    def take_back_what_was_revoked(self) -> None:
+        for held in self.running.values():
+            if len(held) == 2 and held[1].batch in self.revoked:
+                self.tell(BatchRevoked(held.pop().batch))
+
+    @precondition(lambda self: self.combining)
+    @rule(data=st.data(), confidence=st.floats(0, 1))
+    def combine_one(self, data: st.DataObject, confidence: float) -> None:
+        member = self.combining.pop(data.draw(st.integers(0, len(self.combining) - 1)))
+        self.tell(OutputsCombined(member.request, member.stage, ((confidence,) * member.rows,)))
+
+    @precondition(lambda self: self.arrived)
+    @rule(data=st.data())
+    def cancel_any(self, data: st.DataObject) -> None:
+        self.tell(RequestCancelled(data.draw(st.integers(0, len(self.arrived) - 1))))
+
+    @precondition(lambda self: len(self.arrived) > len(self.outcomes))
+    @rule(data=st.data())
+    def cancel_one_under_way(self, data: st.DataObject) -> None:
+        self.tell(RequestCancelled(data.draw(st.sampled_from(sorted(self.arrived.keys() - self.outcomes.keys())))))
+
+    @precondition(lambda self: self.up)
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.up)))
+        self.up.remove(name)
+        self.tell(PartitionLost(name, "killed"))
+        while self.running[name]:
+            batch = self.running[name].pop(0)
+            self.started_ns.pop(batch.batch, None)
+            self.tell(BatchFailed(batch.batch, FailureCause.WORKER_LOST, "killed"))
+
+    @precondition(lambda self: len(self.up) < len(PARTITIONS))
+    @rule(data=st.data())
+    def restore_one(self, data: st.DataObject) -> None:
+        self.restore(data.draw(st.sampled_from(sorted(set(PARTITIONS) - self.up))))
+
+    def restore(self, name: str) -> None:
+        self.up.add(name)
+        self.tell(PartitionReady(name, TABLES))
+
+    def teardown(self) -> None:
+        """Let everything end: every request has its one outcome and nothing is left."""
+        for name in set(PARTITIONS) - self.up:
+            self.restore(name)
+        for _ in range(MOST_STEPS_TO_DRAIN):
+            self.wake_if_due()
+            due_ns = self.scheduler.next_wakeup_ns()
+            if self.combining:
+                member = self.combining.pop()
+                self.tell(OutputsCombined(member.request, member.stage, ((0.3,) * member.rows,)))
+            elif busy := self.busy():
+                self.complete(busy[0], [0.1, 0.7])
+            elif due_ns is not None:
+                self.now_ns = due_ns
+            else:
+                break
+        assert self.outcomes.keys() == self.arrived.keys()
+        scheduler = self.scheduler
+        assert scheduler.requests == {}
+        assert scheduler.dispatcher.waiting == {}
+        assert scheduler.admission.memory_bytes == 0
+        assert scheduler.queue_depths() == dict.fromkeys(MAX_BATCH, 0)
+        assert [state.backlog_ns for state in scheduler.dispatcher.partitions.values()] == [0, 0]
+        assert [state.outstanding for state in scheduler.dispatcher.models.values()] == [0, 0, 0]
+        assert [state.outstanding for state in scheduler.pipelines.values()] == [0] * len(PIPELINES)
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(
+    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

@@ -1,0 +1,134 @@
+"""The command `sluice` as a user runs it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.onnx_models import save_mlp
+from tests.support.server import GatewayServer, gateway_server, stop
+
+ROOT = Path(__file__).parents[2]
+ROW = json.dumps({"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}).encode()
+
+CASCADE = """
+slo_ms: 5000
+stages:
+  first: {model: small, inputs: {x: request.x}}
+  second:
+    model: large
+    inputs: {x: request.x}
+    when: {stage: first, output: y, below: 1.0}
+outputs:
+  y: {from: [second.y, first.y]}
+"""
+ENSEMBLE = """
+stages:
+  a: {model: small, inputs: {x: request.x}}
+  b: {model: large, inputs: {x: request.x}}
+  both: {combine: mean, of: [a.y, b.y]}
+outputs:
+  y: both.y
+"""
+
+
+def sluice(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gateway.cli", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def infer(server: GatewayServer, name: str) -> tuple[int, list[float]]:
+    status, _, body = server.request("POST", f"/v2/models/{name}/infer", ROW)
+    return status, json.loads(body)["outputs"][0]["data"] if status == 200 else []
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    directory = tmp_path / "models"
+    save_mlp(directory / "small" / "1" / "model.onnx", [4, 3], seed=1)
+    save_mlp(directory / "large" / "1" / "model.onnx", [4, 8, 3], seed=2)
+    for name, text in (("cascade", CASCADE), ("ensemble", ENSEMBLE)):
+        (directory / name).mkdir()
+        (directory / name / "pipeline.yaml").write_text(text)
+    return directory
+
+
+def test_models_and_pipelines_of_a_repository_answer_alike(repository: Path, tmp_path: Path) -> None:
+    with gateway_server(repository, tmp_path) as server:
+        answers = {}
+        for name in ("small", "large", "cascade", "ensemble"):
+            status, answers[name] = infer(server, name)
+            assert status == 200
+    # Nothing is as sure as 1, so every row escalates.
+    assert answers["cascade"] == answers["large"] != answers["small"]
+    mean = [(small + large) / 2 for small, large in zip(answers["small"], answers["large"], strict=True)]
+    assert answers["ensemble"] == pytest.approx(mean, rel=1e-5)
+
+
+def test_a_broken_model_and_a_broken_pipeline_do_not_stop_the_rest(repository: Path, tmp_path: Path) -> None:
+    (repository / "torn" / "1").mkdir(parents=True)
+    (repository / "torn" / "1" / "model.onnx").write_bytes(b"not a model")
+    (repository / "astray").mkdir()
+    (repository / "astray" / "pipeline.yaml").write_text(ENSEMBLE.replace("model: large", "model: absent"))
+    with gateway_server(repository, tmp_path) as server:
+        assert server.request("GET", "/v2/health/ready")[0] == 200
+        assert infer(server, "small")[0] == 200
+        for name, reason in (("torn", "model.onnx"), ("astray", "no model 'absent'")):
+            status, _, body = server.request("GET", f"/v2/models/{name}")
+            assert status == 503
+            assert reason in json.loads(body)["error"]
+            assert infer(server, name)[0] == 503
+        assert "no model 'absent'" in server.log.read_text()
+
+
+def test_a_model_file_is_served_without_any_file_written(tmp_path: Path) -> None:
+    model = save_mlp(tmp_path / "mlp.onnx", [4, 3])
+    with gateway_server(model, tmp_path) as server:
+        status, answer = infer(server, "mlp")
+        assert (status, len(answer)) == (200, 3)
+        assert sum(answer) == pytest.approx(1.0)
+
+
+def test_the_journal_of_a_run_replays_to_the_same_decisions(repository: Path, tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    with gateway_server(repository, tmp_path, arguments=["--journal", str(journal)]) as server:
+        for name in ("small", "cascade", "ensemble") * 3:
+            assert infer(server, name)[0] == 200
+        assert stop(server.process) == 0
+    replayed = sluice("replay", str(journal))
+    assert (replayed.returncode, replayed.stdout) == (0, f"{journal}: the same decisions\n")
+    lines = journal.read_text().splitlines()
+    altered = next(index for index, line in enumerate(lines) if '"CompleteRequest"' in line)
+    lines[altered] = lines[altered].replace('"outcome":"completed"', '"outcome":"completed_late"')
+    journal.write_text("\n".join(lines))
+    differing = sluice("replay", str(journal))
+    assert differing.returncode == 1
+    assert f"line {altered + 1}: the decisions differ" in differing.stdout
+
+
+def test_validate_names_what_is_broken_and_where(repository: Path) -> None:
+    assert sluice("validate", str(repository)).returncode == 0
+    pipeline = repository / "cascade" / "pipeline.yaml"
+    pipeline.write_text(CASCADE.replace("below: 1.0", "below: 2"))
+    result = sluice("validate", str(repository))
+    assert result.returncode == 1
+    assert f"{pipeline}: stages.second.when.below: expected a threshold above 0 and at most 1, got 2" in result.stdout
+    assert "small:1: ok" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve"], "expected either --repository DIR or model files"),
+        (["serve", "--repository", "/absent"], "/absent: expected a directory, the model repository"),
+        (["serve", "/absent.onnx"], "there is no model that can be served\n  /absent.onnx: cannot be read"),
+        (["replay", "/absent"], "No such file or directory: '/absent'"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_sentence(arguments: list[str], message: str) -> None:
+    result = sluice(*arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr

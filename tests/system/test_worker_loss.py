@@ -1,0 +1,93 @@
+"""Workers are killed under load: every request still gets exactly one answer, the right one."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import tritonclient.grpc.aio
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.onnx_models import save_spin
+from tests.support.processes import alive, children
+from tests.support.server import GatewayServer, gateway_server
+
+CLIENTS = 16
+KILLS = 3
+
+
+def counts(server: GatewayServer, metric: str, label: str) -> dict[str, float]:
+    """The values of a metric by one of its labels."""
+    body = server.request("GET", "/metrics")[2].decode()
+    families = text_string_to_metric_families(body)
+    return {
+        sample.labels[label]: sample.value for family in families for sample in family.samples if sample.name == metric
+    }
+
+
+class Load:
+    """Clients that send one request after the other until told to stop."""
+
+    def __init__(self, server: GatewayServer) -> None:
+        self.server = server
+        self.answered = 0
+        self.stopping = False
+
+    async def run(self) -> None:
+        async with tritonclient.grpc.aio.InferenceServerClient(self.server.grpc_url) as client:
+            await asyncio.gather(*(self._client(client, number) for number in range(CLIENTS)))
+
+    async def _client(self, client: tritonclient.grpc.aio.InferenceServerClient, number: int) -> None:
+        source = np.random.default_rng(number)
+        while not self.stopping:
+            sent = source.standard_normal((1, 64)).astype(np.float32)
+            tensor = tritonclient.grpc.aio.InferInput("x", [1, 64], "FP32")
+            tensor.set_data_from_numpy(sent)
+            result = await client.infer("spin", [tensor])
+            np.testing.assert_array_equal(result.as_numpy("y"), sent)
+            self.answered += 1
+
+
+async def kill_workers(server: GatewayServer) -> list[float]:
+    """Kill one worker after the other; how many seconds each partition then was without."""
+    away_s = []
+    for _ in range(KILLS):
+        await asyncio.sleep(0.4)
+        victim = children(server.process.pid)[0]
+        os.kill(victim, signal.SIGKILL)
+        away_s.append(await asyncio.to_thread(seconds_away, server, victim))
+    return away_s
+
+
+def seconds_away(server: GatewayServer, victim: int) -> float:
+    killed = time.monotonic()
+    while alive(victim) or not all(counts(server, "sluice_partition_ready", "partition").values()):
+        assert time.monotonic() - killed < 30
+        time.sleep(0.02)
+    return time.monotonic() - killed
+
+
+def test_no_request_is_lost_or_answered_twice_when_workers_are_killed(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    save_spin(repository / "spin" / "1" / "model.onnx", 2_000, 200)
+
+    async def main(server: GatewayServer) -> tuple[int, list[float]]:
+        load = Load(server)
+        running = asyncio.create_task(load.run())
+        away_s = await kill_workers(server)
+        load.stopping = True
+        await running
+        return load.answered, away_s
+
+    config: dict[str, object] = {"max_batch_size": 8, "default_slo_ms": 30_000}
+    with gateway_server(repository, tmp_path, config) as server:
+        answered, away_s = asyncio.run(main(server))
+        outcomes = counts(server, "sluice_requests_total", "outcome")
+        restarts = counts(server, "sluice_worker_restarts_total", "partition")
+    assert answered > 0
+    assert outcomes["completed"] == answered
+    assert sum(outcomes.values()) == answered
+    assert sum(restarts.values()) == KILLS
+    assert away_s[0] < 2.0  # a partition that loses its worker again and again waits longer

@@ -1,0 +1,233 @@
+import asyncio
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from batcher.config import (
+    ModelConfig,
+    PartitionConfig,
+    PipelineConfig,
+    SchedulerSpec,
+    StageConfig,
+)
+from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch, ReleaseReason
+from batcher.events import AnyEvent, PartitionReady
+from batcher.outcome import Outcome
+from batcher.scheduler import Scheduler
+from batcher.simulator import Verdicts
+from gateway.answer import Answer, Tensor
+from gateway.executors.timed import TimedExecutor
+from gateway.metrics import Metrics
+from gateway.runtime import Runtime
+from models.errors import RejectedError
+from models.profile import LatencyTable
+from models.units import NS_PER_MS, NS_PER_S
+from tests.support.virtual_time import VirtualAlarm, VirtualLoop, run_virtual
+
+TABLE = LatencyTable.from_ms({1: 2.0, 8: 4.0})
+READY = PartitionReady("cpu0", {"mlp:1": TABLE})
+SPEC = SchedulerSpec(
+    (ModelConfig("mlp:1", 8),),
+    (PipelineConfig("mlp:1", (StageConfig("mlp", "mlp:1"),)),),
+    (PartitionConfig("cpu0", "cpu1", ("mlp:1",)),),
+)
+
+
+class TableService:
+    def batch_ns(self, batch: DispatchBatch) -> int:
+        return TABLE.latency_ns(batch.rows)
+
+    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+        return ()
+
+    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+        return ()
+
+
+class Refusing(TimedExecutor):
+    """Cannot start batches of more than `limit` rows, and cannot put answers together when told so."""
+
+    limit = 0
+    torn = False
+
+    def run(self, batch: DispatchBatch) -> None:
+        if batch.rows > self.limit:
+            raise MemoryError("no room for the inputs")
+        super().run(batch)
+
+    def take(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
+        if self.torn:
+            raise KeyError("probs")
+        return super().take(request)
+
+
+class Steps:
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, AnyEvent | None, list[AnyDecision]]] = []
+
+    def record(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
+        self.steps.append((now_ns, event, decisions))
+
+    def batches(self) -> list[DispatchBatch]:
+        return [each for _, _, decisions in self.steps for each in decisions if isinstance(each, DispatchBatch)]
+
+
+class Bench:
+    """A runtime on a virtual loop."""
+
+    def __init__(self, loop: VirtualLoop, executor: type[TimedExecutor] = TimedExecutor) -> None:
+        self.loop = loop
+        self.steps = Steps()
+        self.executor = executor(TableService(), loop.clock, [READY])
+        self.metrics = Metrics({"mlp:1": ["mlp"]}, ["cpu0"], queue_depths=dict, arena_bytes=int)
+        self.runtime = Runtime(
+            Scheduler(SPEC),
+            self.executor,
+            clock=loop.clock,
+            timer=VirtualAlarm(loop),
+            metrics=self.metrics,
+            journal=self.steps,
+        )
+        self.runtime.start()
+
+    def submit(self, rows: int = 1, slo_ms: int = 1000) -> tuple[int, asyncio.Future[Answer]]:
+        return self.runtime.submit("mlp:1", {}, rows, "", self.loop.now_ns + slo_ms * NS_PER_MS, 0)
+
+
+def outcomes(bench: Bench) -> dict[Outcome, int]:
+    return {outcome: count for outcome, count in bench.metrics.pipeline("mlp:1").outcomes.items() if count}
+
+
+def test_requests_of_one_loop_iteration_share_a_batch() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop)
+        await asyncio.sleep(0.001)
+        futures = [bench.submit()[1] for _ in range(5)]
+        answers = await asyncio.gather(*futures)
+        assert [answer.outcome for answer in answers] == [Outcome.COMPLETED] * 5
+        (batch,) = bench.steps.batches()
+        assert (batch.rows, batch.partition) == (5, "cpu0")
+        assert loop.now_ns == 5 * NS_PER_MS  # arrival at 1 ms, a batch of up to 8 takes 4 ms
+
+    run_virtual(main)
+
+
+def test_a_batch_that_cannot_be_started_is_bisected_and_the_rest_is_answered() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop, Refusing)
+        bench.executor.limit = 3  # type: ignore[attr-defined]
+        futures = [bench.submit(rows)[1] for rows in (1, 2, 4)]
+        small, medium, large = await asyncio.gather(*futures)
+        assert (small.outcome, medium.outcome) == (Outcome.COMPLETED, Outcome.COMPLETED)
+        assert large.outcome is Outcome.FAILED_BACKEND
+        assert large.reason == "the batch could not be started: no room for the inputs"
+
+    run_virtual(main)
+
+
+def test_an_answer_that_cannot_be_put_together_fails_its_request_alone() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop, Refusing)
+        bench.executor.limit = 8  # type: ignore[attr-defined]
+        bench.executor.torn = True  # type: ignore[attr-defined]
+        answer = await bench.submit()[1]
+        assert answer.outcome is Outcome.FAILED_BACKEND
+        bench.executor.torn = False  # type: ignore[attr-defined]
+        assert (await bench.submit()[1]).outcome is Outcome.COMPLETED
+
+    run_virtual(main)
+
+
+def test_a_cancelled_request_is_settled_at_once_and_its_batch_ends_without_it() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop)
+        request, future = bench.submit()
+        _, other = bench.submit()
+        await asyncio.sleep(0.001)
+        future.cancel()
+        bench.runtime.cancel(request)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert outcomes(bench) == {Outcome.CANCELLED_CLIENT: 1}
+        assert (await other).outcome is Outcome.COMPLETED
+        bench.runtime.cancel(request)
+        await asyncio.sleep(0.01)
+        assert outcomes(bench) == {Outcome.CANCELLED_CLIENT: 1, Outcome.COMPLETED: 1}
+
+    run_virtual(main)
+
+
+def test_an_impossible_deadline_is_refused_at_once_with_a_time_to_come_back() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop)
+        await asyncio.sleep(0.001)
+        _, probe = bench.submit(slo_ms=1)
+        answer = await bench.submit(slo_ms=1)[1]
+        assert not probe.done()  # one is let through, in case the estimate is wrong
+        assert answer.outcome is Outcome.REJECTED_DEADLINE
+        assert answer.reason
+        assert answer.retry_after_s == 1
+        assert loop.now_ns == 1 * NS_PER_MS
+
+    run_virtual(main)
+
+
+def test_a_drain_waits_for_what_is_in_flight_and_refuses_what_comes() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop)
+        _, future = bench.submit()
+        await asyncio.sleep(0.001)
+        drained = asyncio.create_task(bench.runtime.drain(10.0))
+        await asyncio.sleep(0)
+        _, late = bench.submit()
+        await drained
+        assert loop.now_ns < 10 * NS_PER_S
+        assert (await future).outcome is Outcome.COMPLETED
+        assert (await late).outcome is Outcome.REJECTED_DRAINING
+        assert bench.runtime.in_flight == 0
+
+    run_virtual(main)
+
+
+def test_closing_answers_what_is_still_open_and_refuses_more() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop)
+        _, future = bench.submit()
+        await asyncio.sleep(0.001)
+        await bench.runtime.drain(0.0005)
+        assert bench.runtime.in_flight == 1
+        bench.runtime.close()
+        answer = await future
+        assert (answer.outcome, answer.reason) == (
+            Outcome.FAILED_UNAVAILABLE,
+            "the server stopped before the request was done",
+        )
+        with pytest.raises(RejectedError, match="the server is stopping"):
+            bench.submit()
+
+    run_virtual(main)
+
+
+def test_every_decision_to_run_and_every_row_is_counted() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop)
+        await asyncio.gather(bench.submit(3)[1], bench.submit(2)[1])
+        meter = bench.metrics.pipeline("mlp:1")
+        assert meter.stage_rows == [5]
+        assert meter.attainment == 1.0
+        assert b'sluice_batches_total{model="mlp:1",partition="cpu0",reason="idle"} 1.0' in bench.metrics.exposition()
+        assert bench.steps.batches()[0].reason is ReleaseReason.IDLE
+
+    run_virtual(main)
+
+
+def test_a_dropped_answer_gives_its_memory_back_once() -> None:
+    released: list[int] = []
+    answer = Answer(Outcome.COMPLETED, outputs={}, release=lambda: released.append(1))
+    answer.release()
+    answer.release()
+    del answer
+    assert released == [1]
+    dropped = Answer(Outcome.COMPLETED, outputs={}, release=lambda: released.append(2))
+    del dropped
+    assert released == [1, 2]
