@@ -75,15 +75,15 @@ class Admission:
             assert model is not None, "a combiner has sources"
             start_ns = -1
             for host in model.partitions:
-                host_ns = host.start_ns(now_ns) + host.backlog_ns
+                free_ns = host.free_at_ns if host.ready else host.start_ns(now_ns)
+                host_ns = (free_ns if free_ns > now_ns else now_ns) + host.backlog_ns
                 if host_ns < start_ns or start_ns < 0:
                     start_ns = host_ns
             queue = root.queue or model.queues.get(event.batch_key)
-            if queue is not None and queue.live and model.by_deadline:
+            if queue is not None and event.deadline_ns - root.tail_ns < queue.last_ns and model.by_deadline:
                 behind = queue.behind(event.deadline_ns - root.tail_ns)
-                if behind:
-                    host = model.partitions[0]
-                    start_ns -= behind * model.estimates[host.kind].row_ns // len(model.partitions)
+                host = model.partitions[0]
+                start_ns -= behind * model.estimates[host.kind].row_ns // len(model.partitions)
             if start_ns > latest_ns:
                 latest_ns = start_ns
         return latest_ns + pipeline.path_ns

@@ -22,7 +22,7 @@ class ReleaseReason(enum.StrEnum):
     """It repeats (part of) a batch that failed."""
 
 
-class Member(msgspec.Struct, frozen=True):
+class Member(msgspec.Struct, frozen=True, gc=False):
     """One request's part in a batch: its rows follow those of the member before.
 
     `row_index` selects rows of the request, ascending; None stands for all of them in order.
@@ -49,7 +49,7 @@ class DispatchBatch(Decision, frozen=True):
     reason: ReleaseReason
 
 
-class RevokeBatch(Decision, frozen=True):
+class RevokeBatch(Decision, frozen=True, gc=False):
     """Take a batch back if it has not started; the batch still yields its one event (possibly `BatchCompleted`)."""
 
     batch: int
@@ -61,14 +61,14 @@ class CombineOutputs(Decision, frozen=True):
     member: Member
 
 
-class CompleteRequest(Decision, frozen=True):
+class CompleteRequest(Decision, frozen=True, gc=False):
     """All stages of a request are done: answer it."""
 
     request: int
     outcome: Outcome
 
 
-class RejectRequest(Decision, frozen=True):
+class RejectRequest(Decision, frozen=True, gc=False):
     """Refuse a request that was not queued; another try may be worth it after `retry_after_ns`."""
 
     request: int
@@ -77,7 +77,7 @@ class RejectRequest(Decision, frozen=True):
     retry_after_ns: int = 0
 
 
-class EvictRequest(Decision, frozen=True):
+class EvictRequest(Decision, frozen=True, gc=False):
     """Give up a request that was queued."""
 
     request: int
@@ -86,7 +86,7 @@ class EvictRequest(Decision, frozen=True):
     retry_after_ns: int = 0
 
 
-class FailRequest(Decision, frozen=True):
+class FailRequest(Decision, frozen=True, gc=False):
     """Answer a request with an error."""
 
     request: int
@@ -94,7 +94,7 @@ class FailRequest(Decision, frozen=True):
     reason: str
 
 
-class CancelRequest(Decision, frozen=True):
+class CancelRequest(Decision, frozen=True, gc=False):
     """A cancelled request is settled; nobody waits for the answer."""
 
     request: int

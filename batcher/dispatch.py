@@ -61,7 +61,8 @@ class Dispatcher:
         model.outstanding += rows
         if model.outstanding > model.peak:
             model.peak = model.outstanding
-        self._wake_for(model, now_ns)
+        if self.wake_ns is None or self.wake_ns > now_ns:
+            self._wake_for(model, now_ns)
         return entry
 
     def _queue_of(self, model: ModelState, batch_key: str) -> Queue:
@@ -71,8 +72,6 @@ class Dispatcher:
         return queue
 
     def _wake_for(self, model: ModelState, now_ns: int) -> None:
-        if self.wake_ns is not None and self.wake_ns <= now_ns:
-            return
         for host in model.partitions:
             batches = len(host.batches)
             if not batches or not host.ready:

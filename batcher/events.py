@@ -24,7 +24,7 @@ class Event(msgspec.Struct, frozen=True, tag=True):
     """Base of all events."""
 
 
-class RequestArrived(Event, frozen=True):
+class RequestArrived(Event, frozen=True, gc=False):
     """A valid request came in.
 
     `rows` is its number of rows (1 for an unbatchable model). `batch_key` tells apart inputs whose variable dimensions
@@ -39,13 +39,13 @@ class RequestArrived(Event, frozen=True):
     memory_bytes: int = 0
 
 
-class RequestCancelled(Event, frozen=True):
+class RequestCancelled(Event, frozen=True, gc=False):
     """The client of a request went away; ignored for a request that is already settled."""
 
     request: int
 
 
-class BatchCompleted(Event, frozen=True):
+class BatchCompleted(Event, frozen=True, gc=False):
     """The worker ran a batch from `started_ns` to `ended_ns`.
 
     `verdicts` has one tuple a verdict of the model (`ModelConfig.verdicts`), each with one confidence a row of the
@@ -67,13 +67,13 @@ class BatchFailed(Event, frozen=True):
     message: str
 
 
-class BatchRevoked(Event, frozen=True):
+class BatchRevoked(Event, frozen=True, gc=False):
     """A batch was taken back before it started, as ordered by `RevokeBatch`."""
 
     batch: int
 
 
-class OutputsCombined(Event, frozen=True):
+class OutputsCombined(Event, frozen=True, gc=False):
     """A combiner ran; `verdicts` as in `BatchCompleted`, one confidence a row it ran for."""
 
     request: int

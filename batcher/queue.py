@@ -17,16 +17,17 @@ class Queue:
     """Entries waiting to be batched together, earliest first; bounded by admission.
 
     An entry that was settled meanwhile stays as a dead item until it comes to the front or too many are dead.
-    `retries` holds (parts of) batches that failed: groups of entries dispatched as they are, before all others.
+    `last_ns` is not before the order of the last item. `retries` holds (parts of) batches that failed: groups of entries dispatched as they are, before all others.
     """
 
-    __slots__ = ("_dead", "_items", "batch_key", "live", "model", "retries", "rows")
+    __slots__ = ("_dead", "_items", "batch_key", "last_ns", "live", "model", "retries", "rows")
 
     def __init__(self, model: str, batch_key: str) -> None:
         self.model = model
         self.batch_key = batch_key
         self.rows = 0
         self.live = 0
+        self.last_ns = 0
         self.retries: deque[list[Entry]] = deque()
         self._items: list[Item] = []
         self._dead = 0
@@ -38,7 +39,10 @@ class Queue:
         """Add an entry. O(1) when it is the latest, else O(log n) comparisons."""
         item = (order_ns, -entry.stage, entry.sequence, entry)
         items = self._items
-        if not items or item > items[-1]:
+        if order_ns > self.last_ns:
+            self.last_ns = order_ns
+            items.append(item)
+        elif not items or item > items[-1]:
             items.append(item)
         else:
             insort(items, item)
@@ -67,8 +71,6 @@ class Queue:
     def behind(self, order_ns: int) -> int:
         """How many items would come after an entry of that order."""
         items = self._items
-        if not items or order_ns >= items[-1][0]:
-            return 0
         return len(items) - bisect_right(items, (order_ns, 1))
 
     def first_not_before(self, order_ns: int) -> Entry | None:

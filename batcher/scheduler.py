@@ -183,6 +183,7 @@ class Scheduler:
         request.settled = True
         del self.requests[request.identity]
         request.pipeline.outstanding -= 1
+        request.entries.clear()  # they refer to the request: no cycle is left to the garbage collector
         self.admission.memory_bytes -= request.memory_bytes
 
     def _settle(self, request: Request, decisions: list[AnyDecision]) -> None:
@@ -203,6 +204,7 @@ class Scheduler:
                 if not batch.live and not batch.revoking and batch.partition.batches[0] is not batch:
                     batch.revoking = True
                     decisions.append(RevokeBatch(batch.identity))
+        request.entries.clear()
         if not request.running:
             self.admission.memory_bytes -= request.memory_bytes
 

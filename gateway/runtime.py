@@ -31,6 +31,7 @@ from batcher.events import (
     RequestCancelled,
 )
 from batcher.outcome import Outcome
+from batcher.scheduler import Scheduler
 from gateway.answer import Answer, Tensor
 from gateway.executors.base import Executor
 from gateway.metrics import Metrics, PipelineMeter
@@ -41,22 +42,6 @@ logger = logging.getLogger(__name__)
 
 MAX_ROUNDS = 1000
 """Rounds of events and wake-ups in one flush before other callbacks of the loop get their turn."""
-
-
-class Driven(Protocol):
-    """The scheduler as its driver sees it."""
-
-    def handle(self, event: AnyEvent, now_ns: int) -> list[AnyDecision]:
-        """Take an event in."""
-        ...
-
-    def next_wakeup_ns(self) -> int | None:
-        """When `handle_wakeup` is due."""
-        ...
-
-    def handle_wakeup(self, now_ns: int) -> list[AnyDecision]:
-        """Do what is due."""
-        ...
 
 
 class Timer(Protocol):
@@ -75,12 +60,8 @@ class Timer(Protocol):
         ...
 
 
-class Recorder(Protocol):
-    """Keeps what the scheduler was told and what it decided."""
-
-    def record(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
-        """Keep one step; `event` is None for a wake-up."""
-        ...
+Observe = Callable[[int, AnyEvent | None, list[AnyDecision]], None]
+"""Is told every step of the scheduler: the time, the event (None for a wake-up) and the decisions."""
 
 
 class Submission(NamedTuple):
@@ -110,20 +91,20 @@ class Runtime:
 
     def __init__(
         self,
-        scheduler: Driven,
+        scheduler: Scheduler,
         executor: Executor,
         *,
         clock: Callable[[], int],
         timer: Timer,
         metrics: Metrics,
-        journal: Recorder | None = None,
+        observe: Observe | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._clock = clock
         self._timer = timer
         self._metrics = metrics
-        self._journal = journal
+        self._observe = observe
         self._loop = asyncio.get_running_loop()
         self._open: dict[int, _Open] = {}
         self._batches: dict[int, DispatchBatch] = {}
@@ -254,8 +235,8 @@ class Runtime:
                     opened.meter.stage_ran(member.stage, member.rows)
 
     def _carry_out(self, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
-        if self._journal is not None:
-            self._journal.record(self._now_ns, event, decisions)
+        if self._observe is not None:
+            self._observe(self._now_ns, event, decisions)
         apply = self._apply
         for decision in decisions:
             apply[type(decision)](decision)

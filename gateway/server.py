@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 LAST_RESPONSES_S = 2.0
 """Time for clients to take their last responses, after which connections are closed."""
 
+YOUNG_OBJECTS = 20_000
+"""New objects before the collector looks for cycles among them: requests make next to none, and are many at a time."""
+
 
 class PartitionWatch:
     """Passes on how the workers are, and knows when all of them are up for the first time."""
@@ -110,6 +113,7 @@ class Server:
         # What has been made until now stays: the collector need not look at it again.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(YOUNG_OBJECTS)
         log(logger, logging.INFO, "server ready")
         if ready_file is not None:
             self._write_ready_file(ready_file)

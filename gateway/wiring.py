@@ -99,8 +99,8 @@ def build_server(config: ServerConfig, repository: Repository, journal: BinaryIO
         config.limits.input_arena_mb * _MIB,
         watch,
     )
-    recorder = None if journal is None else JournalWriter(journal.write, spec)
-    runtime = Runtime(scheduler, executor, clock=monotonic_ns, timer=Alarm(), metrics=metrics, journal=recorder)
+    observe = None if journal is None else JournalWriter(journal.write, spec).record
+    runtime = Runtime(scheduler, executor, clock=monotonic_ns, timer=Alarm(), metrics=metrics, observe=observe)
     dataplane = DataPlane(catalogue, runtime, config.default_slo_ms, monotonic_ns)
     http = http_server(build_app(dataplane, catalogue, metrics, config.max_body_bytes), config.host, config.http_port)
     grpc, grpc_port = grpc_server(dataplane, catalogue, config.host, config.grpc_port, config.max_body_bytes)

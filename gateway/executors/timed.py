@@ -47,8 +47,8 @@ class TimedExecutor:
 
     def revoke(self, batch: int) -> None:
         """Take a batch back that waits for the one before it."""
-        handle, partition, started_ns = self._pending[batch]
-        if started_ns > self._clock():
+        handle, partition, started_ns = self._pending.get(batch, (None, "", 0))
+        if handle is not None and started_ns > self._clock():
             handle.cancel()
             del self._pending[batch]
             self._free_ns[partition] = started_ns

@@ -145,7 +145,12 @@ def run_live(spec: SchedulerSpec, arrivals: list[Arrival], cancellations: list[t
         ready = [PartitionReady(partition, TABLES) for partition in PARTITIONS]
         executor = TimedExecutor(Machine(), loop.clock, ready)
         runtime = Runtime(
-            Scheduler(spec), executor, clock=loop.clock, timer=VirtualAlarm(loop), metrics=metrics, journal=recorder
+            Scheduler(spec),
+            executor,
+            clock=loop.clock,
+            timer=VirtualAlarm(loop),
+            metrics=metrics,
+            observe=recorder.record,
         )
         runtime.start()
         answers: list[asyncio.Future[Answer]] = []

@@ -5,12 +5,11 @@ from batcher.decisions import CompleteRequest, RejectRequest, ReleaseReason
 from batcher.events import DrainStarted, PartitionLost, PartitionReady, RequestCancelled
 from batcher.outcome import Outcome
 from batcher.scheduler import Scheduler
-from models.profile import LatencyTable
 from tests.support.scheduling import (
     MS,
     ONE,
-    S,
     US,
+    S,
     arrival,
     cascade,
     completed,
@@ -21,7 +20,6 @@ from tests.support.scheduling import (
     spec_of,
     step,
 )
-
 
 FULL = ReleaseReason.FULL
 

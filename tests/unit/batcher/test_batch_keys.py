@@ -1,13 +1,13 @@
-from batcher.decisions import CompleteRequest, Member, ReleaseReason
 from batcher.config import PipelineConfig, StageConfig
+from batcher.decisions import CompleteRequest, Member, ReleaseReason
 from batcher.events import BatchCompleted, BatchFailed, FailureCause, RequestCancelled
 from batcher.outcome import Outcome
 from batcher.scheduler import Scheduler
 from tests.support.scheduling import (
     GAINING,
     MS,
-    S,
     US,
+    S,
     arrival,
     completed,
     dispatch,

@@ -17,8 +17,8 @@ from tests.support.scheduling import (
     GAINING,
     MS,
     ONE,
-    S,
     US,
+    S,
     arrival,
     cascade,
     completed,
@@ -146,9 +146,7 @@ def test_what_was_lost_twice_fails() -> None:
 
 
 def test_each_stage_may_lose_its_worker_once() -> None:
-    spec = spec_of(
-        [model("small:1"), model("large:1")], [cascade("small:1", "large:1")], partitions=("cpu0", "cpu1")
-    )
+    spec = spec_of([model("small:1"), model("large:1")], [cascade("small:1", "large:1")], partitions=("cpu0", "cpu1"))
     tables = {"small:1": GAINING, "large:1": GAINING}
     scheduler = serving(spec, tables)
     step(scheduler, 0, arrival(1, S, "cascade:1"))

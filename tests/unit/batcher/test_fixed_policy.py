@@ -1,6 +1,6 @@
 from batcher.config import PolicyConfig, PolicyName
 from batcher.decisions import Member
-from tests.support.scheduling import GAINING, MS, S, US, arrival, completed, dispatch, model, serving, spec_of, step
+from tests.support.scheduling import GAINING, MS, US, S, arrival, completed, dispatch, model, serving, spec_of, step
 
 
 def test_every_request_is_a_batch_of_its_own_in_order_of_arrival() -> None:

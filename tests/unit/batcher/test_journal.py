@@ -24,7 +24,6 @@ from tests.support.scheduling import (
     GAINING,
     MS,
     S,
-    US,
     arrival,
     cascade,
     ensemble,
@@ -133,7 +132,9 @@ def test_a_line_that_is_none_of_a_journal_is_named(number: int, line: bytes) -> 
 
 def test_text_that_is_not_utf8_is_named_as_well() -> None:
     lines = journal()
-    lines[2] = b'{"now_ns": 1, "event": {"type": "PartitionLost", "partition": "\xff", "reason": ""}, "decisions": []}\n'
+    lines[2] = (
+        b'{"now_ns": 1, "event": {"type": "PartitionLost", "partition": "\xff", "reason": ""}, "decisions": []}\n'
+    )
     with pytest.raises(ConfigError, match=r"^journal line 3: "):
         list(replay(lines))
 

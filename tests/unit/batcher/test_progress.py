@@ -28,9 +28,7 @@ def serving_pipeline(pipeline: PipelineConfig, *keys: str, partitions: tuple[str
 
 def test_a_cascade_escalates_only_the_rows_that_are_unsure() -> None:
     scheduler = serving_pipeline(cascade("small:1", "large:1"), "small:1", "large:1")
-    assert step(scheduler, 0, arrival(1, S, "cascade:1", rows=4)) == [
-        dispatch(1, [Member(1, 0, 4)], model="small:1")
-    ]
+    assert step(scheduler, 0, arrival(1, S, "cascade:1", rows=4)) == [dispatch(1, [Member(1, 0, 4)], model="small:1")]
     assert step(scheduler, MS, completed(1, 0, MS, 0.95, 0.5, 0.9, 0.3)) == [
         dispatch(2, [Member(1, 1, 2, (1, 3))], model="large:1")
     ]
@@ -159,9 +157,7 @@ def test_a_stage_runs_for_the_rows_that_all_its_sources_ran() -> None:
 def test_a_stage_whose_source_was_skipped_is_skipped_as_well() -> None:
     scheduler = serving_pipeline(two_branches(StageConfig("last", "a:1", (3,))), "a:1", "b:1", "c:1")
     step(scheduler, 0, arrival(1, S, "p:1", rows=2))
-    assert step(scheduler, MS, completed(1, 0, MS, 0.95, 0.7)) == [
-        dispatch(2, [Member(1, 1, 1, (1,))], model="b:1")
-    ]
+    assert step(scheduler, MS, completed(1, 0, MS, 0.95, 0.7)) == [dispatch(2, [Member(1, 1, 1, (1,))], model="b:1")]
     assert step(scheduler, 2 * MS, completed(2, MS, 2 * MS)) == DONE
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from batcher.config import Verdict
 from batcher.decisions import DispatchBatch, Member, ReleaseReason
-from gateway import assembly
+from gateway import layout
 from gateway.answer import Tensor
 from gateway.assembly import Assembly, Outputs
 from gateway.input_slots import InputSlots
@@ -156,8 +156,8 @@ def test_a_fixed_width_tensor_is_copied_once_from_body_to_backend(monkeypatch: p
         copies.append(nbytes)
         copy_rows(arrays, memory, offset, nbytes)
 
-    copy_rows = assembly.copy_rows
-    monkeypatch.setattr(assembly, "copy_rows", counted)
+    copy_rows = layout.copy_rows
+    monkeypatch.setattr(layout, "copy_rows", counted)
     bench = Bench()
     body = np.frombuffer(rows(1, 2, 3).tobytes(), np.uint8)
     view: Array = np.frombuffer(body, np.float32).reshape(3, 2)

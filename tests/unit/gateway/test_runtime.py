@@ -86,7 +86,7 @@ class Bench:
             clock=loop.clock,
             timer=VirtualAlarm(loop),
             metrics=self.metrics,
-            journal=self.steps,
+            observe=self.steps.record,
         )
         self.runtime.start()
 

@@ -1,0 +1,105 @@
+import re
+
+import pytest
+
+from gateway.catalogue import Catalogue
+from models.errors import BackendUnavailable, ModelNotFound, VersionNotFound
+from models.pipeline import Pipeline, Stage
+from models.repository import Broken
+
+WORKERS = ("cpu0", "cpu1")
+
+
+def pipeline(name: str, version: int, *models: str) -> Pipeline:
+    stages = tuple(Stage(f"stage{index}", {}, model=model) for index, model in enumerate(models))
+    return Pipeline(name, version, (), (), stages, {}, 8)
+
+
+PIPELINES = [
+    pipeline("mlp", 1, "mlp:1"),
+    pipeline("mlp", 2, "mlp:2"),
+    pipeline("cascade", 1, "mlp:1", "big:1"),
+]
+BROKEN = [
+    Broken("torn", None, "torn/model.onnx: not a model"),
+    Broken("mlp", 3, "mlp/3/model.onnx: not a model"),
+]
+
+
+def new_catalogue() -> Catalogue:
+    return Catalogue("1.2.3", PIPELINES, BROKEN, WORKERS)
+
+
+def test_a_pipeline_is_served_once_a_worker_has_loaded_all_its_models() -> None:
+    catalogue = new_catalogue()
+    with pytest.raises(BackendUnavailable, match="'mlp' cannot be served: model mlp:1 is still loading"):
+        catalogue.pipeline("mlp", "1")
+    catalogue.partition_ready("cpu0", ["mlp:1", "mlp:2"], {})
+    assert catalogue.pipeline("mlp", "1") is PIPELINES[0]
+    assert catalogue.ready("mlp", "1")
+    assert not catalogue.ready("cascade", "")
+    with pytest.raises(BackendUnavailable, match="model big:1 is still loading"):
+        catalogue.pipeline("cascade", "")
+
+
+def test_no_version_means_the_latest_that_loaded() -> None:
+    catalogue = new_catalogue()
+    catalogue.partition_ready("cpu0", ["mlp:1", "mlp:2"], {})
+    assert catalogue.pipeline("mlp", "") is PIPELINES[1]
+    passing_over = new_catalogue()
+    passing_over.partition_ready("cpu0", ["mlp:1"], {"mlp:2": "out of memory"})
+    assert passing_over.pipeline("mlp", "") is PIPELINES[0]
+    with pytest.raises(BackendUnavailable, match="model mlp:2 did not load: out of memory"):
+        passing_over.pipeline("mlp", "2")
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "error", "message"),
+    [
+        ("absent", "", ModelNotFound, "no model or pipeline named 'absent'"),
+        ("mlp", "7", VersionNotFound, "'mlp' has no version '7'; it has 1, 2, 3"),
+        ("mlp", "3", BackendUnavailable, "'mlp' cannot be served: mlp/3/model.onnx: not a model"),
+        ("torn", "", BackendUnavailable, "'torn' cannot be served: torn/model.onnx: not a model"),
+        ("torn", "1", BackendUnavailable, "'torn' cannot be served: torn/model.onnx: not a model"),
+    ],
+)
+def test_what_cannot_be_served_is_explained(name: str, version: str, error: type[Exception], message: str) -> None:
+    catalogue = new_catalogue()
+    for ask in (catalogue.pipeline, catalogue.ready):
+        with pytest.raises(error, match="^" + re.escape(message)):
+            ask(name, version)
+
+
+def test_a_model_that_one_worker_lost_stays_served_but_is_ready_only_while_one_is_up() -> None:
+    catalogue = new_catalogue()
+    catalogue.partition_ready("cpu0", ["mlp:1"], {})
+    catalogue.partition_lost("cpu0")
+    assert catalogue.pipeline("mlp", "1") is PIPELINES[0]
+    assert not catalogue.ready("mlp", "1")
+    catalogue.partition_ready("cpu1", ["mlp:1"], {})
+    assert catalogue.ready("mlp", "1")
+
+
+def test_the_server_is_ready_when_every_worker_is_up_even_if_a_model_failed() -> None:
+    catalogue = new_catalogue()
+    catalogue.partition_ready("cpu0", ["mlp:1"], {"big:1": "too big"})
+    assert not catalogue.server_ready()
+    catalogue.partition_ready("cpu1", ["mlp:1"], {"big:1": "too big"})
+    assert catalogue.server_ready()
+    catalogue.partition_lost("cpu0")
+    assert not catalogue.server_ready()
+    catalogue.partition_ready("cpu0", ["mlp:1"], {})
+    catalogue.draining = True
+    assert not catalogue.server_ready()
+    assert not catalogue.ready("mlp", "1")
+
+
+def test_names_versions_and_reasons_are_listed() -> None:
+    catalogue = new_catalogue()
+    assert catalogue.names() == ["cascade", "mlp", "torn"]
+    assert (catalogue.versions("mlp"), catalogue.versions("torn")) == (["1", "2"], [])
+    assert catalogue.broken("cascade") is None
+    catalogue.partition_ready("cpu0", ["mlp:1", "mlp:2"], {"big:1": "too big"})
+    assert catalogue.broken("cascade") == "model big:1 did not load: too big"
+    assert catalogue.broken("mlp") == "mlp/3/model.onnx: not a model"
+    assert catalogue.broken("absent") is None
