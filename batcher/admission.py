@@ -83,7 +83,7 @@ class Admission:
             if queue is not None and event.deadline_ns - root.tail_ns < queue.last_ns and model.by_deadline:
                 behind = queue.behind(event.deadline_ns - root.tail_ns)
                 host = model.partitions[0]
-                start_ns -= behind * model.estimates[host.kind].row_ns // len(model.partitions)
+                start_ns -= behind * model.row_ns(host.kind) // len(model.partitions)
             if start_ns > latest_ns:
                 latest_ns = start_ns
         return latest_ns + pipeline.path_ns

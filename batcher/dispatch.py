@@ -1,6 +1,6 @@
 """Dispatch: which queue's batch goes to which partition, and when to look again."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from batcher.admission import UNAVAILABLE_NS
 from batcher.config import SchedulerSpec
@@ -22,10 +22,11 @@ REFRESH_BATCHES = 16
 class Dispatcher:
     """Owns partitions, models, queues and batches; forms batches when asked to.
 
-    `wake_ns` is when `form` is to be called next (None: when something has happened).
+    `wake_ns` is when `form` is to be called next (None: when something has happened). `unserved` says that some model
+    is on no partition that is up. `evict` is called for requests whose deadline a batch would miss.
     """
 
-    def __init__(self, spec: SchedulerSpec) -> None:
+    def __init__(self, spec: SchedulerSpec, evict: Callable[[Request, list[AnyDecision]], None]) -> None:
         self.hand_off_ns = spec.limits.hand_off_ns
         self.models = {
             config.key: ModelState(config, select_policy(config.policy, spec.limits)) for config in spec.models
@@ -34,6 +35,8 @@ class Dispatcher:
         self.waiting: dict[Queue, None] = {}
         self.batches: dict[int, Batch] = {}
         self.wake_ns: int | None = None
+        self.unserved = True
+        self._evict = evict
         self._tables: dict[tuple[str, str], LatencyTable] = {}
         self._next_batch = 1
         self._next_sequence = 1
@@ -124,8 +127,9 @@ class Dispatcher:
             if partition not in model.partitions:
                 model.partitions.append(partition)
             self._learn(model, partition.kind, table)
+        changed = partition.models | event.tables.keys()
         partition.models = frozenset(event.tables)
-        self._changed(partition.models)
+        self._changed(changed)
         self.wake(now_ns)
 
     def _learn(self, model: ModelState, kind: str, table: LatencyTable) -> None:
@@ -149,6 +153,7 @@ class Dispatcher:
         self.wake(now_ns)
 
     def _changed(self, keys: Iterable[str]) -> None:
+        self.unserved = not all(any(host.ready for host in model.partitions) for model in self.models.values())
         for key in keys:
             for pipeline in self.models[key].pipelines:
                 pipeline.stale = True
@@ -164,11 +169,14 @@ class Dispatcher:
         """Take a batch off its partition."""
         batch = self.batches.pop(identity)
         partition = batch.partition
+        was_running = partition.batches[0] is batch
         partition.batches.remove(batch)
-        if partition.batches:
+        if not partition.batches:
+            partition.free_at_ns = partition.idle_since_ns = now_ns
+        elif was_running:
             partition.free_at_ns = now_ns + sum(waiting.service_ns for waiting in partition.batches)
         else:
-            partition.free_at_ns = partition.idle_since_ns = now_ns
+            partition.free_at_ns -= batch.service_ns
         model = self.models[batch.queue.model]
         model.outstanding -= batch.rows
         if model.batches % REFRESH_BATCHES == 0:
@@ -191,13 +199,17 @@ class Dispatcher:
                     if open_ns > now_ns:
                         self.wake(open_ns)
                         break
-                    batch = self._next(partition, now_ns)
-                    if batch is None:
+                    chosen = self._choose(partition, now_ns)
+                    if chosen is None:
                         break
-                    decisions.append(batch)
+                    queue, entries, reason = chosen
+                    if reason is not ReleaseReason.RETRY:
+                        entries = self._on_time(partition, queue, entries, now_ns, decisions)
+                    if entries:
+                        decisions.append(self._close(partition, queue, entries, reason, now_ns))
 
-    def _next(self, partition: PartitionState, now_ns: int) -> DispatchBatch | None:
-        """The batch that this partition should take now, if any: the one whose head has the earliest deadline."""
+    def _choose(self, partition: PartitionState, now_ns: int) -> tuple[Queue, list[Entry], ReleaseReason] | None:
+        """What this partition should run now, if anything: of all queues, the one whose head is the most urgent."""
         best: tuple[tuple[int, int, int], Queue, int, ReleaseReason] | None = None
         for queue in list(self.waiting):
             if queue.model not in partition.models:
@@ -208,7 +220,7 @@ class Dispatcher:
                 entries = [entry for entry in group if not entry.request.settled]
                 model.outstanding -= sum(entry.rows for entry in group if entry.request.settled)
                 if entries:
-                    return self._close(partition, queue, entries, ReleaseReason.RETRY, now_ns)
+                    return queue, entries, ReleaseReason.RETRY
             if not queue.live:
                 self._forget_if_empty(queue, model)
                 continue
@@ -223,7 +235,24 @@ class Dispatcher:
         if best is None:
             return None
         _, queue, rows, reason = best
-        return self._close(partition, queue, queue.take(rows), reason, now_ns)
+        return queue, queue.take(rows), reason
+
+    def _on_time(
+        self, partition: PartitionState, queue: Queue, entries: list[Entry], now_ns: int, decisions: list[AnyDecision]
+    ) -> list[Entry]:
+        """The entries less those to be evicted rather than answered late, as they would be in this batch."""
+        if not any(entry.request.evicts for entry in entries):
+            return entries
+        model = self.models[queue.model]
+        rows = sum(entry.rows for entry in entries)
+        service_ns = model.estimates[partition.kind].service_ns(rows)
+        done_ns = partition.start_ns(now_ns) + self.hand_off_ns + service_ns
+        for entry in entries:
+            if entry.request.evicts and entry.stage_deadline_ns < done_ns and not entry.request.settled:
+                self._evict(entry.request, decisions)
+        model.outstanding -= sum(entry.rows for entry in entries if entry.request.settled)
+        self._forget_if_empty(queue, model)
+        return [entry for entry in entries if not entry.request.settled]
 
     def _close(
         self, partition: PartitionState, queue: Queue, entries: list[Entry], reason: ReleaseReason, now_ns: int
@@ -256,7 +285,9 @@ class Dispatcher:
             hosts = self.models[queue.model].partitions
             if any(host.ready for host in hosts):
                 continue
-            gone_ns = max((host.lost_ns or now_ns for host in hosts), default=now_ns - UNAVAILABLE_NS)
+            gone_ns = max(
+                (now_ns if host.lost_ns is None else host.lost_ns for host in hosts), default=now_ns - UNAVAILABLE_NS
+            )
             if now_ns - gone_ns >= UNAVAILABLE_NS:
                 entries += queue.entries()
                 entries += (entry for group in queue.retries for entry in group if not entry.request.settled)

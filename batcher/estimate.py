@@ -72,10 +72,8 @@ class LatencyEstimate:
             self._efficient = next(size for size, rate in zip(self._sizes, rates, strict=True) if rate >= enough)
         return self._efficient
 
-    @property
-    def row_ns(self) -> int:
-        """Time that a row takes of a partition when batches have the efficient size."""
-        rows = self.efficient_rows
+    def row_ns(self, rows: int) -> int:
+        """Time that a row takes of a partition in batches of `rows` rows."""
         return (self.service_ns(rows) + self._hand_off_ns) // rows
 
     def rows_within(self, budget_ns: int, limit: int) -> int:

@@ -1,6 +1,6 @@
 """The journal: every step of a scheduler, one JSON line each, enough to replay it to the identical decisions."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -40,10 +40,11 @@ class Difference(msgspec.Struct, frozen=True):
     decisions: tuple[AnyDecision, ...]
 
 
-def replay(lines: Iterable[bytes]) -> Iterator[Difference]:
-    """Run a scheduler over a journal and yield the steps whose decisions differ (none, if nothing has changed).
+def replay(lines: Iterable[bytes]) -> Difference | None:
+    """Run a scheduler over a journal; the first step whose decisions differ, None if nothing has changed.
 
-    Raises ConfigError for a line that is not part of a journal.
+    What follows a difference means nothing: later events answer decisions that were not taken. Raises ConfigError for a
+    line that is not part of a journal.
     """
     decoder = msgspec.json.Decoder(Step)
     scheduler: Scheduler | None = None
@@ -53,13 +54,14 @@ def replay(lines: Iterable[bytes]) -> Iterator[Difference]:
                 scheduler = Scheduler(msgspec.json.decode(line, type=SchedulerSpec))
                 continue
             step = decoder.decode(line)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ConfigError(f"journal line {number}: {error}") from error
         if step.event is None:
             decisions = scheduler.handle_wakeup(step.now_ns)
         else:
             decisions = scheduler.handle(step.event, step.now_ns)
         if tuple(decisions) != step.decisions:
-            yield Difference(number, step, tuple(decisions))
+            return Difference(number, step, tuple(decisions))
     if scheduler is None:
         raise ConfigError("journal line 1: expected the scheduler's spec, the journal is empty")
+    return None

@@ -29,7 +29,8 @@ class Request(msgspec.Struct, eq=False):
 
     `committed` has a bit for every stage whose expected work is still counted in the partitions' backlogs; `running`
     counts batches and combiners that hold its tensors. `runs` has a record a stage once it is known for which rows it
-    runs, `missing` how many stages each one still waits for; both are empty for a pipeline of one stage.
+    runs, `missing` how many stages each one still waits for; both are empty for a pipeline of one stage. `evicts` says
+    that it is given up rather than answered late.
     """
 
     identity: int
@@ -41,6 +42,7 @@ class Request(msgspec.Struct, eq=False):
     work: Work
     committed: int
     open_stages: int
+    evicts: bool
     settled: bool = False
     running: int = 0
     entries: list[Entry] = []

@@ -41,7 +41,7 @@ class PartitionState:
         """When a batch dispatched now would start."""
         if self.ready:
             return self.free_at_ns if self.batches and self.free_at_ns > now_ns else now_ns
-        return max(now_ns, (self.lost_ns or now_ns) + RESTART_NS)
+        return max(now_ns, (now_ns if self.lost_ns is None else self.lost_ns) + RESTART_NS)
 
     def open_at_ns(self, now_ns: int, hand_off_ns: int) -> int | None:
         """From when on another batch may be closed for this partition; None while it has two or is not ready."""
@@ -83,6 +83,11 @@ class ModelState:
         self.peak: float = 0
         self.typical_rows = 1.0
         self.batches = 0
+
+    def row_ns(self, kind: str) -> int:
+        """Time that a row takes of a partition of that kind, in batches as large as the policy makes them."""
+        estimate = self.estimates[kind]
+        return estimate.row_ns(min(self.policy.full_rows(estimate), self.config.max_batch))
 
     def dispatched(self, rows: int) -> None:
         """Note the size of a batch."""

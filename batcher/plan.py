@@ -116,7 +116,7 @@ class PipelineState:
             hosts = stage.model.partitions if stage.model else []
             shares.append(
                 tuple(
-                    (host, round(stage.model.estimates[host.kind].row_ns * reach[stage.index] / len(hosts)))
+                    (host, round(stage.model.row_ns(host.kind) * reach[stage.index] / len(hosts)))
                     for host in hosts
                     if stage.model
                 )

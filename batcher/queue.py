@@ -17,7 +17,8 @@ class Queue:
     """Entries waiting to be batched together, earliest first; bounded by admission.
 
     An entry that was settled meanwhile stays as a dead item until it comes to the front or too many are dead.
-    `last_ns` is not before the order of the last item. `retries` holds (parts of) batches that failed: groups of entries dispatched as they are, before all others.
+    `last_ns` is not before the order of the last item. `retries` holds (parts of) batches that failed: groups of
+    entries dispatched as they are, before all others.
     """
 
     __slots__ = ("_dead", "_items", "batch_key", "last_ns", "live", "model", "retries", "rows")
@@ -34,6 +35,11 @@ class Queue:
 
     def __bool__(self) -> bool:
         return self.live > 0 or bool(self.retries)
+
+    @property
+    def waiting(self) -> int:
+        """Entries that wait, those that are retried included."""
+        return self.live + sum(not entry.request.settled for group in self.retries for entry in group)
 
     def push(self, entry: Entry, order_ns: int) -> None:
         """Add an entry. O(1) when it is the latest, else O(log n) comparisons."""

@@ -51,7 +51,7 @@ class Scheduler:
     def __init__(self, spec: SchedulerSpec) -> None:
         self.spec = spec
         self._limits = spec.limits
-        self.dispatcher = Dispatcher(spec)
+        self.dispatcher = Dispatcher(spec, self._evict)
         self.pipelines = {config.name: PipelineState(config, self.dispatcher.models) for config in spec.pipelines}
         self.requests: dict[int, Request] = {}
         self.admission = Admission(spec.limits)
@@ -93,7 +93,7 @@ class Scheduler:
             if entry.queued:
                 self._evict(entry.request, decisions)
         dispatcher.form(now_ns, decisions)
-        if dispatcher.waiting and not all(partition.ready for partition in dispatcher.partitions.values()):
+        if dispatcher.unserved and dispatcher.waiting:
             for entry in dispatcher.abandoned(now_ns):
                 if not entry.request.settled:
                     reason = f"no partition holds model {entry.queue.model} any more"
@@ -103,8 +103,7 @@ class Scheduler:
     def queue_depths(self) -> dict[str, int]:
         """Requests waiting, by model key."""
         return {
-            key: sum(queue.live + sum(map(len, queue.retries)) for queue in model.queues.values())
-            for key, model in self.dispatcher.models.items()
+            key: sum(queue.waiting for queue in model.queues.values()) for key, model in self.dispatcher.models.items()
         }
 
     def check(self) -> None:
@@ -132,6 +131,8 @@ class Scheduler:
             pipeline.work,
             pipeline.all_stages,
             pipeline.stage_count,
+            # A probe is to find out how long it takes, late or not.
+            pipeline.evicts and not (pipeline.outstanding == 0 and pipeline.last_probe_ns == now_ns),
         )
         self.requests[event.request] = request
         self.admission.memory_bytes += event.memory_bytes
@@ -147,7 +148,7 @@ class Scheduler:
 
     def _enqueue(self, request: Request, stage: StageState, run: StageRun | None, now_ns: int) -> None:
         entry = self.dispatcher.enqueue(request, stage, run, now_ns)
-        if request.pipeline.evicts:
+        if request.evicts:
             model = self.dispatcher.models[entry.queue.model]
             quickest_ns = min(estimate.service_ns(entry.rows) for estimate in model.estimates.values())
             latest_ns = entry.stage_deadline_ns - self._limits.hand_off_ns - quickest_ns
@@ -278,7 +279,9 @@ class Scheduler:
         batch = self.dispatcher.end(event.batch, now_ns)
         alive = self._detach(batch.entries)
         if event.cause is FailureCause.WORKER_LOST:
-            for entry in [entry for entry in alive if entry.lost_once]:
+            for entry in alive:
+                if not entry.lost_once or entry.request.settled:
+                    continue
                 reason = f"the worker was lost twice with this request: {event.message}"
                 self._fail(entry.request, Outcome.FAILED_WORKER_LOST, reason, decisions)
             group = [entry for entry in alive if not entry.request.settled]

@@ -130,7 +130,7 @@ def _replay(options: argparse.Namespace) -> int:
     from batcher.journal import replay
 
     with options.journal.open("rb") as lines:
-        difference = next(replay(lines), None)
+        difference = replay(lines)
     if difference is None:
         print(f"{options.journal}: the same decisions")
         return 0

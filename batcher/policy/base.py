@@ -28,6 +28,10 @@ class BatchPolicy(Protocol):
     by_deadline: bool
     """Whether queues are ordered by deadline, else first come, first served."""
 
+    def full_rows(self, estimate: LatencyEstimate) -> int:
+        """Rows of a batch while there is more work than can be done: what the work of a row is reckoned by."""
+        ...
+
     def choose(
         self, queue: Queue, model: ModelState, partition: PartitionState, estimate: LatencyEstimate, now_ns: int
     ) -> Choice:

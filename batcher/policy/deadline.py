@@ -7,6 +7,9 @@ from batcher.placement import ModelState, PartitionState
 from batcher.policy.base import WAIT, Choice
 from batcher.queue import Queue
 
+DEEP = 2
+"""Efficient batches in a queue from which on the rate counts for more than the head."""
+
 
 class DeadlinePolicy:
     """Adaptive batching that never taxes a lone request.
@@ -16,7 +19,9 @@ class DeadlinePolicy:
     `gather_fraction` of the predicted service time, or not at all when that is below `gather_floor_ns`, and never
     beyond the head's slack. The size is the largest that still meets the first deadline that can be met: adaptive
     batch sizes under a latency objective as in Clipper (NSDI'17, §4.3), chosen from a measured table instead of by
-    additive increase.
+    additive increase. With two efficient batches queued or more, batches stay efficient, and heads that these make
+    late are late: small ones for their sake would lower the rate, and the next heads would be as tight. (To drop
+    early and keep batches large is the rule of Nexus, SOSP'19, §4.3.)
     """
 
     by_deadline = True
@@ -26,6 +31,10 @@ class DeadlinePolicy:
         self._gather_fraction = limits.gather_fraction
         self._gather_floor_ns = limits.gather_floor_ns
 
+    def full_rows(self, estimate: LatencyEstimate) -> int:
+        """The efficient batch size."""
+        return estimate.efficient_rows
+
     def choose(
         self, queue: Queue, model: ModelState, partition: PartitionState, estimate: LatencyEstimate, now_ns: int
     ) -> Choice:
@@ -34,6 +43,8 @@ class DeadlinePolicy:
         worthwhile = estimate.efficient_rows
         expected = min(worthwhile, max(int(model.peak), 1))
         gather_ns = int(self._gather_fraction * estimate.service_ns(expected))
+        if pending >= DEEP * worthwhile:
+            return Choice(worthwhile, ReleaseReason.FULL)
         start_ns = partition.start_ns(now_ns)
         if pending >= expected or gather_ns < self._gather_floor_ns:
             reason = ReleaseReason.FULL if pending >= worthwhile else ReleaseReason.IDLE

@@ -12,6 +12,10 @@ class NoBatching:
 
     by_deadline = False
 
+    def full_rows(self, estimate: LatencyEstimate) -> int:
+        """One: most requests have one row."""
+        return 1
+
     def choose(
         self, queue: Queue, model: ModelState, partition: PartitionState, estimate: LatencyEstimate, now_ns: int
     ) -> Choice:

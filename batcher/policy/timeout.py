@@ -23,12 +23,16 @@ class TimeoutPolicy:
         self._largest = max(config.preferred, default=0)
         self._max_delay_ns = config.max_delay_ns
 
+    def full_rows(self, estimate: LatencyEstimate) -> int:
+        """The largest preferred size, or the maximum."""
+        return self._largest or estimate.max_rows
+
     def choose(
         self, queue: Queue, model: ModelState, partition: PartitionState, estimate: LatencyEstimate, now_ns: int
     ) -> Choice:
         """Decide by the sizes of the requests in the queue and the age of the first."""
         due_ns = queue.head().enqueued_ns + self._max_delay_ns
-        exceeded = now_ns >= due_ns
+        exceeded = self._max_delay_ns > 0 and now_ns >= due_ns
         pending = best = 0
         full = False
         for entry in queue.entries():
@@ -44,6 +48,6 @@ class TimeoutPolicy:
             return Choice(best, ReleaseReason.FULL)
         if full or pending >= (self._largest or model.config.max_batch):
             return Choice(pending, ReleaseReason.FULL)
-        if exceeded:
-            return Choice(pending, ReleaseReason.DELAY if self._max_delay_ns else ReleaseReason.IDLE)
+        if exceeded or not self._max_delay_ns:
+            return Choice(pending, ReleaseReason.DELAY if exceeded else ReleaseReason.IDLE)
         return Choice(0, ReleaseReason.DELAY, due_ns)

@@ -127,7 +127,7 @@ def test_the_efficient_size_is_a_batch_size_and_no_smaller_one_is_as_good(estima
     efficient = estimate.efficient_rows
     assert 1 <= efficient <= estimate.max_rows
     assert rates[efficient] >= 0.97 * max(rates.values())
-    assert estimate.row_ns >= 0
+    assert estimate.row_ns(efficient) >= 0
 
 
 @given(estimate=estimates(), rows=st.integers(1, 80))

@@ -142,7 +142,7 @@ def test_every_request_has_one_outcome_and_nothing_is_left(seed: int, kind: str,
 @pytest.mark.parametrize("kind", PIPELINES)
 def test_a_run_replays_identically_and_another_run_of_the_seed_is_the_same(kind: str) -> None:
     run = simulate(PIPELINES[kind], 5_000, seed=7, faults=True, count=400)
-    assert list(replay(run.journal)) == []
+    assert replay(run.journal) is None
     assert simulate(PIPELINES[kind], 5_000, seed=7, faults=True, count=400).journal == run.journal
     assert simulate(PIPELINES[kind], 5_000, seed=8, faults=True, count=400).journal != run.journal
 

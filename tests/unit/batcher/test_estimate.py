@@ -39,7 +39,7 @@ def test_the_efficient_size_is_the_smallest_of_nearly_the_best_rate(
 
 
 def test_the_time_of_a_row_includes_its_share_of_the_hand_off() -> None:
-    assert LatencyEstimate(GAINING, 8, HAND_OFF_NS).row_ns == (1400 * US + 150 * US) // 8
+    assert LatencyEstimate(GAINING, 8, HAND_OFF_NS).row_ns(8) == (1400 * US + 150 * US) // 8
 
 
 @pytest.mark.parametrize(
