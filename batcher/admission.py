@@ -79,7 +79,7 @@ class Admission:
                 host_ns = (free_ns if free_ns > now_ns else now_ns) + host.backlog_ns
                 if host_ns < start_ns or start_ns < 0:
                     start_ns = host_ns
-            queue = root.queue or model.queues.get(event.batch_key)
+            queue = root.queue if root.queue is not None else model.queues.get(event.batch_key)
             if queue is not None and event.deadline_ns - root.tail_ns < queue.last_ns and model.by_deadline:
                 behind = queue.behind(event.deadline_ns - root.tail_ns)
                 host = model.partitions[0]

@@ -13,6 +13,7 @@ from batcher.plan import StageState
 from batcher.policy.select import select_policy
 from batcher.progress import batch_key_for
 from batcher.queue import Queue
+from models.pipeline import Late
 from models.profile import LatencyTable
 
 REFRESH_BATCHES = 16
@@ -23,7 +24,8 @@ class Dispatcher:
     """Owns partitions, models, queues and batches; forms batches when asked to.
 
     `wake_ns` is when `form` is to be called next (None: when something has happened). `unserved` says that some model
-    is on no partition that is up. `evict` is called for requests whose deadline a batch would miss.
+    is on no partition that is up, `attentive` that a partition could take a batch which its policy did not close yet.
+    `evict` is called for requests whose deadline a batch would miss.
     """
 
     def __init__(self, spec: SchedulerSpec, evict: Callable[[Request, list[AnyDecision]], None]) -> None:
@@ -36,7 +38,9 @@ class Dispatcher:
         self.batches: dict[int, Batch] = {}
         self.wake_ns: int | None = None
         self.unserved = True
+        self.attentive = False
         self._evict = evict
+        self._evicting = any(pipeline.late is Late.EVICT for pipeline in spec.pipelines)
         self._tables: dict[tuple[str, str], LatencyTable] = {}
         self._next_batch = 1
         self._next_sequence = 1
@@ -52,19 +56,23 @@ class Dispatcher:
         """Queue the rows of a request for a stage, and wake up when a partition could take them."""
         model = stage.model
         assert model is not None, "a combiner is not queued"
-        queue = stage.queue or self._queue_of(model, batch_key_for(request, stage))
+        queue = stage.queue
+        if queue is None:
+            queue = self._queue_of(model, batch_key_for(request, stage))
         stage_deadline_ns = request.deadline_ns - stage.tail_ns
         self._next_sequence += 1
         rows, row_index = (request.rows, None) if run is None else (run.rows, run.row_index)
         entry = Entry(request, stage.index, rows, row_index, queue, stage_deadline_ns, now_ns, self._next_sequence)
         request.entries.append(entry)
-        if not queue.live:
+        # With entries before this one, it is known already when a partition opens.
+        look = self.attentive or not queue.live
+        if look:
             self.waiting[queue] = None
         queue.push(entry, stage_deadline_ns if model.by_deadline else now_ns)
         model.outstanding += rows
         if model.outstanding > model.peak:
             model.peak = model.outstanding
-        if self.wake_ns is None or self.wake_ns > now_ns:
+        if look and (self.wake_ns is None or self.wake_ns > now_ns):
             self._wake_for(model, now_ns)
         return entry
 
@@ -188,8 +196,7 @@ class Dispatcher:
 
     def form(self, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Close every batch whose time has come; idle partitions choose before those that have a batch running."""
-        if not self.waiting:
-            return
+        self.attentive = False
         for ahead in (False, True):
             for partition in self.partitions.values():
                 while self.waiting and bool(partition.batches) == ahead:
@@ -201,9 +208,10 @@ class Dispatcher:
                         break
                     chosen = self._choose(partition, now_ns)
                     if chosen is None:
+                        self.attentive = True
                         break
                     queue, entries, reason = chosen
-                    if reason is not ReleaseReason.RETRY:
+                    if self._evicting and reason is not ReleaseReason.RETRY:
                         entries = self._on_time(partition, queue, entries, now_ns, decisions)
                     if entries:
                         decisions.append(self._close(partition, queue, entries, reason, now_ns))
@@ -263,7 +271,8 @@ class Dispatcher:
         for entry in entries:
             request = entry.request
             request.running += 1
-            request.uncommit(entry.stage)
+            if request.committed:
+                request.uncommit(entry.stage)
             members.append(Member(request.identity, entry.stage, entry.rows, entry.row_index))
             rows += entry.rows
         service_ns = model.estimates[partition.kind].service_ns(rows)

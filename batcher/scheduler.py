@@ -144,17 +144,15 @@ class Scheduler:
             request.missing = list(pipeline.missing)
             request.runs = [None if stage.waits_for else StageRun(None, rows) for stage in pipeline.stages]
         for root in pipeline.roots:
-            self._enqueue(request, root, None, now_ns)
+            entry = self.dispatcher.enqueue(request, root, None, now_ns)
+            if request.evicts:
+                self._plan_eviction(entry, now_ns)
 
-    def _enqueue(self, request: Request, stage: StageState, run: StageRun | None, now_ns: int) -> None:
-        entry = self.dispatcher.enqueue(request, stage, run, now_ns)
-        if request.evicts:
-            model = self.dispatcher.models[entry.queue.model]
-            quickest_ns = min(estimate.service_ns(entry.rows) for estimate in model.estimates.values())
-            latest_ns = entry.stage_deadline_ns - self._limits.hand_off_ns - quickest_ns
-            self._evict_after(entry, max(latest_ns + 1, now_ns))
-
-    def _evict_after(self, entry: Entry, at_ns: int) -> None:
+    def _plan_eviction(self, entry: Entry, now_ns: int) -> None:
+        """Have a queued entry's request evicted from the instant on at which it cannot make it by itself."""
+        model = self.dispatcher.models[entry.queue.model]
+        quickest_ns = min(estimate.service_ns(entry.rows) for estimate in model.estimates.values())
+        at_ns = max(entry.stage_deadline_ns - self._limits.hand_off_ns - quickest_ns + 1, now_ns)
         evictions = self._evictions
         if len(evictions) > COMPACT_EVICTIONS and len(evictions) > 2 * len(self.requests):
             evictions[:] = [item for item in evictions if item[2].queued]
@@ -241,7 +239,9 @@ class Scheduler:
             self._combining[request.identity, stage.index] = request
             decisions.append(CombineOutputs(Member(request.identity, stage.index, run.rows, run.row_index)))
         else:
-            self._enqueue(request, stage, run, now_ns)
+            entry = self.dispatcher.enqueue(request, stage, run, now_ns)
+            if request.evicts:
+                self._plan_eviction(entry, now_ns)
 
     def _combined(self, event: OutputsCombined, now_ns: int, decisions: list[AnyDecision]) -> None:
         request = self._combining.pop((event.request, event.stage))
