@@ -86,7 +86,8 @@ class Runtime:
     """Drives a scheduler on the running asyncio loop.
 
     Events of one loop iteration are handled together at one instant, so requests that arrive together share a batch.
-    Whatever goes wrong while a decision is carried out is reported to the scheduler as a failed batch.
+    Whatever goes wrong while a decision is carried out is reported to the scheduler as a failed batch. When the
+    scheduler itself fails, all open requests are answered with an error and `failed` is set.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Runtime:
         self._now_ns = 0
         self._closed = False
         self._idle = asyncio.Event()
+        self.failed = asyncio.Event()
         self._apply: dict[type[AnyDecision], Callable[[Any], None]] = {
             DispatchBatch: self._dispatch,
             RevokeBatch: self._revoke,
@@ -197,6 +199,14 @@ class Runtime:
     def _flush(self) -> None:
         if self._closed:
             return
+        try:
+            self._drive()
+        except Exception:  # a rule of the scheduler is broken: nothing that it says from now on can be relied on
+            logger.critical("the scheduler failed; the server stops", exc_info=True)
+            self.close()
+            self.failed.set()
+
+    def _drive(self) -> None:
         now_ns = self._now_ns = self._clock()
         for _ in range(MAX_ROUNDS):
             self._take_events(now_ns)

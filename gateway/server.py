@@ -82,7 +82,7 @@ class Server:
         """Serve until SIGTERM or SIGINT, then finish what is in flight; a second signal ends it at once.
 
         `ready_file` gets the ports and the process id when all workers are up. Returns the exit status: 0, or 1 when
-        requests were given up.
+        requests were given up or the scheduler failed.
         """
         stop, force = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -97,15 +97,17 @@ class Server:
         )
         announced = asyncio.create_task(self._announce(ready_file))
         stopped = asyncio.create_task(stop.wait())
+        failed = asyncio.create_task(self.runtime.failed.wait())
         try:
-            await asyncio.wait({http, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({http, stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
             given_up = await self._drain(force)
         finally:
             announced.cancel()
             stopped.cancel()
+            failed.cancel()
             await self._close(http)
         log(logger, logging.INFO, "server stopped", given_up=given_up)
-        return 1 if given_up else 0
+        return 1 if given_up or self.runtime.failed.is_set() else 0
 
     async def _announce(self, ready_file: Path | None) -> None:
         """Tell once that all workers are up."""

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from loadgen.record import Record, Status
 from loadgen.schedule import Schedule
 from loadgen.target.base import Target
-from loadgen.timer import Timer
 from models.units import NS_PER_MS
+from mps.alarm import Alarm
 
 _LEAD_NS = 10 * NS_PER_MS
 _BURST = 64
@@ -59,19 +59,17 @@ class Issuer:
 
         Returns the record of what was issued: all of the schedule unless `stop` was called.
         """
-        timer = Timer()
-        loop = asyncio.get_running_loop()
+        alarm = Alarm()
         self._start_ns = time.monotonic_ns() + _LEAD_NS
-        loop.add_reader(timer.fileno, self._issue_due, target, timer)
-        timer.arm(self._start_ns + self._due[0])
+        alarm.start(lambda: self._issue_due(target, alarm))
+        alarm.arm(self._start_ns + self._due[0])
         try:
-            with _no_collections(), _on_interrupt(loop, self.stop):
+            with _no_collections(), _on_interrupt(asyncio.get_running_loop(), self.stop):
                 await self._all_issued.wait()
                 if self._settled < self._issued:
                     await self._drain(drain_timeout_s)
         finally:
-            loop.remove_reader(timer.fileno)
-            timer.close()
+            alarm.close()
             await target.close()
         self._time_out_stragglers()
         return self._record.head(self._issued)
@@ -83,8 +81,7 @@ class Issuer:
         self.interrupted = True
         self._all_issued.set()
 
-    def _issue_due(self, target: Target, timer: Timer) -> None:
-        timer.acknowledge()
+    def _issue_due(self, target: Target, alarm: Alarm) -> None:
         due, samples, k = self._due, self._samples, self._issued
         end = min(k + _BURST, len(due))
         elapsed_ns = time.monotonic_ns() - self._start_ns
@@ -96,7 +93,7 @@ class Issuer:
         if k == len(due):
             self._all_issued.set()
         elif not self.interrupted:
-            timer.arm(self._start_ns + due[k])
+            alarm.arm(self._start_ns + due[k])
 
     async def _drain(self, timeout_s: float) -> None:
         try:

@@ -37,7 +37,7 @@ class ServerProcess:
 
 
 @contextmanager
-def running(arguments: list[str], ready_file: Path, core: int) -> Iterator[ServerProcess]:
+def running(arguments: list[str], ready_file: Path, core: int | None) -> Iterator[ServerProcess]:
     """Run `python ARGUMENTS` on this core until the block ends; the server writes the ready file when it serves."""
     ready_file.unlink(missing_ok=True)
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -56,7 +56,7 @@ def running(arguments: list[str], ready_file: Path, core: int) -> Iterator[Serve
 
 
 @contextmanager
-def gateway(directory: Path, config: str, core: int, *options: str) -> Iterator[ServerProcess]:
+def gateway(directory: Path, config: str, core: int | None, *options: str) -> Iterator[ServerProcess]:
     """Run `sluice serve` with this configuration file on free ports."""
     file = directory / "sluice.yaml"
     file.write_text(config)
@@ -68,10 +68,10 @@ def gateway(directory: Path, config: str, core: int, *options: str) -> Iterator[
 
 
 @contextmanager
-def pinned(core: int) -> Iterator[None]:
-    """Keep this process on one core, so that client and server do not share one."""
+def pinned(core: int | None) -> Iterator[None]:
+    """Keep this process on one core (None: as it is), so that client and server do not share one."""
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
+    os.sched_setaffinity(0, before if core is None else {core})
     try:
         yield
     finally:

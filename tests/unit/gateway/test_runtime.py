@@ -11,7 +11,7 @@ from batcher.config import (
     StageConfig,
 )
 from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch, ReleaseReason
-from batcher.events import AnyEvent, PartitionReady
+from batcher.events import AnyEvent, BatchCompleted, PartitionReady
 from batcher.outcome import Outcome
 from batcher.scheduler import Scheduler
 from batcher.simulator import Verdicts
@@ -202,6 +202,20 @@ def test_closing_answers_what_is_still_open_and_refuses_more() -> None:
             Outcome.FAILED_UNAVAILABLE,
             "the server stopped before the request was done",
         )
+        with pytest.raises(RejectedError, match="the server is stopping"):
+            bench.submit()
+
+    run_virtual(main)
+
+
+def test_when_the_scheduler_fails_open_requests_are_answered_and_the_failure_is_told() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop)
+        _, future = bench.submit()
+        bench.runtime.post(BatchCompleted(99, 0, 1))  # a batch that nobody ordered
+        answer = await future
+        assert answer.outcome is Outcome.FAILED_UNAVAILABLE
+        assert bench.runtime.failed.is_set()
         with pytest.raises(RejectedError, match="the server is stopping"):
             bench.submit()
 

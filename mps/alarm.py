@@ -1,4 +1,4 @@
-"""An alarm of microsecond precision: loops' own timers are late by up to a millisecond, or early."""
+"""An alarm of microsecond precision (Linux timerfd): loops' own timers are late by up to a millisecond, or early."""
 
 import asyncio
 import ctypes
