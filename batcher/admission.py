@@ -2,6 +2,7 @@
 
 from batcher.config import Limits
 from batcher.decisions import RejectRequest
+from batcher.estimate import CORRECTION_BOUNDS
 from batcher.events import RequestArrived
 from batcher.outcome import Outcome
 from batcher.plan import PipelineState
@@ -15,8 +16,8 @@ class Admission:
     """Decides on arrivals by predicted completion, by memory and by the number of requests under way.
 
     No lock-in: before a request is refused for its deadline, corrections of the latency tables decay (at most once a
-    probe interval), and a pipeline with nothing under way admits one request a probe interval whatever is predicted,
-    so that an estimate that is too high is found out.
+    probe interval), and a pipeline with nothing under way admits one request a probe interval that is predicted to be
+    late, unless it would be so with the lowest correction: an estimate that is too high is found out.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -56,7 +57,8 @@ class Admission:
             for stage in pipeline.stages:
                 if stage.model is not None:
                     stage.model.decay()
-            if pipeline.outstanding == 0:
+            hopeful_ns = int(pipeline.lone_ns(self._limits.hand_off_ns) * CORRECTION_BOUNDS[0])
+            if pipeline.outstanding == 0 and now_ns + hopeful_ns <= event.deadline_ns:
                 return None
             pipeline.refresh(self._limits.hand_off_ns)
             done_ns = self._completion_ns(event, pipeline, now_ns)

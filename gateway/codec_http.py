@@ -1,7 +1,7 @@
 """Bodies of HTTP inference requests and responses: JSON, followed by tensors in wire form (the binary extension)."""
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -74,12 +74,20 @@ class _Response(msgspec.Struct, omit_defaults=True):
     id: str = ""
 
 
+class Encoded(NamedTuple):
+    """A body of `length` bytes: JSON, and the tensors in wire form that follow it, as buffers."""
+
+    head: bytes
+    blobs: list[Any]
+    length: int
+
+
 _decode = msgspec.json.Decoder(_Request).decode
 _encode = msgspec.json.Encoder().encode
 
 
 def decode_request(
-    body: bytes, header_length: int | None, signature: Signature
+    body: bytes | bytearray, header_length: int | None, signature: Signature
 ) -> tuple[InferRequest, tuple[bool, ...]]:
     """The request in a body and, for each of its outputs (all when it names none), whether it is wanted in wire form.
 
@@ -122,10 +130,11 @@ def decode_request(
     return InferRequest(inputs, names, message.id, parameters), flags
 
 
-def encode_response(response: InferResponse, flags: tuple[bool, ...], signature: Signature) -> tuple[bytes, int | None]:
-    """The body of a response, in one copy of its tensors, and the length of its JSON part if more follows."""
+def encode_response(response: InferResponse, flags: tuple[bool, ...], signature: Signature) -> Encoded:
+    """The body of a response; its tensors in wire form are not copied."""
     tensors: list[_Tensor] = []
     blobs: list[Any] = []
+    blob_bytes = 0
     for (name, values), binary in zip(response.outputs, flags, strict=True):
         datatype = signature.outputs[name].datatype
         if not binary:
@@ -136,14 +145,14 @@ def encode_response(response: InferResponse, flags: tuple[bool, ...], signature:
             blobs.append(memoryview(values.buffer)[int(values.row_offsets[0]) : int(values.row_offsets[-1])])
         else:
             blobs.append(values if values.flags.c_contiguous else values.copy())
-        tensors.append(_Tensor(name, datatype.value, values.shape, _Blob(values.nbytes)))
+        size = values.nbytes
+        blob_bytes += size
+        tensors.append(_Tensor(name, datatype.value, values.shape, _Blob(size)))
     head = _encode(_Response(signature.name, signature.version, tensors, response.id))
-    if not blobs:
-        return head, None
-    return b"".join((head, *blobs)), len(head)
+    return Encoded(head, blobs, len(head) + blob_bytes)
 
 
-def _parse(text: bytes | memoryview) -> _Request:
+def _parse(text: bytes | bytearray | memoryview) -> _Request:
     try:
         return _decode(text)
     except msgspec.ValidationError as error:

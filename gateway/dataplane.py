@@ -1,11 +1,13 @@
-"""The data plane under both protocols: checks a request, hands it to the runtime and waits for its answer."""
+"""The data plane under both protocols: checks a request, hands it to the runtime and reads its answer."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
+from gateway.answer import Answer, Tensor
 from gateway.catalogue import Catalogue
 from gateway.request import InferRequest, InferResponse, Parameters
-from gateway.runtime import Runtime
+from gateway.runtime import Runtime, Submission
 from gateway.signature import Signature
 from gateway.status import outcome_error
 from models.errors import RequestError, UnsupportedRequest
@@ -18,6 +20,16 @@ EXTENSIONS = ("binary_tensor_data", "parameters")
 _SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 _RESERVED_PARAMETERS = frozenset({"headers", "binary_data_output", *_SEQUENCE_PARAMETERS})
 _RESERVED_PREFIX = "triton_"
+
+
+class Terms(NamedTuple):
+    """What a request asks for, but for the contents of its tensors; `budget_ns` is the time it gives for the answer."""
+
+    names: Sequence[str]
+    rows: int
+    batch_key: str
+    memory_bytes: int
+    budget_ns: int
 
 
 class DataPlane:
@@ -39,31 +51,54 @@ class DataPlane:
             signature = self._signatures[revision] = Signature(pipeline)
         return signature
 
-    async def infer(
+    def check(
         self, signature: Signature, request: InferRequest, transport_budget_ns: int | None = None
-    ) -> InferResponse:
-        """Run a request; the response is to be released once its bytes have been encoded.
+    ) -> tuple[dict[str, Tensor], Terms]:
+        """The tensors of a request, and the rest of what it asks for.
 
-        `transport_budget_ns` is the time the client's own deadline leaves. Raises ServingError. Cancelling the caller
-        cancels the request.
+        `transport_budget_ns` is the time the client's own deadline leaves. Raises RequestError, or a kind of it.
         """
-        arrived_ns = self._clock()
         slo_ms = None
         if request.parameters:
             slo_ms, transport_budget_ns = _objectives(request.parameters, transport_budget_ns)
         inputs, rows, batch_key, memory_bytes = signature.accept(request.inputs)
         names = signature.select(request.outputs)
-        due_ns = deadline_ns(arrived_ns, slo_ms, signature.pipeline.slo_ms, transport_budget_ns, self._default_slo_ms)
-        submission = self._runtime.submit(signature.key, inputs, rows, batch_key, due_ns, memory_bytes)
+        budget_ns = deadline_ns(0, slo_ms, signature.pipeline.slo_ms, transport_budget_ns, self._default_slo_ms)
+        return inputs, Terms(names, rows, batch_key, memory_bytes, budget_ns)
+
+    def submit(self, signature: Signature, inputs: Mapping[str, Tensor], terms: Terms) -> Submission:
+        """Hand a checked request to the runtime. Raises RejectedError when it is closed."""
+        due_ns = self._clock() + terms.budget_ns
+        return self._runtime.submit(signature.key, inputs, terms.rows, terms.batch_key, due_ns, terms.memory_bytes)
+
+    def cancel(self, submission: Submission) -> None:
+        """Tell that nobody waits for a request any more; its answer, if one comes, is still to be released."""
+        self._runtime.cancel(submission.request)
+
+    async def infer(
+        self, signature: Signature, request: InferRequest, transport_budget_ns: int | None = None
+    ) -> InferResponse:
+        """Run a request; the response is to be released once its bytes have been encoded.
+
+        As `check`, `submit` and `respond`. Cancelling the caller cancels the request.
+        """
+        inputs, terms = self.check(signature, request, transport_budget_ns)
+        submission = self.submit(signature, inputs, terms)
         try:
             answer = await submission.future
         except asyncio.CancelledError:
-            self._runtime.cancel(submission.request)
+            self.cancel(submission)
             raise
-        if not answer.outcome.answered:
-            answer.release()
-            raise outcome_error(answer.outcome, answer.reason, answer.retry_after_s)
-        return InferResponse(request.id, [(name, answer.outputs[name]) for name in names], answer)
+        return respond(answer, terms.names, request.id)
+
+
+def respond(answer: Answer, names: Sequence[str], request_id: str) -> InferResponse:
+    """The response that gives an answer's outputs of those names. Raises ServingError when it has none to give."""
+    if not answer.outcome.answered:
+        answer.release()
+        raise outcome_error(answer.outcome, answer.reason, answer.retry_after_s)
+    outputs = answer.outputs
+    return InferResponse(request_id, [(name, outputs[name]) for name in names], answer)
 
 
 def _objectives(parameters: Parameters, budget_ns: int | None) -> tuple[object, int | None]:

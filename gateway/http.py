@@ -1,4 +1,4 @@
-"""The HTTP application: health, metadata, metrics and documentation; inference goes through `InferRoute`."""
+"""The HTTP application: health, metadata, metrics and documentation; inference is served by `InferRoute`."""
 
 from typing import Annotated
 
@@ -9,8 +9,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from gateway.catalogue import Catalogue
-from gateway.dataplane import EXTENSIONS, DataPlane
-from gateway.http_infer import Application, InferRoute, error_response
+from gateway.dataplane import EXTENSIONS
+from gateway.http_infer import error_response
 from gateway.metrics import Metrics
 from gateway.request import MAX_VERSION_DIGITS
 from models.errors import BackendUnavailable, NotFoundError, ServingError
@@ -52,8 +52,8 @@ class ErrorMessage(BaseModel):
     error: str
 
 
-def build_app(dataplane: DataPlane, catalogue: Catalogue, metrics: Metrics, max_body_bytes: int) -> Application:
-    """The ASGI application of a server; a longer body than `max_body_bytes` is refused."""
+def build_app(catalogue: Catalogue, metrics: Metrics) -> FastAPI:
+    """The ASGI application of a server: all but inference."""
     app = FastAPI(title="Sluice", version=catalogue.server_version, responses={"4XX": {"model": ErrorMessage}})
     _add_health(app, catalogue)
     _add_metadata(app, catalogue)
@@ -63,10 +63,10 @@ def build_app(dataplane: DataPlane, catalogue: Catalogue, metrics: Metrics, max_
     async def metrics_exposition() -> Response:
         return Response(metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    # `InferRoute` takes what is well formed; the application knows the paths so that another method is a 405.
+    # The connections keep inference for themselves; the application knows the paths so that another method is a 405.
     for path in ("/v2/models/{name}/infer", "/v2/models/{name}/versions/{version}/infer"):
         app.router.routes.append(Route(path, _no_such_version, methods=["POST"]))
-    return InferRoute(app, dataplane, max_body_bytes)
+    return app
 
 
 async def _no_such_version(_: Request) -> Response:

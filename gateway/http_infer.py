@@ -1,103 +1,221 @@
-"""The inference route as raw ASGI in front of the rest: a framework would cost more than the gateway's own work."""
+"""Inference over HTTP below any framework: an exchange takes the place of uvicorn's ASGI cycle on a connection."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeAlias
+import re
+from http import HTTPStatus
+from typing import Protocol, TypeAlias
+from urllib.parse import unquote
 
+import httptools
 import orjson
 
+from gateway.answer import Answer, Tensor
 from gateway.codec_http import decode_request, encode_response
-from gateway.dataplane import DataPlane
-from gateway.http_server import CONNECTION
-from gateway.request import is_version
+from gateway.dataplane import DataPlane, respond
+from gateway.form import Form
+from gateway.request import MAX_VERSION_DIGITS
+from gateway.runtime import Submission
+from gateway.signature import Signature
 from gateway.status import error_message, http_status, retry_after_s
 from models.errors import RequestError, UnsupportedRequest
 
-Scope: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
 MAX_LENGTH_DIGITS = 18
 
+_PATH = re.compile(rf"/v2/models/([^/]*)(?:/versions/([0-9]{{1,{MAX_VERSION_DIGITS}}}))?/infer", re.ASCII)
+_PLAIN_PATH = re.compile(r"/[^%?#]*")
+
 _JSON = (b"content-type", b"application/json")
-_BINARY = (b"content-type", b"application/octet-stream")
+_JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+_BINARY_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\n"
+    b"inference-header-content-length: %d\r\ncontent-length: %d\r\n"
+)
 
 
-class _DisconnectError(Exception):
-    """Nobody waits for the response any more."""
+class Client(Protocol):
+    """What an exchange needs of its client's connection."""
+
+    transport: asyncio.Transport
+    form: Form | None
+    """That of the request before, if the next one may have it again."""
+
+    def common_headers(self) -> bytes:
+        """The header lines that every response has."""
+        ...
+
+    def on_response_complete(self) -> None:
+        """Is called when a response has been written."""
+        ...
 
 
 class InferRoute:
-    """Answers `POST /v2/models/NAME[/versions/VERSION]/infer` and leaves every other request to `rest`."""
+    """Serves `POST /v2/models/NAME[/versions/VERSION]/infer`; a longer body than `max_body_bytes` is refused."""
 
-    def __init__(self, rest: Application, dataplane: DataPlane, max_body_bytes: int) -> None:
-        self._rest = rest
-        self._dataplane = dataplane
-        self._max_body_bytes = max_body_bytes
+    def __init__(self, dataplane: DataPlane, max_body_bytes: int) -> None:
+        self.dataplane = dataplane
+        self.max_body_bytes = max_body_bytes
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        target = _target(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if target is None:
-            await self._rest(scope, receive, send)
-            return
-        status = 200
+    @staticmethod
+    def match(url: bytes) -> tuple[str, str] | None:
+        """The name and version ("" for the latest) in the URL of an inference request; None for any other URL."""
+        path = url.decode("ascii")
+        if not _PLAIN_PATH.fullmatch(path):
+            path = unquote(httptools.parse_url(url).path.decode("ascii"))
+        match = _PATH.fullmatch(path)
+        return match and (match[1], match[2] or "")
+
+
+class Exchange:
+    """An inference request of a connection and its response.
+
+    The connection brings the body by `receive` and `finish`, and calls `run` once when the exchange is `ready` and all
+    responses before it have been written. A request that is refused for its head or its length is ready at once; what
+    may still come of its body is ignored.
+    """
+
+    __slots__ = (
+        "_body",
+        "_client",
+        "_error",
+        "_form",
+        "_json_length",
+        "_name",
+        "_route",
+        "_submission",
+        "_version",
+        "disconnected",
+        "expects_continue",
+        "keep_alive",
+        "ready",
+        "response_complete",
+        "started",
+    )
+
+    message_event = asyncio.Event()
+    """What uvicorn sets when the connection is lost; no exchange waits for it."""
+
+    def __init__(
+        self, route: InferRoute, client: Client, path: tuple[str, str], headers: Headers, expects_continue: bool
+    ) -> None:
+        self._route = route
+        self._client = client
+        self._name, self._version = path
+        self._body: bytes | bytearray = b""
+        self._error: RequestError | None = None
+        self._submission: Submission | None = None
+        self.expects_continue = expects_continue
+        self.keep_alive = True
+        self.ready = self.started = self.response_complete = self.disconnected = False
         try:
-            headers, body = await self._answer(*target, scope, receive)
-        except _DisconnectError:
-            return
+            self._json_length = _json_length(headers, route.max_body_bytes)
+        except RequestError as error:
+            self._refuse(error)
+
+    def receive(self, chunk: bytes) -> None:
+        """Take the next part of the body."""
+        if not self._body:
+            self._body = chunk
+        else:
+            # Not a list to be joined: an object for each byte would be many times the limit.
+            if isinstance(self._body, bytes):
+                self._body = bytearray(self._body)
+            self._body += chunk
+        limit = self._route.max_body_bytes
+        if len(self._body) > limit:
+            self._refuse(RequestError(f"the body has more than {limit} bytes, which is the limit"))
+
+    def finish(self) -> None:
+        """Take note that the body is complete."""
+        self.ready = True
+
+    def admit(self) -> None:
+        """Let a client that waits for it send the body."""
+        if self.expects_continue and not self.ready:
+            self._client.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def run(self) -> None:
+        """Hand the request to the data plane, or answer what is wrong with it."""
+        self.started = True
+        body, self._body = self._body, b""
+        dataplane = self._route.dataplane
+        try:
+            if self._error is not None:
+                raise self._error
+            signature = dataplane.signature(self._name, self._version)
+            form = self._client.form
+            if form is not None and form.fits(body, self._json_length, signature):
+                inputs = form.tensors(body)
+            else:
+                form, inputs = self._read(body, signature)
+            self._form = form
+            self._submission = dataplane.submit(signature, inputs, form.terms)
         except Exception as error:
-            status, headers, body = error_response(error)
-        headers.append((b"content-length", b"%d" % len(body)))
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+            self._error = None
+            self._send(self._error_response(error))
+        else:
+            self._submission.future.add_done_callback(self._answered)
 
-    async def _answer(self, name: str, version: str, scope: Scope, receive: Receive) -> tuple[Headers, bytes]:
-        length, header_length = _lengths(scope["headers"])
-        body = await self._body(length, receive)
-        signature = self._dataplane.signature(name, version)
-        request, binary = decode_request(body, header_length, signature)
-        connection = scope.get(CONNECTION)
-        task = asyncio.current_task()
-        if connection is not None and task is not None:
-            connection.watch(task.cancel)
-        try:
-            response = await self._dataplane.infer(signature, request)
-        except asyncio.CancelledError:
-            if connection is not None and connection.lost:
-                raise _DisconnectError from None
-            raise
-        finally:
-            if connection is not None:
-                connection.on_disconnect = None
-        try:
-            payload, head_length = encode_response(response, binary, signature)
-        finally:
-            response.release()
-        if head_length is None:
-            return [_JSON], payload
-        return [_BINARY, (b"inference-header-content-length", b"%d" % head_length)], payload
+    def _read(self, body: bytes | bytearray, signature: Signature) -> tuple[Form, dict[str, Tensor]]:
+        request, flags = decode_request(body, self._json_length, signature)
+        inputs, terms = self._route.dataplane.check(signature, request)
+        form = Form(body, self._json_length, signature, inputs, terms, flags, request.id)
+        self._client.form = form if form.repeatable else None
+        return form, inputs
 
-    async def _body(self, length: int | None, receive: Receive) -> bytes:
-        """The whole body. Raises RequestError as soon as it is known to be longer than the limit."""
-        limit = self._max_body_bytes
-        if length is not None and length > limit:
-            raise RequestError(f"the body has {length} bytes, the limit is {limit}")
-        chunks: list[bytes] = []
-        received = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise _DisconnectError
-            chunk = message["body"]
-            received += len(chunk)
-            if received > limit:
-                raise RequestError(f"the body has more than {limit} bytes, which is the limit")
-            if not message.get("more_body", False):
-                return b"".join((*chunks, chunk)) if chunks else chunk
-            chunks.append(chunk)
+    def disconnect(self) -> None:
+        """Take note that the client has gone."""
+        self.disconnected = True
+        self._body = b""
+        if self._submission is not None:
+            self._route.dataplane.cancel(self._submission)
+
+    def _refuse(self, error: RequestError) -> None:
+        self._error = error
+        self._body = b""
+        self.ready = True
+        # Whether a client that was not told to continue sends its body all the same is not known.
+        if self.expects_continue:
+            self.keep_alive = False
+
+    def _answered(self, future: asyncio.Future[Answer]) -> None:
+        answer = future.result()
+        try:
+            if self.disconnected:
+                return
+            response = self._response(answer)
+        except Exception as error:
+            response = self._error_response(error)
+        finally:
+            answer.release()
+        self._send(response)
+
+    def _response(self, answer: Answer) -> bytes:
+        form = self._form
+        response = respond(answer, form.terms.names, form.id)
+        json, blobs, length = encode_response(response, form.flags, form.signature)
+        head = _BINARY_HEAD % (len(json), length) if blobs else _JSON_HEAD % length
+        return b"".join((head, self._last_headers(), json, *blobs))
+
+    def _error_response(self, error: Exception) -> bytes:
+        status, headers, body = error_response(error)
+        lines = [b"HTTP/1.1 %d %s" % (status, HTTPStatus(status).phrase.encode())]
+        lines += [b"%s: %s" % header for header in (*headers, (b"content-length", b"%d" % len(body)))]
+        return b"".join((b"\r\n".join((*lines, b"")), self._last_headers(), body))
+
+    def _last_headers(self) -> bytes:
+        return self._client.common_headers() + (b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
+
+    def _send(self, response: bytes) -> None:
+        client, self._submission = self._client, None
+        self.response_complete = True
+        if client.transport.is_closing():
+            return
+        client.transport.write(response)
+        if not self.keep_alive:
+            client.transport.close()
+        client.on_response_complete()
 
 
 def error_response(error: Exception) -> tuple[int, Headers, bytes]:
@@ -112,34 +230,23 @@ def error_response(error: Exception) -> tuple[int, Headers, bytes]:
     return status, headers, orjson.dumps({"error": message})
 
 
-def _target(path: str) -> tuple[str, str] | None:
-    """The name and version in the path of an inference request; None for any other path."""
-    if not (path.startswith("/v2/models/") and path.endswith("/infer")):
-        return None
-    parts = path.split("/")
-    if len(parts) == 5:
-        return parts[3], ""
-    if len(parts) == 7 and parts[4] == "versions" and is_version(parts[5]):
-        return parts[3], parts[5]
-    return None
-
-
-def _lengths(headers: Headers) -> tuple[int | None, int | None]:
-    """The body's length, if given, and that of its JSON part, if not all of it. Raises RequestError."""
-    length = header_length = None
+def _json_length(headers: Headers, max_body_bytes: int) -> int | None:
+    """The length of the JSON part of the body, None if it is all of it. Raises RequestError for what is refused."""
+    length = None
     for name, value in headers:
         if name == b"content-length":
-            length = int(value)
+            if int(value) > max_body_bytes:
+                raise RequestError(f"the body has {int(value)} bytes, the limit is {max_body_bytes}")
         elif name == b"inference-header-content-length":
-            header_length = _header_length(value)
+            length = _parse_json_length(value)
         elif name == b"content-encoding" and value.lower() != b"identity":
             raise UnsupportedRequest(
                 f"Content-Encoding '{value.decode('latin-1')}' is not supported; send the body uncompressed"
             )
-    return length, header_length
+    return length
 
 
-def _header_length(value: bytes) -> int:
+def _parse_json_length(value: bytes) -> int:
     if not value.isdigit() or len(value) > MAX_LENGTH_DIGITS:
         raise RequestError(
             f"Inference-Header-Content-Length must be a number of bytes, got '{value[:80].decode('latin-1')}'"

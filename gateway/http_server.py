@@ -1,50 +1,164 @@
-"""The HTTP server: uvicorn with connections that tell when their client goes away."""
+"""The HTTP server: uvicorn with connections that answer inference requests themselves."""
 
 import contextlib
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-CONNECTION = "sluice.connection"
-"""Key of a request's `Connection` in its ASGI scope."""
+from gateway.form import Form
+from gateway.http_infer import Exchange, InferRoute
 
 KEEP_ALIVE_S = 75
 
 
 class Connection(HttpToolsProtocol):
-    """A client's connection. `on_disconnect`, if set, is called when it is lost."""
+    """A client's connection. Inference requests become exchanges, all others go to the application as with uvicorn.
 
-    on_disconnect: Callable[[], object] | None = None
-    lost = False
+    Either kind waits in the base class's `pipeline` until the responses before it have been written. Nothing is read
+    while one waits there or while the client leaves responses unread, so that what a client makes the server keep is
+    bounded.
+    """
 
-    def watch(self, on_disconnect: Callable[[], object]) -> None:
-        """Call `on_disconnect` if the client goes away; for a request whose body has been read."""
-        self.on_disconnect = on_disconnect
-        # A large body leaves the transport paused, and a paused transport does not see the end of the connection.
-        if not self.pipeline:
-            self.flow.resume_reading()
+    def __init__(self, route: InferRoute, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._route = route
+        self._turn: Exchange | None = None
+        self._last_path: tuple[bytes, tuple[str, str] | None] = b"", None
+        self.form: Form | None = None
+        self._default_headers: list[tuple[bytes, bytes]] = []
+        self._common_headers = b""
 
     def connection_made(self, transport: Any) -> None:
         """Refuse the client when there are too many."""
         super().connection_made(transport)
-        limit = self.config.backlog  # as long as connections may be many, see `http_server`
+        limit = self.config.backlog  # as long as connections may be many, see `http_config`
         if len(self.connections) > limit:
             self._refuse(503, f"the server has {limit} connections, which is its limit")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell who waits."""
-        self.lost = True
+        """Cancel the request in flight and forget those that wait."""
         super().connection_lost(exc)
-        if self.on_disconnect is not None:
-            self.on_disconnect()
+        self.pipeline.clear()
+        if self._turn is not None:
+            self._turn.disconnect()
+        # An exchange refers to its connection: nothing is to be left for the collector.
+        self._turn = self.cycle = None  # type: ignore[assignment]
 
     def on_message_begin(self) -> None:
-        """Let the application find this connection."""
+        """Begin a request of which nothing is known yet: only the application needs a scope."""
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
+
+    def on_headers_complete(self) -> None:
+        """Find out who is to answer."""
+        if self.transport.is_closing():
+            return
+        self._unset_keepalive_if_required()  # a request sent ahead of the last response
+        parser = self.parser
+        path = self._match() if parser.get_method() == b"POST" else None
+        if path is None:
+            self._begin_cycle()
+            return
+        exchange = Exchange(self._route, self, path, self.headers, self.expect_100_continue)
+        if not parser.should_keep_alive() or parser.get_http_version() == "1.0":
+            exchange.keep_alive = False
+        waits = self.cycle is not None and not self.cycle.response_complete
+        self.cycle = exchange  # type: ignore[assignment]
+        if waits:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
+        else:
+            self._turn = exchange
+            exchange.admit()
+            if exchange.ready:
+                self._run()
+
+    def _match(self) -> tuple[str, str] | None:
+        url, path = self._last_path
+        if self.url != url:
+            path = self._route.match(self.url)
+            self._last_path = self.url, path
+        return path
+
+    def _begin_cycle(self) -> None:
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
-        self.scope[CONNECTION] = self  # type: ignore[literal-required]
+        self.url, self.expect_100_continue = url, expects
+        self.headers = self.scope["headers"] = headers
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body of the latest request."""
+        cycle: object = self.cycle
+        if not isinstance(cycle, Exchange):
+            super().on_body(body)
+        elif not cycle.ready:
+            cycle.receive(body)
+            if cycle.ready and cycle is self._turn:
+                self._run()
+
+    def on_message_complete(self) -> None:
+        """Take the end of the body of the latest request."""
+        cycle: object = self.cycle
+        if not isinstance(cycle, Exchange):
+            super().on_message_complete()
+        elif not cycle.ready:
+            cycle.finish()
+            if cycle is self._turn:
+                self._run()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        """Let a request have its turn."""
+        if not isinstance(cycle, Exchange):
+            super()._start_asgi_task(cycle, app)
+            return
+        self._turn = cycle
+        cycle.admit()
+        # Not from here: any number of requests that fail at once may wait.
+        self.loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        exchange = self._turn
+        if exchange is not None and exchange.ready and not exchange.started and not self.flow.write_paused:
+            exchange.run()
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request."""
+        self._turn = None
+        super().on_response_complete()
+        self._regulate_reading()
+
+    def pause_writing(self) -> None:
+        """Read nothing while the client leaves responses unread."""
+        super().pause_writing()
+        self._regulate_reading()
+
+    def resume_writing(self) -> None:
+        """Go on when the client has read."""
+        super().resume_writing()
+        self._regulate_reading()
+        self._run()
+
+    def _regulate_reading(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self.pipeline or self.flow.write_paused:
+            self.flow.pause_reading()
+        else:
+            self.flow.resume_reading()
+
+    def common_headers(self) -> bytes:
+        """The header lines that every response has; uvicorn renews them once a second."""
+        headers = self.server_state.default_headers
+        if headers is not self._default_headers:
+            self._default_headers = headers
+            self._common_headers = b"".join(b"%s: %s\r\n" % header for header in headers)
+        return self._common_headers
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP in the form of all errors."""
@@ -78,13 +192,11 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def http_server(app: Any, host: str, port: int, max_connections: int = 4096) -> HttpServer:
-    """A server of the ASGI application `app`, listening from now on; port 0 takes a free one. Raises OSError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=max_connections)
-    config = uvicorn.Config(
+def http_config(app: Any, route: InferRoute, max_connections: int = 4096) -> uvicorn.Config:
+    """What makes uvicorn serve `route` and, for all else, the ASGI application `app`."""
+    return uvicorn.Config(
         app,
-        http=Connection,
+        http=partial(Connection, route),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -95,4 +207,10 @@ def http_server(app: Any, host: str, port: int, max_connections: int = 4096) -> 
         backlog=max_connections,
         timeout_keep_alive=KEEP_ALIVE_S,
     )
+
+
+def http_server(config: uvicorn.Config, host: str, port: int) -> HttpServer:
+    """A server that listens from now on; port 0 takes a free one. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=config.backlog)
     return HttpServer(config, listener)

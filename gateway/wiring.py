@@ -17,17 +17,18 @@ from gateway.dataplane import DataPlane
 from gateway.executors.worker import WorkerExecutor
 from gateway.grpc import grpc_server
 from gateway.http import build_app
-from gateway.http_server import http_server
+from gateway.http_infer import InferRoute
+from gateway.http_server import http_config, http_server
 from gateway.logs import log
 from gateway.metrics import Metrics
 from gateway.plan import plan_pipeline
 from gateway.runtime import Runtime
 from gateway.server import PartitionWatch, Server
-from gateway.timer import Alarm
 from models.errors import ConfigError
 from models.pipeline import Pipeline
 from models.pipeline_check import single_model
 from models.repository import Broken, ModelEntry, Repository, entry_of_file
+from mps.alarm import Alarm
 from mps.cpu import default_partitions
 from mps.messages import ModelFile
 from mps.partition import CpuPartition
@@ -102,7 +103,8 @@ def build_server(config: ServerConfig, repository: Repository, journal: BinaryIO
     observe = None if journal is None else JournalWriter(journal.write, spec).record
     runtime = Runtime(scheduler, executor, clock=monotonic_ns, timer=Alarm(), metrics=metrics, observe=observe)
     dataplane = DataPlane(catalogue, runtime, config.default_slo_ms, monotonic_ns)
-    http = http_server(build_app(dataplane, catalogue, metrics, config.max_body_bytes), config.host, config.http_port)
+    infer = InferRoute(dataplane, config.max_body_bytes)
+    http = http_server(http_config(build_app(catalogue, metrics), infer), config.host, config.http_port)
     grpc, grpc_port = grpc_server(dataplane, catalogue, config.host, config.grpc_port, config.max_body_bytes)
     return Server(
         catalogue=catalogue,

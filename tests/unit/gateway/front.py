@@ -2,14 +2,21 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+import socket
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, NamedTuple, TypeVar, cast
+
+import uvloop
+from fastapi import FastAPI
+from uvicorn.server import ServerState
 
 from batcher.outcome import Outcome
 from gateway.answer import Answer, Tensor
 from gateway.catalogue import Catalogue
 from gateway.dataplane import DataPlane
 from gateway.http import build_app
+from gateway.http_infer import InferRoute
+from gateway.http_server import Connection, http_config
 from gateway.metrics import Metrics
 from gateway.runtime import Runtime, Submission
 from models.pipeline import Pipeline, Source, Stage
@@ -17,6 +24,9 @@ from models.repository import Broken
 from models.tensor import DataType, TensorSpec
 
 ARRIVED_NS = 1_000_000_000
+TIMEOUT_S = 10
+
+T = TypeVar("T")
 
 
 class InstantRuntime:
@@ -30,6 +40,7 @@ class InstantRuntime:
         self.released = 0
         self.answer: Answer | None = None
         self.hold = False
+        self._held: list[tuple[asyncio.Future[Answer], Answer]] = []
 
     def submit(
         self,
@@ -52,9 +63,19 @@ class InstantRuntime:
         )
         self.arrived.set()
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        if not self.hold:
-            future.set_result(self.answer or Answer(Outcome.COMPLETED, "", 0, dict(inputs), self._released))
+        answer = self.answer or Answer(Outcome.COMPLETED, "", 0, dict(inputs), self._released)
+        if self.hold:
+            self._held.append((future, answer))
+        else:
+            future.set_result(answer)
         return Submission(len(self.submitted), future)
+
+    def let_go(self) -> None:
+        """Answer what was held, and hold no more."""
+        self.hold = False
+        for future, answer in self._held:
+            future.set_result(answer)
+        self._held.clear()
 
     def cancel(self, request: int) -> None:
         self.cancelled.append(request)
@@ -73,7 +94,8 @@ class Front(NamedTuple):
     runtime: InstantRuntime
     catalogue: Catalogue
     dataplane: DataPlane
-    app: Any
+    app: FastAPI
+    route: InferRoute
 
 
 class Reply(NamedTuple):
@@ -107,46 +129,109 @@ def front(*pipelines: Pipeline, max_body_bytes: int = 1 << 20) -> Front:
     catalogue.partition_ready("cpu0", [f"{pipeline.name}:{pipeline.version}" for pipeline in pipelines], {})
     runtime = InstantRuntime()
     dataplane = DataPlane(catalogue, cast(Runtime, runtime), 1000.0, lambda: ARRIVED_NS)
-    app = build_app(dataplane, catalogue, cast(Metrics, Exposition()), max_body_bytes)
-    return Front(runtime, catalogue, dataplane, app)
+    app = build_app(catalogue, cast(Metrics, Exposition()))
+    return Front(runtime, catalogue, dataplane, app, InferRoute(dataplane, max_body_bytes))
 
 
-async def call(
-    app: Any, method: str, path: str, *chunks: bytes, headers: Mapping[str, str] | None = None, connection: Any = None
-) -> Reply:
-    """One request to an ASGI application; the body comes in `chunks`, after which the client stays."""
-    messages = [
-        {"type": "http.request", "body": chunk, "more_body": index < len(chunks) - 1}
-        for index, chunk in enumerate(chunks or (b"",))
-    ]
-    scope = {
-        "type": "http",
-        "method": method,
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "headers": [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()],
-    }
-    if connection is not None:
-        scope["sluice.connection"] = connection
-    sent: list[Any] = []
+class Client:
+    """The client's end of a connection."""
 
-    async def receive() -> Any:
-        return messages.pop(0) if messages else {"type": "http.disconnect"}
+    def __init__(self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connection = connection
+        self._reader = reader
+        self._writer = writer
 
-    async def send(message: Any) -> None:
-        sent.append(message)
+    def send(self, data: bytes) -> None:
+        self._writer.write(data)
 
-    await app(scope, receive, send)
-    names = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-    return Reply(sent[0]["status"], names, b"".join(message.get("body", b"") for message in sent[1:]))
+    async def line(self) -> bytes:
+        return await asyncio.wait_for(self._reader.readline(), TIMEOUT_S)
+
+    async def reply(self) -> Reply:
+        head = (await asyncio.wait_for(self._reader.readuntil(b"\r\n\r\n"), TIMEOUT_S)).decode()
+        status, *lines = head.strip().split("\r\n")
+        headers = dict(line.split(": ", 1) for line in lines)
+        body = await asyncio.wait_for(self._reader.readexactly(int(headers["content-length"])), TIMEOUT_S)
+        return Reply(int(status.split()[1]), headers, body)
+
+    async def rest(self) -> bytes:
+        """What comes until the server closes the connection."""
+        return await asyncio.wait_for(self._reader.read(), TIMEOUT_S)
+
+    def pause_reading(self) -> None:
+        cast(asyncio.Transport, self._writer.transport).pause_reading()
+
+    def resume_reading(self) -> None:
+        cast(asyncio.Transport, self._writer.transport).resume_reading()
+
+    def close(self) -> None:
+        self._writer.close()
 
 
-def post(app: Any, path: str, *chunks: bytes | dict[str, Any], headers: Mapping[str, str] | None = None) -> Reply:
-    """One POST, its own event loop included; a `dict` is sent as JSON."""
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the event loop go on until the condition holds."""
+    for _ in range(100_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("the condition never held")
+
+
+async def iterations(count: int) -> None:
+    """Let the event loop go round that many times."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def talk(served: Front, conversation: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
+    """A conversation on one connection, with the event loop that servers run on."""
+
+    async def run() -> T:
+        state = ServerState()
+        state.default_headers = [(b"date", b"today")]
+        config = http_config(served.app, served.route)
+        connection = Connection(served.route, config=config, server_state=state, app_state={})
+        ours, theirs = socket.socketpair()
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, theirs)
+        client = Client(connection, *await asyncio.open_connection(sock=ours))
+        try:
+            return await conversation(client)
+        finally:
+            client.close()
+            connection.transport.abort()
+            while state.tasks:
+                await asyncio.wait(state.tasks)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run())
+
+
+def message(method: str, path: str, *chunks: bytes, headers: Mapping[str, str] | None = None) -> bytes:
+    """The bytes of a request; a body in several chunks is sent as such."""
+    lines = {"Host": "h", **(headers or {})}
+    body = b"".join(chunks)
+    if len(chunks) > 1:
+        lines["Transfer-Encoding"] = "chunked"
+        body = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
+    elif chunks:
+        lines.setdefault("Content-Length", str(len(body)))
+    head = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in lines.items()), "", ""]
+    return "\r\n".join(head).encode() + body
+
+
+def post(served: Front, path: str, *chunks: bytes | dict[str, Any], headers: Mapping[str, str] | None = None) -> Reply:
+    """One POST on a connection of its own; a `dict` is sent as JSON."""
     encoded = [chunk if isinstance(chunk, bytes) else json.dumps(chunk).encode() for chunk in chunks]
-    return asyncio.run(call(app, "POST", path, *encoded, headers=headers))
+    return _exchange(served, message("POST", path, *encoded, headers=headers))
 
 
-def get(app: Any, path: str, method: str = "GET") -> Reply:
-    return asyncio.run(call(app, method, path))
+def get(served: Front, path: str) -> Reply:
+    return _exchange(served, message("GET", path))
+
+
+def _exchange(served: Front, request: bytes) -> Reply:
+    async def conversation(client: Client) -> Reply:
+        client.send(request)
+        return await client.reply()
+
+    return talk(served, conversation)

@@ -162,11 +162,10 @@ def respond(*outputs: tuple[str, Tensor], id: str = "") -> InferResponse:
 def test_a_binary_response_is_json_then_the_tensors() -> None:
     x = np.array([[1, 2]], np.float32)
     buffer, offsets = encode_bytes(np.array([[b"skipped"], [b"\xff"]], np.object_))
-    body, length = encode_response(
+    head, blobs, length = encode_response(
         respond(("x", x), ("s", WireBytes(buffer, (1, 1), offsets[1:])), id="9"), (True, True), SIGNATURE
     )
-    assert length is not None
-    assert json.loads(body[:length]) == {
+    assert json.loads(head) == {
         "model_name": "m",
         "model_version": "1",
         "id": "9",
@@ -175,13 +174,15 @@ def test_a_binary_response_is_json_then_the_tensors() -> None:
             {"name": "s", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": 5}},
         ],
     }
-    assert body[length:] == x.tobytes() + b"\x01\x00\x00\x00\xff"
+    assert [bytes(blob) for blob in blobs] == [x.tobytes(), b"\x01\x00\x00\x00\xff"]
+    assert length == len(head) + 8 + 5
+    assert np.shares_memory(blobs[0], x)
 
 
 def test_a_json_response_has_no_id_unless_the_request_had_one() -> None:
-    body, length = encode_response(respond(("x", np.array([[1, 2]], np.float32))), (False,), SIGNATURE)
-    assert length is None
-    assert json.loads(body) == {
+    head, blobs, length = encode_response(respond(("x", np.array([[1, 2]], np.float32))), (False,), SIGNATURE)
+    assert (blobs, length) == ([], len(head))
+    assert json.loads(head) == {
         "model_name": "m",
         "model_version": "1",
         "outputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}],
@@ -190,7 +191,7 @@ def test_a_json_response_has_no_id_unless_the_request_had_one() -> None:
 
 def test_outputs_that_are_not_contiguous_are_written_in_row_order() -> None:
     turned = np.array([[1, 2], [3, 4]], np.float32).T
-    body, length = encode_response(respond(("x", turned)), (True,), SIGNATURE)
-    assert body[length:] == np.array([1, 3, 2, 4], np.float32).tobytes()
-    body, _ = encode_response(respond(("x", turned)), (False,), SIGNATURE)
-    assert json.loads(body)["outputs"][0]["data"] == [1, 3, 2, 4]
+    (blob,) = encode_response(respond(("x", turned)), (True,), SIGNATURE).blobs
+    assert bytes(blob) == np.array([1, 3, 2, 4], np.float32).tobytes()
+    head = encode_response(respond(("x", turned)), (False,), SIGNATURE).head
+    assert json.loads(head)["outputs"][0]["data"] == [1, 3, 2, 4]
