@@ -83,9 +83,9 @@ class Admission:
                     start_ns = host_ns
             queue = root.queue if root.queue is not None else model.queues.get(event.batch_key)
             if queue is not None and event.deadline_ns - root.tail_ns < queue.last_ns and model.by_deadline:
-                behind = queue.behind(event.deadline_ns - root.tail_ns)
-                host = model.partitions[0]
-                start_ns -= behind * model.row_ns(host.kind) // len(model.partitions)
+                behind = min(queue.behind(event.deadline_ns - root.tail_ns), queue.live)
+                rows = queue.rows * behind // max(queue.live, 1)
+                start_ns -= rows * model.row_ns(model.partitions[0].kind) // len(model.partitions)
             if start_ns > latest_ns:
                 latest_ns = start_ns
         return latest_ns + pipeline.path_ns

@@ -56,7 +56,7 @@ class RevokeBatch(Decision, frozen=True, gc=False):
 
 
 class CombineOutputs(Decision, frozen=True):
-    """Join the answers of an ensemble for the rows of `member`; answered by `OutputsCombined`."""
+    """Join answers for the rows of `member`; answered by `OutputsCombined` or `CombinationFailed`."""
 
     member: Member
 

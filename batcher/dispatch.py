@@ -23,9 +23,9 @@ REFRESH_BATCHES = 16
 class Dispatcher:
     """Owns partitions, models, queues and batches; forms batches when asked to.
 
-    `wake_ns` is when `form` is to be called next (None: when something has happened). `unserved` says that some model
-    is on no partition that is up, `attentive` that a partition could take a batch which its policy did not close yet.
-    `evict` is called for requests whose deadline a batch would miss.
+    `wake_ns` is when `form` is to be called next (None: when something has happened). `unserved` are the models
+    that no partition that is up holds; `attentive` says that a partition could take a batch which its policy did not
+    close yet. `evict` is called for requests whose deadline a batch would miss.
     """
 
     def __init__(self, spec: SchedulerSpec, evict: Callable[[Request, list[AnyDecision]], None]) -> None:
@@ -37,7 +37,7 @@ class Dispatcher:
         self.waiting: dict[Queue, None] = {}
         self.batches: dict[int, Batch] = {}
         self.wake_ns: int | None = None
-        self.unserved = True
+        self.unserved = list(self.models.values())
         self.attentive = False
         self._evict = evict
         self._evicting = any(pipeline.late is Late.EVICT for pipeline in spec.pipelines)
@@ -83,6 +83,8 @@ class Dispatcher:
         return queue
 
     def _wake_for(self, model: ModelState, now_ns: int) -> None:
+        if not model.partitions:
+            self.wake_ns = now_ns
         for host in model.partitions:
             batches = len(host.batches)
             if not batches or not host.ready:
@@ -157,11 +159,13 @@ class Dispatcher:
         partition = self.partitions[name]
         partition.ready = False
         partition.lost_ns = now_ns
+        if partition.batches:
+            partition.batches[0].suspect = True
         self._changed(partition.models)
         self.wake(now_ns)
 
     def _changed(self, keys: Iterable[str]) -> None:
-        self.unserved = not all(any(host.ready for host in model.partitions) for model in self.models.values())
+        self.unserved = [model for model in self.models.values() if not any(host.ready for host in model.partitions)]
         for key in keys:
             for pipeline in self.models[key].pipelines:
                 pipeline.stale = True
@@ -290,16 +294,15 @@ class Dispatcher:
     def abandoned(self, now_ns: int) -> list[Entry]:
         """Entries of models whose workers have been gone for too long; wakes up again for those that may return."""
         entries: list[Entry] = []
-        for queue in self.waiting:
-            hosts = self.models[queue.model].partitions
-            if any(host.ready for host in hosts):
-                continue
+        for model in self.unserved:
             gone_ns = max(
-                (now_ns if host.lost_ns is None else host.lost_ns for host in hosts), default=now_ns - UNAVAILABLE_NS
+                (now_ns if host.lost_ns is None else host.lost_ns for host in model.partitions),
+                default=now_ns - UNAVAILABLE_NS,
             )
-            if now_ns - gone_ns >= UNAVAILABLE_NS:
+            for queue in filter(None, model.queues.values()):
+                if now_ns - gone_ns < UNAVAILABLE_NS:
+                    self.wake(gone_ns + UNAVAILABLE_NS)
+                    break
                 entries += queue.entries()
                 entries += (entry for group in queue.retries for entry in group if not entry.request.settled)
-            else:
-                self.wake(gone_ns + UNAVAILABLE_NS)
         return entries

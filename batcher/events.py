@@ -16,6 +16,8 @@ class FailureCause(enum.StrEnum):
 
     BACKEND = "backend"
     """The model ran and failed: some row may be to blame, so the batch is bisected."""
+    RESOURCES = "resources"
+    """There was no memory for it or nobody to run it: it is retried in halves, which need less."""
     WORKER_LOST = "worker_lost"
     """The worker died or was lost with the batch: inference is idempotent, so it is retried once elsewhere."""
 
@@ -74,11 +76,20 @@ class BatchRevoked(Event, frozen=True, gc=False):
 
 
 class OutputsCombined(Event, frozen=True, gc=False):
-    """A combiner ran; `verdicts` as in `BatchCompleted`, one confidence a row it ran for."""
+    """A combiner ran; `verdicts` and `batch_key` as in `BatchCompleted`, one confidence a row it ran for."""
 
     request: int
     stage: int
     verdicts: tuple[tuple[float, ...], ...] = ()
+    batch_key: str = ""
+
+
+class CombinationFailed(Event, frozen=True, gc=False):
+    """A combiner could not join its answers, for instance because their shapes differ."""
+
+    request: int
+    stage: int
+    message: str
 
 
 class PartitionReady(Event, frozen=True):
@@ -89,7 +100,7 @@ class PartitionReady(Event, frozen=True):
 
 
 class PartitionLost(Event, frozen=True):
-    """The worker of a partition is gone; a `BatchFailed` follows for each of its batches."""
+    """The worker of a partition is gone; a `BatchFailed` follows for each of its batches, the running one first."""
 
     partition: str
     reason: str
@@ -106,6 +117,7 @@ AnyEvent = (
     | BatchFailed
     | BatchRevoked
     | OutputsCombined
+    | CombinationFailed
     | PartitionReady
     | PartitionLost
     | DrainStarted
@@ -118,6 +130,7 @@ PRIORITY: dict[type[Event], int] = {
     BatchFailed: 0,
     BatchRevoked: 0,
     OutputsCombined: 0,
+    CombinationFailed: 0,
     RequestCancelled: 1,
     DrainStarted: 1,
     RequestArrived: 2,

@@ -79,7 +79,10 @@ class Entry(msgspec.Struct, eq=False):
 
 
 class Batch(msgspec.Struct, eq=False):
-    """A batch on a partition; `live` counts the members whose requests are not settled."""
+    """A batch on a partition; `live` counts the members whose requests are not settled.
+
+    `suspect` marks the one that was running when its worker was lost, and may have been the cause.
+    """
 
     identity: int
     queue: Queue
@@ -88,4 +91,5 @@ class Batch(msgspec.Struct, eq=False):
     rows: int
     service_ns: int
     live: int
+    suspect: bool = False
     revoking: bool = False

@@ -22,6 +22,7 @@ from batcher.events import (
     BatchCompleted,
     BatchFailed,
     BatchRevoked,
+    CombinationFailed,
     DrainStarted,
     FailureCause,
     OutputsCombined,
@@ -37,7 +38,7 @@ from batcher.plan import PipelineState, StageState
 from batcher.progress import observe_share, rows_for
 
 COMPACT_EVICTIONS = 1024
-"""Planned evictions above which those of entries that have left their queues are dropped."""
+"""Planned evictions, at least, before those of entries that have left their queues are dropped."""
 
 
 class Scheduler:
@@ -56,6 +57,7 @@ class Scheduler:
         self.requests: dict[int, Request] = {}
         self.admission = Admission(spec.limits)
         self._evictions: list[tuple[int, int, Entry]] = []
+        self._compact_above = COMPACT_EVICTIONS
         # A request that is settled while a combiner runs is no longer among `requests`.
         self._combining: dict[tuple[int, int], Request] = {}
         self._handlers: dict[type[Any], Callable[[Any, int, list[AnyDecision]], None]] = {
@@ -65,6 +67,7 @@ class Scheduler:
             BatchFailed: self._failed,
             BatchRevoked: self._revoked,
             OutputsCombined: self._combined,
+            CombinationFailed: self._combination_failed,
             PartitionReady: self._partition_ready,
             PartitionLost: self._partition_lost,
             DrainStarted: self._drain_started,
@@ -93,7 +96,7 @@ class Scheduler:
             if entry.queued:
                 self._evict(entry.request, decisions)
         dispatcher.form(now_ns, decisions)
-        if dispatcher.unserved and dispatcher.waiting:
+        if dispatcher.unserved:
             for entry in dispatcher.abandoned(now_ns):
                 if not entry.request.settled:
                     reason = f"no partition holds model {entry.queue.model} any more"
@@ -154,9 +157,10 @@ class Scheduler:
         quickest_ns = min(estimate.service_ns(entry.rows) for estimate in model.estimates.values())
         at_ns = max(entry.stage_deadline_ns - self._limits.hand_off_ns - quickest_ns + 1, now_ns)
         evictions = self._evictions
-        if len(evictions) > COMPACT_EVICTIONS and len(evictions) > 2 * len(self.requests):
+        if len(evictions) > self._compact_above:
             evictions[:] = [item for item in evictions if item[2].queued]
             heapify(evictions)
+            self._compact_above = max(COMPACT_EVICTIONS, 2 * len(evictions))
         heappush(evictions, (at_ns, entry.sequence, entry))
 
     def _cancelled(self, event: RequestCancelled, now_ns: int, decisions: list[AnyDecision]) -> None:
@@ -250,7 +254,13 @@ class Scheduler:
         run = request.runs[event.stage]
         assert run is not None, "a combiner that ran has its record"
         run.verdicts = event.verdicts
+        run.batch_key = event.batch_key
         self._stage_done(request, request.pipeline.stages[event.stage], now_ns, decisions)
+
+    def _combination_failed(self, event: CombinationFailed, now_ns: int, decisions: list[AnyDecision]) -> None:
+        request = self._combining.pop((event.request, event.stage))
+        if not self._ended(request):
+            self._fail(request, Outcome.FAILED_BACKEND, event.message, decisions)
 
     # -- batches
 
@@ -275,25 +285,31 @@ class Scheduler:
             first = last
 
     def _failed(self, event: BatchFailed, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Retry once elsewhere what a lost worker held; bisect what failed by its content until the row is found."""
+        """Retry in halves: once elsewhere what a lost worker ran, and what failed until the row to blame is found."""
         batch = self.dispatcher.end(event.batch, now_ns)
         alive = self._detach(batch.entries)
         if event.cause is FailureCause.WORKER_LOST:
-            for entry in alive:
-                if not entry.lost_once or entry.request.settled:
-                    continue
-                reason = f"the worker was lost twice with this request: {event.message}"
-                self._fail(entry.request, Outcome.FAILED_WORKER_LOST, reason, decisions)
-            group = [entry for entry in alive if not entry.request.settled]
-            for entry in group:
-                entry.lost_once = True
-            self.dispatcher.retry(batch.queue, group, now_ns)
+            alive = self._retried_once(alive, batch.suspect, event.message, decisions)
         elif len(alive) == 1:
-            self._fail(alive[0].request, Outcome.FAILED_BACKEND, event.message, decisions)
-        else:
-            half = len(alive) // 2
-            self.dispatcher.retry(batch.queue, alive[:half], now_ns)
-            self.dispatcher.retry(batch.queue, alive[half:], now_ns)
+            outcome = Outcome.FAILED_BACKEND if event.cause is FailureCause.BACKEND else Outcome.FAILED_UNAVAILABLE
+            self._fail(alive[0].request, outcome, event.message, decisions)
+            return
+        half = len(alive) // 2
+        self.dispatcher.retry(batch.queue, alive[:half], now_ns)
+        self.dispatcher.retry(batch.queue, alive[half:], now_ns)
+
+    def _retried_once(
+        self, alive: list[Entry], suspect: bool, message: str, decisions: list[AnyDecision]
+    ) -> list[Entry]:
+        """Those that may be tried again; the others are failed. A batch that had not started proves nothing."""
+        if not suspect:
+            return alive
+        for entry in alive:
+            if entry.lost_once and not entry.request.settled:
+                reason = f"the worker was lost twice with this request: {message}"
+                self._fail(entry.request, Outcome.FAILED_WORKER_LOST, reason, decisions)
+            entry.lost_once = True
+        return [entry for entry in alive if not entry.request.settled]
 
     def _revoked(self, event: BatchRevoked, now_ns: int, decisions: list[AnyDecision]) -> None:
         batch = self.dispatcher.end(event.batch, now_ns)

@@ -25,7 +25,7 @@ class TimeoutPolicy:
 
     def full_rows(self, estimate: LatencyEstimate) -> int:
         """The largest preferred size, or the maximum."""
-        return self._largest or estimate.max_rows
+        return min(self._largest, estimate.max_rows) or estimate.max_rows
 
     def choose(
         self, queue: Queue, model: ModelState, partition: PartitionState, estimate: LatencyEstimate, now_ns: int
@@ -33,12 +33,14 @@ class TimeoutPolicy:
         """Decide by the sizes of the requests in the queue and the age of the first."""
         due_ns = queue.head().enqueued_ns + self._max_delay_ns
         exceeded = self._max_delay_ns > 0 and now_ns >= due_ns
+        maximum = model.config.max_batch
+        largest = min(self._largest, maximum)
         pending = best = 0
         full = False
         for entry in queue.entries():
             grown = pending + entry.rows
-            limit = model.config.max_batch if exceeded or not self._largest else max(self._largest, pending)
-            if pending and grown > min(limit, model.config.max_batch):
+            limit = maximum if exceeded or not largest else max(largest, pending)
+            if pending and grown > limit:
                 full = True
                 break
             pending = grown
@@ -46,7 +48,7 @@ class TimeoutPolicy:
                 best = pending
         if best and not exceeded:
             return Choice(best, ReleaseReason.FULL)
-        if full or pending >= (self._largest or model.config.max_batch):
+        if full or pending >= (largest or maximum):
             return Choice(pending, ReleaseReason.FULL)
         if exceeded or not self._max_delay_ns:
             return Choice(pending, ReleaseReason.DELAY if exceeded else ReleaseReason.IDLE)

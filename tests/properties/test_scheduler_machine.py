@@ -1,5 +1,7 @@
 """Whatever happens in whatever order, the scheduler keeps its invariants and settles every request once."""
 
+from collections.abc import Collection
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -23,6 +25,7 @@ from batcher.events import (
     BatchCompleted,
     BatchFailed,
     BatchRevoked,
+    CombinationFailed,
     FailureCause,
     OutputsCombined,
     PartitionLost,
@@ -241,7 +244,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), confidence=st.floats(0, 1))
     def combine_one(self, data: st.DataObject, confidence: float) -> None:
         member = self.combining.pop(data.draw(st.integers(0, len(self.combining) - 1)))
-        self.tell(OutputsCombined(member.request, member.stage, ((confidence,) * member.rows,)))
+        if confidence == 0:
+            self.tell(CombinationFailed(member.request, member.stage, "the shapes differ"))
+        else:
+            self.tell(OutputsCombined(member.request, member.stage, ((confidence,) * member.rows,)))
 
     @precondition(lambda self: len(self.arrived) > len(self.outcomes))
     @rule(data=st.data())
@@ -262,11 +268,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.up) < len(PARTITIONS))
     @rule(data=st.data())
     def restore_one(self, data: st.DataObject) -> None:
-        self.restore(data.draw(st.sampled_from(sorted(set(PARTITIONS) - self.up))))
+        loaded = data.draw(st.one_of(st.just(set(TABLES)), st.sets(st.sampled_from(sorted(TABLES)))))
+        self.restore(data.draw(st.sampled_from(sorted(set(PARTITIONS) - self.up))), loaded)
 
-    def restore(self, name: str) -> None:
+    def restore(self, name: str, loaded: Collection[str] = tuple(TABLES)) -> None:
+        """A worker comes back; some models may fail to load this time."""
         self.up.add(name)
-        self.tell(PartitionReady(name, TABLES))
+        self.tell(PartitionReady(name, {key: TABLES[key] for key in loaded}))
 
     def teardown(self) -> None:
         """Let everything end: every request has its one outcome and nothing is left."""

@@ -10,7 +10,16 @@ from batcher.decisions import (
     RejectRequest,
     ReleaseReason,
 )
-from batcher.events import BatchCompleted, BatchFailed, FailureCause, PartitionLost, PartitionReady, RequestCancelled
+from batcher.events import (
+    BatchCompleted,
+    BatchFailed,
+    CombinationFailed,
+    FailureCause,
+    OutputsCombined,
+    PartitionLost,
+    PartitionReady,
+    RequestCancelled,
+)
 from batcher.outcome import Outcome
 from batcher.scheduler import Scheduler
 from tests.support.scheduling import (
@@ -126,23 +135,24 @@ def test_retries_go_before_what_waits() -> None:
     assert step(scheduler, 1850 * US) == [dispatch(3, [2], RETRY)]
 
 
-def test_a_lost_worker_s_batch_is_retried_once_elsewhere() -> None:
+def test_a_lost_worker_s_batch_is_retried_once_elsewhere_in_halves() -> None:
     scheduler = serving(spec_of([model("m:1")], partitions=("cpu0", "cpu1")), GAINING)
     step(scheduler, 0, arrival(1, S), arrival(2, S, rows=2))
-    assert step(scheduler, MS, PartitionLost("cpu0", "killed"), lost(1)) == [
-        dispatch(2, [1, Member(2, 0, 2)], RETRY, partition="cpu1")
-    ]
-    assert step(scheduler, 2 * MS, completed(2, MS, 2 * MS)) == [
-        CompleteRequest(1, Outcome.COMPLETED),
-        CompleteRequest(2, Outcome.COMPLETED),
-    ]
+    assert step(scheduler, MS, PartitionLost("cpu0", "killed"), lost(1)) == [dispatch(2, [1], RETRY, partition="cpu1")]
+    assert step(scheduler, 1850 * US) == [dispatch(3, [Member(2, 0, 2)], RETRY, partition="cpu1")]
+    assert step(scheduler, 2 * MS, completed(2, MS, 2 * MS)) == [CompleteRequest(1, Outcome.COMPLETED)]
+    assert step(scheduler, 3 * MS, completed(3, 2 * MS, 3 * MS)) == [CompleteRequest(2, Outcome.COMPLETED)]
 
 
-def test_what_was_lost_twice_fails() -> None:
+def test_what_was_running_twice_when_its_worker_was_lost_fails_and_its_neighbours_do_not() -> None:
     scheduler = serving(spec_of([model("m:1")], partitions=("cpu0", "cpu1")), GAINING)
     step(scheduler, 0, arrival(1, S), arrival(2, S))
     step(scheduler, MS, PartitionLost("cpu0", "killed"), lost(1))
-    assert step(scheduler, 2 * MS, PartitionLost("cpu1", "killed"), lost(2)) == [lost_twice(1), lost_twice(2)]
+    assert step(scheduler, 1850 * US) == [dispatch(3, [2], RETRY, partition="cpu1")]
+    # Batch 3 waits behind batch 2, so it proves nothing against its members.
+    assert step(scheduler, 1900 * US, PartitionLost("cpu1", "killed"), lost(2), lost(3)) == [lost_twice(1)]
+    assert step(scheduler, 2 * MS, PartitionReady("cpu0", {"m:1": GAINING})) == [dispatch(4, [2], RETRY)]
+    assert step(scheduler, 3 * MS, completed(4, 2 * MS, 3 * MS)) == [CompleteRequest(2, Outcome.COMPLETED)]
 
 
 def test_each_stage_may_lose_its_worker_once() -> None:
@@ -164,9 +174,46 @@ def test_two_parts_of_one_request_lost_twice_in_one_batch_fail_it_once() -> None
     parts = [Member(1, 1, 1), Member(1, 0, 1)]
     assert step(scheduler, 0, arrival(1, S, "ensemble:1")) == [dispatch(1, parts, model="a:1")]
     assert step(scheduler, MS, PartitionLost("cpu0", "killed"), lost(1)) == [
-        dispatch(2, parts, RETRY, model="a:1", partition="cpu1")
+        dispatch(2, parts[:1], RETRY, model="a:1", partition="cpu1")
     ]
-    assert step(scheduler, 2 * MS, PartitionLost("cpu1", "killed"), lost(2)) == [lost_twice(1)]
+    assert step(scheduler, 1850 * US) == [dispatch(3, parts[1:], RETRY, model="a:1", partition="cpu1")]
+    assert step(scheduler, 2 * MS, PartitionLost("cpu1", "killed"), lost(2), lost(3)) == [lost_twice(1)]
+
+
+def test_a_combination_that_fails_fails_its_request_alone() -> None:
+    scheduler = serving(spec_of([model("a:1")], [ensemble("a:1", "a:1")]), GAINING)
+    step(scheduler, 0, arrival(1, S, "ensemble:1"), arrival(2, S, "ensemble:1"))
+    assert step(scheduler, MS, completed(1, 0, MS)) == [
+        CombineOutputs(Member(1, 2, 1)),
+        CombineOutputs(Member(2, 2, 1)),
+    ]
+    assert step(scheduler, MS, CombinationFailed(1, 2, "shapes differ"), OutputsCombined(2, 2)) == [
+        FailRequest(1, Outcome.FAILED_BACKEND, "shapes differ"),
+        CompleteRequest(2, Outcome.COMPLETED),
+    ]
+
+
+def test_a_batch_without_room_is_halved_and_what_does_not_fit_alone_is_unavailable() -> None:
+    scheduler = serving(spec_of([model("m:1")]), GAINING)
+    step(scheduler, 0, arrival(1, S), arrival(2, S))
+    no_room = BatchFailed(1, FailureCause.RESOURCES, "no room")
+    assert step(scheduler, 0, no_room) == [dispatch(2, [1], RETRY)]
+    assert step(scheduler, 0, BatchFailed(2, FailureCause.RESOURCES, "no room")) == [
+        FailRequest(1, Outcome.FAILED_UNAVAILABLE, "no room"),
+        dispatch(3, [2], RETRY),
+    ]
+
+
+def test_a_request_whose_next_model_did_not_come_back_fails() -> None:
+    spec = spec_of([model("small:1"), model("large:1")], [cascade("small:1", "large:1")], partitions=("cpu0", "cpu1"))
+    scheduler = serving(spec, {"small:1": GAINING})
+    step(scheduler, 0, PartitionReady("cpu0", {"small:1": GAINING, "large:1": GAINING}))
+    step(scheduler, 0, arrival(1, S, "cascade:1"))
+    step(scheduler, MS, PartitionLost("cpu0", "killed"), lost(1))
+    step(scheduler, 2 * MS, PartitionReady("cpu0", {"small:1": GAINING}))
+    assert step(scheduler, 2 * MS, completed(2, MS, 2 * MS, 0.1)) == [
+        FailRequest(1, Outcome.FAILED_UNAVAILABLE, "no partition holds model large:1 any more")
+    ]
 
 
 def test_a_failing_branch_of_an_ensemble_settles_the_request_once() -> None:
