@@ -88,7 +88,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bounds and constants of the scheduler.
 
     `hand_off_ns` is the time from a decision to the worker's start plus from its end to the event. It is added to
-    every prediction, and the second batch of a worker is closed this long before the first one's predicted end.
+    every prediction, and the second batch of a worker is closed this long, or as long as hand-offs are seen to take,
+    before the first one's expected end.
     """
 
     queue_requests: int = 4096

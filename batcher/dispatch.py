@@ -33,7 +33,7 @@ class Dispatcher:
         self.models = {
             config.key: ModelState(config, select_policy(config.policy, spec.limits)) for config in spec.models
         }
-        self.partitions = {config.name: PartitionState(config) for config in spec.partitions}
+        self.partitions = {config.name: PartitionState(config, spec.limits.hand_off_ns) for config in spec.partitions}
         self.waiting: dict[Queue, None] = {}
         self.batches: dict[int, Batch] = {}
         self.wake_ns: int | None = None
@@ -91,7 +91,7 @@ class Dispatcher:
                 self.wake_ns = now_ns
                 return
             if batches < IN_FLIGHT:
-                self.wake(max(host.free_at_ns - self.hand_off_ns, now_ns))
+                self.wake(max(host.free_at_ns - host.hand_off_ns, now_ns))
 
     def withdraw(self, entry: Entry) -> None:
         """Take a queued entry out again."""
@@ -186,9 +186,9 @@ class Dispatcher:
         if not partition.batches:
             partition.free_at_ns = partition.idle_since_ns = now_ns
         elif was_running:
-            partition.free_at_ns = now_ns + sum(waiting.service_ns for waiting in partition.batches)
+            partition.free_at_ns = now_ns + sum(waiting.median_ns for waiting in partition.batches)
         else:
-            partition.free_at_ns -= batch.service_ns
+            partition.free_at_ns -= batch.median_ns
         model = self.models[batch.queue.model]
         model.outstanding -= batch.rows
         if model.batches % REFRESH_BATCHES == 0:
@@ -204,7 +204,7 @@ class Dispatcher:
         for ahead in (False, True):
             for partition in self.partitions.values():
                 while self.waiting and bool(partition.batches) == ahead:
-                    open_ns = partition.open_at_ns(now_ns, self.hand_off_ns)
+                    open_ns = partition.open_at_ns(now_ns)
                     if open_ns is None:
                         break
                     if open_ns > now_ns:
@@ -279,13 +279,13 @@ class Dispatcher:
                 request.uncommit(entry.stage)
             members.append(Member(request.identity, entry.stage, entry.rows, entry.row_index))
             rows += entry.rows
-        service_ns = model.estimates[partition.kind].service_ns(rows)
-        batch = Batch(self._next_batch, queue, partition, entries, rows, service_ns, len(entries))
+        median_ns = model.estimates[partition.kind].median_ns(rows)
+        batch = Batch(self._next_batch, queue, partition, entries, rows, median_ns, now_ns, len(entries))
         for entry in entries:
             entry.batch = batch
         self._next_batch += 1
         self.batches[batch.identity] = batch
-        partition.free_at_ns = partition.start_ns(now_ns) + service_ns
+        partition.free_at_ns = partition.start_ns(now_ns) + median_ns
         partition.batches.append(batch)
         model.dispatched(rows)
         self._forget_if_empty(queue, model)

@@ -3,9 +3,11 @@
 from models.profile import LatencyTable
 
 QUANTILE = 0.9
-"""Estimates follow this quantile of the observed latencies: deadlines are met by most batches, not by half of them."""
+"""Deadlines are checked against this quantile of the observed latencies: most batches are to meet them, not half."""
+MEDIAN = 0.5
+"""The end of a batch is expected at the median: the next one is to be there neither late nor too early."""
 GAIN = 0.05
-"""Relative step of the quantile tracker for one observation."""
+"""Relative step of the quantile trackers for one observation."""
 CORRECTION_BOUNDS = (0.125, 16.0)
 NEARLY_BEST = 0.97
 """A batch size within 3 % of the best rate is as good as the best, and smaller is quicker."""
@@ -14,12 +16,21 @@ NEARLY_BEST = 0.97
 class LatencyEstimate:
     """Predicted latency of one model on one kind of partition.
 
-    Each cell of the table carries a correction, tracked as a quantile by stochastic approximation: up by
-    `GAIN * QUANTILE` when a batch took longer than estimated, down by `GAIN * (1 - QUANTILE)` when not. It is kept
-    within bounds and can be let fall back to the table with `decay`, so that a bad minute is forgotten.
+    Each cell of the table carries two corrections, tracked as quantiles q by stochastic approximation: up by
+    `GAIN * q` when a batch took longer than estimated, down by `GAIN * (1 - q)` when not. They are kept within bounds
+    and can be let fall back to the table with `decay`, so that a bad minute is forgotten.
     """
 
-    __slots__ = ("_cell_of", "_corrections", "_efficient", "_hand_off_ns", "_profile_ns", "_sizes", "max_rows")
+    __slots__ = (
+        "_cell_of",
+        "_corrections",
+        "_efficient",
+        "_hand_off_ns",
+        "_medians",
+        "_profile_ns",
+        "_sizes",
+        "max_rows",
+    )
 
     def __init__(self, table: LatencyTable, max_rows: int, hand_off_ns: int) -> None:
         self.max_rows = max_rows
@@ -35,6 +46,7 @@ class LatencyEstimate:
         sizes = [min(size, max_rows) for size, _ in table.cells if size < max_rows]
         self._sizes = (*sizes, max_rows)
         self._corrections = [1.0] * len(table.cells)
+        self._medians = [1.0] * len(table.cells)
         self._efficient = 0
 
     def profile_ns(self, rows: int) -> int:
@@ -42,25 +54,27 @@ class LatencyEstimate:
         return self._profile_ns[self._cell_of[rows]]
 
     def service_ns(self, rows: int) -> int:
-        """Corrected latency of a batch of `rows` rows (1 to the maximum batch size)."""
+        """Latency that most batches of `rows` rows (1 to the maximum batch size) stay below."""
         cell = self._cell_of[rows]
         return int(self._profile_ns[cell] * self._corrections[cell])
+
+    def median_ns(self, rows: int) -> int:
+        """Latency that half of the batches of `rows` rows stay below."""
+        cell = self._cell_of[rows]
+        return int(self._profile_ns[cell] * self._medians[cell])
 
     def observe(self, rows: int, latency_ns: int) -> None:
         """Take in that a batch of `rows` rows took `latency_ns`."""
         cell = self._cell_of[rows]
-        correction = self._corrections[cell]
-        if latency_ns > self._profile_ns[cell] * correction:
-            correction *= 1 + GAIN * QUANTILE
-        else:
-            correction *= 1 - GAIN * (1 - QUANTILE)
-        low, high = CORRECTION_BOUNDS
-        self._corrections[cell] = min(max(correction, low), high)
+        ratio = latency_ns / self._profile_ns[cell]
+        self._corrections[cell] = _step(self._corrections[cell], ratio, QUANTILE)
+        self._medians[cell] = _step(self._medians[cell], ratio, MEDIAN)
         self._efficient = 0
 
     def decay(self) -> None:
         """Let every correction fall back half-way to the table."""
         self._corrections = [1 + (correction - 1) / 2 for correction in self._corrections]
+        self._medians = [1 + (correction - 1) / 2 for correction in self._medians]
         self._efficient = 0
 
     @property
@@ -84,3 +98,10 @@ class LatencyEstimate:
             if size < limit and self.service_ns(size) <= budget_ns:
                 return size
         return 0
+
+
+def _step(correction: float, ratio: float, quantile: float) -> float:
+    """The correction after one observation, which took `ratio` times what the table says."""
+    correction *= 1 + GAIN * quantile if ratio > correction else 1 - GAIN * (1 - quantile)
+    low, high = CORRECTION_BOUNDS
+    return min(max(correction, low), high)

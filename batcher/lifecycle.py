@@ -79,7 +79,7 @@ class Entry(msgspec.Struct, eq=False):
 
 
 class Batch(msgspec.Struct, eq=False):
-    """A batch on a partition; `live` counts the members whose requests are not settled.
+    """A batch on a partition; `median_ns` is how long it is expected to take, `live` counts unsettled members.
 
     `suspect` marks the one that was running when its worker was lost, and may have been the cause.
     """
@@ -89,7 +89,8 @@ class Batch(msgspec.Struct, eq=False):
     partition: PartitionState
     entries: list[Entry]
     rows: int
-    service_ns: int
+    median_ns: int
+    dispatched_ns: int
     live: int
     suspect: bool = False
     revoking: bool = False

@@ -17,16 +17,36 @@ IN_FLIGHT = 2
 """Batches a worker may hold: one runs, the next is there when it ends, so that the device never waits for Python."""
 RESTART_NS = 1_000_000_000
 """Assumed time until a lost worker is back."""
+HAND_OFF_WEIGHT = 0.05
+MAX_HAND_OFF_NS = 10_000_000
+"""Hand-off times are learned up to this."""
 TYPICAL_WEIGHT = 0.1
 PEAK_DECAY = 0.9
 
 
 class PartitionState:
-    """One partition: its batches in flight, when it is predicted to be free, and the work promised to it."""
+    """One partition: its batches in flight, when it is expected to be free, and the work promised to it.
 
-    __slots__ = ("backlog_ns", "batches", "free_at_ns", "idle_since_ns", "kind", "lost_ns", "models", "name", "ready")
+    `hand_off_ns` is how long before that the next batch is closed, so that it is there in time: the configured time, or
+    the longer one that hand-offs are seen to take. `ended_ns` is when the last batch ended.
+    """
 
-    def __init__(self, config: PartitionConfig) -> None:
+    __slots__ = (
+        "_least_hand_off_ns",
+        "backlog_ns",
+        "batches",
+        "ended_ns",
+        "free_at_ns",
+        "hand_off_ns",
+        "idle_since_ns",
+        "kind",
+        "lost_ns",
+        "models",
+        "name",
+        "ready",
+    )
+
+    def __init__(self, config: PartitionConfig, hand_off_ns: int) -> None:
         self.name = config.name
         self.kind = config.kind
         self.models: frozenset[str] = frozenset()
@@ -36,6 +56,8 @@ class PartitionState:
         self.free_at_ns = 0
         self.idle_since_ns = 0
         self.backlog_ns = 0
+        self.ended_ns = 0
+        self.hand_off_ns = self._least_hand_off_ns = hand_off_ns
 
     def start_ns(self, now_ns: int) -> int:
         """When a batch dispatched now would start."""
@@ -43,11 +65,19 @@ class PartitionState:
             return self.free_at_ns if self.batches and self.free_at_ns > now_ns else now_ns
         return max(now_ns, (now_ns if self.lost_ns is None else self.lost_ns) + RESTART_NS)
 
-    def open_at_ns(self, now_ns: int, hand_off_ns: int) -> int | None:
+    def open_at_ns(self, now_ns: int) -> int | None:
         """From when on another batch may be closed for this partition; None while it has two or is not ready."""
         if not self.ready or len(self.batches) >= IN_FLIGHT:
             return None
-        return max(now_ns, self.free_at_ns - hand_off_ns) if self.batches else now_ns
+        return max(now_ns, self.free_at_ns - self.hand_off_ns) if self.batches else now_ns
+
+    def observe(self, dispatched_ns: int, started_ns: int, ended_ns: int, now_ns: int) -> None:
+        """Learn from a batch that did not have to wait for another what its way to the worker and back took."""
+        if dispatched_ns >= self.ended_ns:
+            took_ns = (started_ns - dispatched_ns) + (now_ns - ended_ns)
+            learned_ns = self.hand_off_ns + int(HAND_OFF_WEIGHT * (took_ns - self.hand_off_ns))
+            self.hand_off_ns = min(max(learned_ns, self._least_hand_off_ns), MAX_HAND_OFF_NS)
+        self.ended_ns = ended_ns
 
 
 class ModelState:

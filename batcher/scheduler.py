@@ -266,8 +266,10 @@ class Scheduler:
 
     def _completed(self, event: BatchCompleted, now_ns: int, decisions: list[AnyDecision]) -> None:
         batch = self.dispatcher.end(event.batch, now_ns)
+        partition = batch.partition
+        partition.observe(batch.dispatched_ns, event.started_ns, event.ended_ns, now_ns)
         model = self.dispatcher.models[batch.queue.model]
-        model.estimates[batch.partition.kind].observe(batch.rows, event.ended_ns - event.started_ns)
+        model.estimates[partition.kind].observe(batch.rows, event.ended_ns - event.started_ns)
         first = 0
         for entry in batch.entries:
             entry.batch = None

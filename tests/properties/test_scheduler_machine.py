@@ -147,8 +147,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         for decision in reversed(decisions):
             if isinstance(decision, DispatchBatch):
                 batch = self.scheduler.dispatcher.batches[decision.batch]
-                ended_ns = free_ns[decision.partition] + LIMITS.hand_off_ns
-                free_ns[decision.partition] -= batch.service_ns
+                estimate = self.scheduler.dispatcher.models[batch.queue.model].estimates[batch.partition.kind]
+                free_ns[decision.partition] -= batch.median_ns
+                ended_ns = free_ns[decision.partition] + LIMITS.hand_off_ns + estimate.service_ns(batch.rows)
                 if decision.reason is not ReleaseReason.RETRY:
                     for entry in batch.entries:
                         late_ns = ended_ns - entry.stage_deadline_ns

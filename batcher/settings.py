@@ -1,0 +1,109 @@
+"""Settings as people write them, for a server and for its simulation alike: in milliseconds and megabytes."""
+
+import math
+import re
+from collections.abc import Iterable
+from typing import TypeVar
+
+import msgspec
+
+from batcher.config import Limits, PolicyConfig, PolicyName
+from models.errors import ConfigError
+from models.spec import ModelSpec
+from models.units import NS_PER_US, ms_to_ns
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+_MIB = 1 << 20
+_PLACE = re.compile(r"(?P<what>.*) - at (`key` in )?`\$(?P<where>.*)`", re.DOTALL)
+
+
+class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A batch policy; `preferred` sizes and `max_delay_ms` belong to `timeout`."""
+
+    name: PolicyName = PolicyName.DEADLINE
+    preferred: tuple[int, ...] = ()
+    max_delay_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_delay_ms < math.inf or any(size < 1 for size in self.preferred):
+            raise ValueError("expected preferred sizes of at least 1 and a max_delay_ms of at least 0")
+        if self.name is not PolicyName.TIMEOUT and (self.preferred or self.max_delay_ms):
+            raise ValueError(f"preferred and max_delay_ms belong to policy timeout, not to {self.name}")
+
+    def config(self) -> PolicyConfig:
+        """The policy as the scheduler takes it."""
+        return PolicyConfig(self.name, self.preferred, ms_to_ns(self.max_delay_ms))
+
+
+class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is different for one model, all its versions included; None stands for what goes for all."""
+
+    max_batch_size: int | None = None
+    policy: PolicySettings | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_batch_size is not None and self.max_batch_size < 1:
+            raise ValueError("expected a max_batch_size of at least 1")
+
+
+class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bounds of the scheduler: waiting requests a model, and megabytes of tensors in flight."""
+
+    queue_requests: int = 4096
+    memory_mb: float = 256
+    hand_off_us: float = 150
+
+    def __post_init__(self) -> None:
+        if self.queue_requests < 1 or not 0 < self.memory_mb < math.inf:
+            raise ValueError("expected limits of at least 1")
+        if not 0 <= self.hand_off_us < math.inf:
+            raise ValueError("expected a finite hand_off_us of at least 0")
+
+    def config(self) -> Limits:
+        """The limits as the scheduler takes them."""
+        return Limits(
+            queue_requests=self.queue_requests,
+            memory_bytes=round(self.memory_mb * _MIB),
+            hand_off_ns=round(self.hand_off_us * NS_PER_US),
+        )
+
+
+class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How models are served, wherever that is; `models` has what is different for single ones, by name."""
+
+    policy: PolicySettings = PolicySettings()
+    max_batch_size: int = 64
+    models: dict[str, ModelSettings] = {}
+    default_slo_ms: float = 10_000
+    limits: LimitSettings = LimitSettings()
+
+    def __post_init__(self) -> None:
+        if self.max_batch_size < 1:
+            raise ValueError("expected a max_batch_size of at least 1")
+        if not 0 < self.default_slo_ms < math.inf:
+            raise ValueError("expected a finite default_slo_ms above 0")
+
+    def batch_sizes(self) -> dict[str, int]:
+        """The maximum batch sizes that are not `max_batch_size`, by model name."""
+        return {name: size for name, each in self.models.items() if (size := each.max_batch_size) is not None}
+
+    def policies(self, specs: Iterable[ModelSpec]) -> dict[str, PolicyConfig]:
+        """The policies that are not `policy`, by model key."""
+        return {
+            spec.key: override.policy.config()
+            for spec in specs
+            if (override := self.models.get(spec.name)) is not None and override.policy is not None
+        }
+
+
+def convert_settings(document: object, form: type[_T], path: str) -> _T:
+    """Settings of a form from what a YAML file holds (None for an empty one).
+
+    Raises ConfigError, whose message starts with `path` and the place in the file.
+    """
+    try:
+        return msgspec.convert({} if document is None else document, form)
+    except msgspec.ValidationError as error:
+        match = _PLACE.fullmatch(str(error))
+        what, where = (match["what"], match["where"].lstrip(".")) if match else (str(error), "")
+        raise ConfigError(f"{path}: {where}: {what}" if where else f"{path}: {what}") from error
