@@ -48,12 +48,14 @@ def model(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def adaptive(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with gateway(tmp_path_factory.mktemp("adaptive"), CONFIG, None, str(model)) as server:
+        server.keep_on(OTHER_CORE)
         yield server
 
 
 @pytest.fixture(scope="module")
 def unbatched(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with gateway(tmp_path_factory.mktemp("unbatched"), CONFIG, None, str(model), "--policy", "none") as server:
+        server.keep_on(OTHER_CORE)
         yield server
 
 

@@ -30,6 +30,11 @@ class ServerProcess:
         """Proportional set size of the server and its children, in MB."""
         return sum(_pss_kb(pid) for pid in self.pids()) / 1024
 
+    def keep_on(self, core: int) -> None:
+        """Pin the server's own process, whose workers have cores of their own by now."""
+        for thread in Path(f"/proc/{self.process.pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {core})
+
     def pids(self) -> list[int]:
         """The server's process and its children."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
