@@ -77,11 +77,10 @@ class PipelineConfig(msgspec.Struct, frozen=True):
 
 
 class PartitionConfig(msgspec.Struct, frozen=True):
-    """A partition and the keys of the models its worker is to hold; `kind` keys the latency tables."""
+    """A partition; `kind` keys the latency tables. What its worker holds is told by `PartitionReady`."""
 
     name: str
     kind: str
-    models: tuple[str, ...]
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -47,7 +47,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Bounds of the scheduler: waiting requests a model, and megabytes of tensors in flight."""
+    """Bounds of the scheduler: requests under way a pipeline, and megabytes of tensors in flight."""
 
     queue_requests: int = 4096
     memory_mb: float = 256

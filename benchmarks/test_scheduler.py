@@ -18,7 +18,7 @@ TABLE = LatencyTable.from_ms({1: 0.67, 2: 0.8, 4: 1.03, 8: 1.66, 16: 2.46, 32: 3
 SPEC = SchedulerSpec(
     (ModelConfig("wide:1", 64),),
     (PipelineConfig("wide:1", (StageConfig("wide", "wide:1"),)),),
-    (PartitionConfig("cpu0", "cpu1", ("wide:1",)),),
+    (PartitionConfig("cpu0", "cpu1"),),
 )
 RATE = 8000.0
 SLO_NS = 100_000_000

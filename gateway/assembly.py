@@ -11,6 +11,7 @@ import numpy as np
 
 from batcher.decisions import DispatchBatch, Member
 from gateway.answer import Tensor
+from gateway.executors.base import Combined
 from gateway.executors.combiner import combine
 from gateway.input_slots import InputSlots, Slot
 from gateway.layout import Layout
@@ -18,6 +19,7 @@ from gateway.plan import OF_REQUEST, PipelinePlan, Wire
 from gateway.rows import content, merge, part, positions, runs
 from models.arrays import Array, WireBytes
 from models.confidence import confidence
+from models.pipeline import batch_key
 from models.spec import ModelSpec
 from mps.messages import InputTensor, OutputTensor, Segment
 
@@ -89,7 +91,7 @@ class Assembly:
         """Keep a request's inputs; returns the bytes that its stages' outputs will take."""
         plan = self._plans[pipeline]
         self._kept[request] = _Kept(plan, inputs, rows)
-        return plan.output_bytes(rows, input_bytes)
+        return plan.memory.output_bytes(rows, input_bytes)
 
     def begin(self, batch: DispatchBatch) -> tuple[InputTensor, ...]:
         """Lay out the inputs of a batch, which then holds its memory until `complete` or `abandon`.
@@ -135,39 +137,41 @@ class Assembly:
         """Free what a batch read that will not complete."""
         self._end(batch)
 
-    def combine(self, member: Member) -> tuple[tuple[float, ...], ...]:
-        """Run a combiner and keep its output like a stage's; returns its verdicts, one confidence a row each.
+    def combine(self, member: Member) -> Combined:
+        """Run a combiner and keep its output like a stage's.
 
-        Answers that do not fit together (variable dimensions may differ) leave no output and no confidence: the request
-        then fails where the output is wanted.
+        Raises ValueError for answers that do not fit together: variable dimensions may differ.
         """
         kept = self._kept[member.request]
         stage = kept.plan.stages[member.stage]
         assert stage.combine is not None
-        try:
-            joined = combine(stage.combine, [_select(kept, wire, member.row_index) for wire in stage.inputs])
-        except ValueError:
-            return tuple((0.0,) * member.rows for _ in stage.verdicts)
+        joined = combine(stage.combine, [_select(kept, wire, member.row_index) for wire in stage.inputs])
         outputs = Outputs({stage.output: joined}, {}, _nothing)
         outputs.references = 1
         kept.parts[member.stage] = _Part(outputs, 0, member.rows, member.row_index)
-        return tuple(tuple(confidence(joined, verdict.confidence).tolist()) for verdict in stage.verdicts)
+        verdicts = tuple(tuple(confidence(joined, verdict.confidence).tolist()) for verdict in stage.verdicts)
+        return verdicts, batch_key([(stage.output, joined.shape[1:])])
 
     def take(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
-        """A request's output tensors, and what to call when they are no longer looked at; the rest is forgotten."""
-        kept = self._kept.pop(request)
+        """A request's output tensors, and what to call when they are no longer looked at; the rest is forgotten.
+
+        Raises ValueError for outputs that cannot be put together; the request then stays until `forget`.
+        """
+        kept = self._kept[request]
         tensors: dict[str, Tensor] = {}
         for name, wires in kept.plan.outputs.items():
             tensors[name] = _output(kept, wires)
-        if len(kept.parts) == 1 and (only := kept.parts[0]) is not None:
+        del self._kept[request]
+        parts = kept.parts
+        if len(parts) == 1 and (only := parts[0]) is not None:
             return tensors, only.outputs.drop
-        return tensors, lambda: _drop(kept)
+        return tensors, lambda: _drop(parts)
 
     def forget(self, request: int) -> None:
         """Drop a request that will not be answered."""
         kept = self._kept.pop(request, None)
         if kept is not None:
-            _drop(kept)
+            _drop(kept.parts)
 
     def _end(self, batch: int) -> _Running:
         running = self._running.pop(batch)
@@ -239,22 +243,20 @@ def _output(kept: _Kept, wires: Sequence[Wire]) -> Tensor:
     """A pipeline output: a view where one source ran all rows, else merged into new memory."""
     held: list[tuple[Tensor, Sequence[int]]] = []
     for wire in wires:
-        if wire.stage == OF_REQUEST:
-            rows, index = kept.inputs[wire.tensor], None
-        elif (source := kept.parts[wire.stage]) is None:
+        source = kept.parts[wire.stage]
+        if source is None:
             continue
-        else:
-            tensor = source.outputs.tensors[wire.tensor]
-            rows = part(tensor, source.first, source.first + source.rows) if kept.plan.batchable else tensor
-            index = source.row_index
+        tensor = source.outputs.tensors[wire.tensor]
+        rows = part(tensor, source.first, source.first + source.rows) if kept.plan.batchable else tensor
+        index = source.row_index
         if not held and (index is None or len(index) == kept.rows):
             return rows
         held.append((rows, range(kept.rows) if index is None else index))
     return merge(held, kept.rows)
 
 
-def _drop(kept: _Kept) -> None:
-    for held in kept.parts:
+def _drop(parts: Sequence[_Part | None]) -> None:
+    for held in parts:
         if held is not None:
             held.outputs.drop()
 

@@ -60,9 +60,9 @@ class Catalogue:
         if reason := broken.get(version) or broken.get("") or ("" if version else next(iter(broken.values()), "")):
             raise BackendUnavailable(f"{name!r} cannot be served: {reason}")
         if not versions and not broken:
-            raise ModelNotFound(f"no model or pipeline named {name!r}")
+            raise ModelNotFound(f"Request for unknown model: {name!r} is not found")
         known = ", ".join(sorted({*self.versions(name), *broken}, key=int))
-        raise VersionNotFound(f"{name!r} has no version {version!r}; it has {known}")
+        raise VersionNotFound(f"Request for unknown model: {name!r} version {version} is not found; it has {known}")
 
     def _latest(self, name: str) -> int:
         """The latest version, passing over those whose models did not load as long as there is another."""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
     from gateway.config import ServerConfig
@@ -89,11 +89,22 @@ def _serve(options: argparse.Namespace) -> int:
 
     async def serve() -> int:
         with ExitStack() as stack:
-            journal = stack.enter_context(options.journal.open("wb")) if options.journal is not None else None
+            journal = None
+            if options.journal is not None:
+                journal = options.journal.open("wb")
+                stack.callback(_close, journal)
             return await build_server(config, repository, journal).run(options.ready_file)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve())
+
+
+def _close(journal: BinaryIO) -> None:
+    """Close a journal; one that a full disk has cut short is no failure of the server."""
+    try:
+        journal.close()
+    except OSError as error:
+        print(f"sluice: the journal {journal.name} is incomplete: {error}", file=sys.stderr)
 
 
 def _config(options: argparse.Namespace) -> "ServerConfig":

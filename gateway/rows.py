@@ -54,7 +54,7 @@ def content(tensor: Tensor) -> Array:
 def merge(parts: Sequence[tuple[Tensor, Sequence[int]]], rows: int) -> Tensor:
     """A tensor of `rows` rows in new memory from `(tensor, the rows of the result that it holds)`.
 
-    Where several hold a row, the first one counts.
+    Where several hold a row, the first one counts. Raises ValueError when a row is missing or the items' shapes differ.
     """
     pieces: list[tuple[Tensor, int] | None] = [None] * rows
     for tensor, held in reversed(parts):
@@ -63,6 +63,9 @@ def merge(parts: Sequence[tuple[Tensor, Sequence[int]]], rows: int) -> Tensor:
     chosen = [part(tensor, position, position + 1) for tensor, position in filter(None, pieces)]
     if len(chosen) < rows:
         raise ValueError(f"only {len(chosen)} of {rows} rows were computed")
+    shapes = sorted({piece.shape[1:] for piece in chosen})
+    if len(shapes) > 1:
+        raise ValueError(f"rows of the shapes {', '.join(str(list(shape)) for shape in shapes)} do not make one tensor")
     joined = np.concatenate([content(piece) for piece in chosen])
     if not isinstance(chosen[0], WireBytes):
         return joined

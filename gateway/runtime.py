@@ -24,6 +24,7 @@ from batcher.events import (
     BatchCompleted,
     BatchFailed,
     BatchRevoked,
+    CombinationFailed,
     DrainStarted,
     FailureCause,
     OutputsCombined,
@@ -35,7 +36,7 @@ from batcher.scheduler import Scheduler
 from gateway.answer import Answer, Tensor
 from gateway.executors.base import Executor
 from gateway.metrics import Metrics, PipelineMeter
-from models.errors import RejectedError
+from models.errors import PartitionError, RejectedError, RequestError
 from models.units import NS_PER_S
 
 logger = logging.getLogger(__name__)
@@ -86,8 +87,9 @@ class Runtime:
     """Drives a scheduler on the running asyncio loop.
 
     Events of one loop iteration are handled together at one instant, so requests that arrive together share a batch.
-    Whatever goes wrong while a decision is carried out is reported to the scheduler as a failed batch. When the
-    scheduler itself fails, all open requests are answered with an error and `failed` is set.
+    Whatever goes wrong while a decision is carried out is reported to the scheduler as a failed batch or combination.
+    When the scheduler itself fails, all open requests are answered with an error and `failed` is set; when `observe`
+    raises OSError, no more steps are told.
     """
 
     def __init__(
@@ -109,7 +111,9 @@ class Runtime:
         self._loop = asyncio.get_running_loop()
         self._open: dict[int, _Open] = {}
         self._batches: dict[int, DispatchBatch] = {}
+        self._memory_limit = scheduler.spec.limits.memory_bytes
         self._next_request = 0
+        self._last_arrived = 0
         # One queue a priority: events of one instant are taken completions first, arrivals last.
         self._queues: tuple[deque[AnyEvent], ...] = tuple(deque() for _ in range(max(PRIORITY.values()) + 1))
         self._flush_due = False
@@ -151,12 +155,19 @@ class Runtime:
         """Hand over a valid request; its tensors belong to the runtime until the future is done.
 
         `pipeline` is `name:version`. `memory_bytes` is the size of the inputs, to which that of the stages' outputs
-        is added. Raises RejectedError once the runtime is closed.
+        is added. Raises RejectedError once the runtime is closed, and RequestError when they are over the memory limit
+        by themselves.
         """
         if self._closed:
             raise RejectedError("the server is stopping")
         request = self._next_request = self._next_request + 1
         memory_bytes += self._executor.admit(request, pipeline, inputs, rows, memory_bytes)
+        if memory_bytes > self._memory_limit:
+            self._executor.forget(request)
+            raise RequestError(
+                f"the tensors of the request need {memory_bytes} bytes, but the limit for all requests together is "
+                f"{self._memory_limit} bytes"
+            )
         future: asyncio.Future[Answer] = self._loop.create_future()
         self._open[request] = _Open(future, self._metrics.pipeline(pipeline), self._clock())
         self.post(RequestArrived(request, pipeline, rows, deadline_ns, batch_key, memory_bytes))
@@ -164,8 +175,14 @@ class Runtime:
 
     def cancel(self, request: int) -> None:
         """Tell that nobody waits for a request any more; nothing happens when it has its outcome already."""
-        if request in self._open:
-            self.post(RequestCancelled(request))
+        if request not in self._open:
+            return
+        cancellation = RequestCancelled(request)
+        if request > self._last_arrived:
+            # The scheduler does not know it yet: behind its arrival, with which a flush is due.
+            self._queues[PRIORITY[RequestArrived]].append(cancellation)
+        else:
+            self.post(cancellation)
 
     def post(self, event: AnyEvent) -> None:
         """Report an event; it is handled in the loop's next iteration."""
@@ -233,6 +250,7 @@ class Runtime:
             elif arrivals:
                 event = arrivals.popleft()
             else:
+                self._last_arrived = self._next_request
                 return
             carry_out(event, handle(event, now_ns))
 
@@ -246,7 +264,11 @@ class Runtime:
 
     def _carry_out(self, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
         if self._observe is not None:
-            self._observe(self._now_ns, event, decisions)
+            try:
+                self._observe(self._now_ns, event, decisions)
+            except OSError as error:  # a full disk, for instance, is no reason to stop serving
+                self._observe = None
+                logger.error("the journal cannot be written, so nothing is recorded from here on: %s", error)
         apply = self._apply
         for decision in decisions:
             apply[type(decision)](decision)
@@ -256,6 +278,8 @@ class Runtime:
         self._metrics.batch_started(batch)
         try:
             self._executor.run(batch)
+        except PartitionError as error:
+            self.post(BatchFailed(batch.batch, FailureCause.RESOURCES, f"the batch could not be started: {error}"))
         except Exception as error:  # whatever it is, it ends this batch and nothing else
             logger.exception("batch %d of %s could not be started", batch.batch, batch.model)
             self.post(BatchFailed(batch.batch, FailureCause.BACKEND, f"the batch could not be started: {error}"))
@@ -265,8 +289,16 @@ class Runtime:
 
     def _combine(self, decision: CombineOutputs) -> None:
         member = decision.member
-        self._open[member.request].meter.stage_ran(member.stage, member.rows)
-        self.post(OutputsCombined(member.request, member.stage, self._executor.combine(member)))
+        meter = self._open[member.request].meter
+        try:
+            verdicts, batch_key = self._executor.combine(member)
+        except Exception as error:  # whatever it is, it ends this request and nothing else
+            message = f"stage '{meter.stages[member.stage]}': {error}"
+            logger.warning("request %d: %s", member.request, message, exc_info=not isinstance(error, ValueError))
+            self.post(CombinationFailed(member.request, member.stage, message))
+        else:
+            meter.stage_ran(member.stage, member.rows)
+            self.post(OutputsCombined(member.request, member.stage, verdicts, batch_key))
 
     def _complete(self, decision: CompleteRequest) -> None:
         try:

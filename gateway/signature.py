@@ -1,15 +1,16 @@
 """What requests to one pipeline must look like, prepared once a revision so that checking one is cheap."""
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from gateway.answer import Tensor
 from gateway.request import WireTensor
-from models.arrays import WireBytes, encode_bytes, numpy_dtype, wire_row_offsets
+from models.arrays import Buffer, WireBytes, encode_bytes, numpy_dtype, wire_row_offsets
 from models.errors import BadTensor, RequestError, ShapeMismatch, UnknownInput, UnknownOutput
-from models.pipeline import Pipeline
+from models.pipeline import Pipeline, batch_key
 from models.tensor import DataType, TensorSpec, element_count
 
 
@@ -53,8 +54,9 @@ class Signature:
         self._max_rows = pipeline.max_batch_size
 
     def accept(self, tensors: Sequence[WireTensor]) -> Accepted:
-        """Check the inputs of a request and make tensors of them; fixed-width wire data is viewed, not copied.
+        """Check the inputs of a request and make tensors of them; wire data is viewed, not copied.
 
+        BYTES must be UTF-8, which the strings of ONNX are.
         Raises RequestError, or a kind of it, that names the tensor and what was expected.
         """
         inputs: dict[str, Tensor] = {}
@@ -133,7 +135,7 @@ class Signature:
 
     def _batch_key(self, inputs: dict[str, Tensor]) -> str:
         first = 1 if self._batchable else 0
-        return ";".join(f"{name}={','.join(map(str, inputs[name].shape[first:]))}" for name in self._variable)
+        return batch_key((name, inputs[name].shape[first:]) for name in self._variable)
 
 
 def _tensor(expected: _Input, tensor: WireTensor, rows: int) -> Tensor:
@@ -146,10 +148,16 @@ def _tensor(expected: _Input, tensor: WireTensor, rows: int) -> Tensor:
             )
         if isinstance(data, np.ndarray):
             return data.reshape(shape)
-        buffer, offsets = encode_bytes(np.array(data, np.object_), rows)
+        try:
+            buffer, offsets = encode_bytes(np.array(data, np.object_), rows)
+        except UnicodeEncodeError as error:
+            raise BadTensor(f"input '{tensor.name}' has a string that UTF-8 cannot carry") from error
+        _check_text(buffer, count, tensor.name)
         return WireBytes(buffer, shape, offsets)
     if not expected.itemsize:
-        return WireBytes(data, shape, wire_row_offsets(data, count, rows, f"input '{tensor.name}'"))
+        offsets = wire_row_offsets(data, count, rows, f"input '{tensor.name}'")
+        _check_text(data, count, tensor.name)
+        return WireBytes(data, shape, offsets)
     if len(data) != count * expected.itemsize:
         raise BadTensor(
             f"input '{tensor.name}' has {len(data)} bytes of data, but its shape {_dims(shape)} "
@@ -159,6 +167,19 @@ def _tensor(expected: _Input, tensor: WireTensor, rows: int) -> Tensor:
         return np.ndarray(shape, expected.dtype, data)
     except ValueError as error:
         raise ShapeMismatch(f"input '{tensor.name}' has shape {_dims(shape)}, which no tensor can have") from error
+
+
+def _check_text(data: Buffer, count: int, name: str) -> None:
+    """Raise BadTensor unless all `count` elements of a BYTES tensor in wire form are UTF-8."""
+    if bytes(data).isascii():  # then so is every element
+        return
+    for element, (begin, end) in enumerate(pairwise(wire_row_offsets(data, count, count).tolist())):
+        try:
+            str(data[begin + 4 : end], "utf-8")
+        except UnicodeDecodeError as error:
+            raise BadTensor(
+                f"input '{name}': element {element} is not UTF-8 text, which the strings of models are"
+            ) from error
 
 
 def _dims(shape: tuple[int, ...]) -> str:

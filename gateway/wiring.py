@@ -27,7 +27,7 @@ from gateway.server import PartitionWatch, Server
 from models.errors import ConfigError
 from models.pipeline import Pipeline
 from models.pipeline_check import single_model
-from models.repository import Broken, ModelEntry, Repository, entry_of_file
+from models.repository import Broken, ModelEntry, Repository, entry_of_file, name_of_file
 from mps.alarm import Alarm
 from mps.cpu import default_partitions
 from mps.messages import ModelFile
@@ -55,15 +55,16 @@ def read_models(directory: Path | None, files: Sequence[Path], config: ServerCon
     models: dict[str, ModelEntry] = {}
     broken = []
     for file in files:
+        name = name_of_file(file)
         try:
-            entry = entry_of_file(file, sizes.get(file.name.split(".", 1)[0], config.max_batch_size))
+            entry = entry_of_file(file, sizes.get(name, config.max_batch_size))
             if entry.spec.key in models:
                 raise ConfigError(
                     f"{file}: {models[entry.spec.key].path} has the same name; expected names that differ"
                 )
             models[entry.spec.key] = entry
         except ConfigError as error:
-            broken.append(Broken(file.name.split(".", 1)[0], None, str(error)))
+            broken.append(Broken(name, None, str(error)))
     return Repository(models, {}, tuple(broken))
 
 
@@ -73,6 +74,7 @@ def build_server(config: ServerConfig, repository: Repository, journal: BinaryIO
     To be called on the event loop that is to run it. Raises ConfigError or PartitionError for settings that cannot be
     met, OSError for a port that is taken.
     """
+    _check_names(config, repository)
     for each in repository.broken:
         log(logger, logging.ERROR, "cannot be served", name=each.name, version=each.version, reason=each.reason)
     partitions = _partitions(config)
@@ -118,6 +120,13 @@ def build_server(config: ServerConfig, repository: Repository, journal: BinaryIO
     )
 
 
+def _check_names(config: ServerConfig, repository: Repository) -> None:
+    """Raise ConfigError for settings of a model that is not there, not even as a broken one."""
+    served = sorted({entry.spec.name for entry in repository.models.values()})
+    for name in sorted(config.models.keys() - {*served, *(each.name for each in repository.broken)}):
+        raise ConfigError(f"models.{name}: there is no model of that name; those served are {', '.join(served)}")
+
+
 def _partitions(config: ServerConfig) -> tuple[CpuPartition, ...]:
     if config.partitions is None or isinstance(config.partitions, int):
         return default_partitions(config.partitions)
@@ -127,7 +136,6 @@ def _partitions(config: ServerConfig) -> tuple[CpuPartition, ...]:
 def _scheduler_spec(
     config: ServerConfig, repository: Repository, pipelines: Sequence[Pipeline], partitions: Sequence[CpuPartition]
 ) -> SchedulerSpec:
-    keys = tuple(repository.models)
     policies = {
         key: override.policy.config()
         for key, entry in repository.models.items()
@@ -136,7 +144,7 @@ def _scheduler_spec(
     return build_spec(
         [entry.spec for entry in repository.models.values()],
         pipelines,
-        [PartitionConfig(partition.name, partition.profile_kind, keys) for partition in partitions],
+        [PartitionConfig(partition.name, partition.profile_kind) for partition in partitions],
         limits=config.limits.config(),
         policies=policies,
         default_policy=config.policy.config(),

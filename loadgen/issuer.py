@@ -87,7 +87,10 @@ class Issuer:
         elapsed_ns = time.monotonic_ns() - self._start_ns
         while k < end and due[k] <= elapsed_ns and not self.interrupted:
             self._issued = k + 1
-            target.issue(k, samples[k])
+            try:
+                target.issue(k, samples[k])
+            except Exception as error:  # whatever it is: the queries after this one are due all the same
+                self.done(k, Status.ERROR, reason=f"cannot be sent: {error!r}")
             k += 1
             elapsed_ns = time.monotonic_ns() - self._start_ns
         if k == len(due):

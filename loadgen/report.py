@@ -131,6 +131,7 @@ def _distribution_line(title: str, d: Distribution | None) -> str:
 def _server_lines(server: ServerSide | None) -> Iterator[str]:
     if server is None:
         return
+    yield f"  batches    {sum(batch.batches for batch in server.batches)}, mean {server.mean_batch:.2f} rows"
     for batch in server.batches:
         yield f"  batches    {batch.model} on {batch.partition}: {batch.batches}, mean {batch.mean_rows:.2f} rows"
     for stage in server.stages:

@@ -57,11 +57,6 @@ class Samples:
         return len(range(self._total)[self.rows_of(sample)])
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes that the tensors of one row take, text without its length prefixes."""
-        return sum(array.nbytes for array in self.inputs.values()) // self._total
-
-    @property
     def _total(self) -> int:
         return len(next(iter(self.inputs.values())))
 

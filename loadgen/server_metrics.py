@@ -43,6 +43,11 @@ class ServerSide(msgspec.Struct, frozen=True):
     batches: tuple[BatchSizes, ...] = ()
     stages: tuple[StageShare, ...] = ()
 
+    @property
+    def mean_batch(self) -> float:
+        """Rows a batch, over all models and partitions; 0 without batches."""
+        return sum(b.batches * b.mean_rows for b in self.batches) / max(1, sum(b.batches for b in self.batches))
+
 
 def scrape(url: str) -> Counters:
     """The counters a server shows now; raises `ConfigError` when they cannot be had."""

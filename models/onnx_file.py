@@ -1,6 +1,5 @@
 """What a model is, read from its ONNX file."""
 
-import hashlib
 from pathlib import Path
 
 import onnx
@@ -58,7 +57,6 @@ def read_spec(path: Path, name: str, version: int, max_batch_size: int) -> Model
         inputs=tuple(specs),
         outputs=tuple(outputs),
         max_batch_size=max_batch_size,
-        digest=hashlib.sha256(data).hexdigest(),
     )
 
 

@@ -1,6 +1,7 @@
 """Pipelines: models and combiners in a graph, addressed by clients exactly like a model."""
 
 import enum
+from collections.abc import Iterable
 
 import msgspec
 
@@ -30,6 +31,11 @@ class Late(enum.StrEnum):
 
     SERVE = "serve"
     EVICT = "evict"
+
+
+def batch_key(item_shapes: Iterable[tuple[str, tuple[int, ...]]]) -> str:
+    """What tells requests apart that cannot share a batch, from (name, item shape) of the inputs of variable shape."""
+    return ";".join(f"{name}={','.join(map(str, shape))}" for name, shape in item_shapes)
 
 
 class Source(msgspec.Struct, frozen=True):

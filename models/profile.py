@@ -28,11 +28,6 @@ class LatencyTable(msgspec.Struct, frozen=True):
         """A table from `{batch size: milliseconds}`, in any order."""
         return cls(tuple((size, round(cells[size] * 1e6)) for size in sorted(cells)))
 
-    @property
-    def max_batch_size(self) -> int:
-        """The largest measured batch size."""
-        return self.cells[-1][0]
-
     def latency_ns(self, rows: int) -> int:
         """Latency of a batch of `rows` rows: the next larger measured cell, or the largest there is."""
         index = bisect_left(self.cells, (rows, 0))

@@ -88,11 +88,19 @@ class Repository:
         return cls(models, pipelines, tuple(broken))
 
 
+def name_of_file(path: Path) -> str:
+    """The name of a model that is served without a repository: its file's, less the format's ending."""
+    name = path.name
+    for form in _FORMATS:
+        name = name.removesuffix(form.suffix)
+    return name
+
+
 def entry_of_file(path: Path, max_batch_size: int = DEFAULT_MAX_BATCH_SIZE) -> ModelEntry:
     """A model file served by itself, without a repository: version 1 of a model named like the file."""
     for form in _FORMATS:
         if path.name.endswith(form.suffix):
-            name = path.name.removesuffix(form.suffix)
+            name = name_of_file(path)
             _check_name(path, name)
             return ModelEntry(form.read_spec(path, name, 1, max_batch_size), path, form.backend)
     raise ConfigError(f"{path}: expected a file ending in {_one_of_formats()}")

@@ -9,7 +9,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     """One version of one model.
 
     `max_batch_size` is 0 for a model without a batch dimension: its tensors then have exactly the shapes of the specs
-    and every request is a batch of its own. `digest` is the SHA-256 of the model file; profiles are keyed by it.
+    and every request is a batch of its own.
     """
 
     name: str
@@ -17,7 +17,6 @@ class ModelSpec(msgspec.Struct, frozen=True):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     max_batch_size: int
-    digest: str = ""
     platform: str = "onnxruntime_onnx"
 
     @property

@@ -1,10 +1,9 @@
 """Messages and descriptors over a Unix SEQPACKET socket: one msgpack message a packet, in order, never in part."""
 
 import array
-import errno
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -12,10 +11,12 @@ import msgspec
 from models.errors import PartitionError
 
 PACKET_BYTES = 1 << 20
-"""Room asked for in either direction; the kernel may give less (net.core.wmem_max)."""
+"""Longest packet; a kernel that gives less room (net.core.wmem_max) sets a lower limit."""
 DRAIN_LIMIT = 64
 FDS_LIMIT = 4
 
+_KERNEL_BYTES = 32
+"""What the kernel takes of the room for a packet."""
 _CONTROL_BYTES = socket.CMSG_SPACE(FDS_LIMIT * 4)
 # Plain numbers: combining the enum's members costs microseconds a message.
 _RECEIVE_FLAGS = int(socket.MSG_CMSG_CLOEXEC)
@@ -31,6 +32,8 @@ class Channel(Generic[Incoming]):
     def __init__(self, sock: socket.socket, incoming: Any) -> None:
         self._socket = sock
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
+        room = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        self._limit = min(PACKET_BYTES, room - _KERNEL_BYTES)
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(incoming).decode
         self._buffer = bytearray(PACKET_BYTES)
@@ -52,8 +55,10 @@ class Channel(Generic[Incoming]):
     def encode(self, message: Any) -> bytes:
         """The packet of a message; raises PartitionError when it is too long for one."""
         packet = self._encode(message)
-        if len(packet) > PACKET_BYTES:
-            raise _too_long(len(packet), PACKET_BYTES)
+        if len(packet) > self._limit:
+            raise PartitionError(
+                f"channel: a message of {len(packet)} bytes is over the limit of {self._limit} bytes a packet"
+            )
         return packet
 
     def send(self, message: Any, fds: Sequence[int] = ()) -> None:
@@ -61,50 +66,55 @@ class Channel(Generic[Incoming]):
         self._transmit(self.encode(message), fds, 0)
 
     def try_send(self, packet: bytes, fds: Sequence[int] = ()) -> bool:
-        """Send an encoded packet unless there is no room for it now; raises ConnectionError like `send`."""
+        """Send an encoded packet unless there is no room for it now; raises ConnectionError like `send`.
+
+        Any other OSError says that the kernel is short of something, such as descriptors under way.
+        """
         try:
             self._transmit(packet, fds, _DONT_WAIT)
         except BlockingIOError:
             return False
         return True
 
-    def receive(self, wait: bool = False) -> list[tuple[Incoming, tuple[int, ...]]]:
-        """All messages that are there (at most 64) with their descriptors, which the caller owns from then on.
+    def receive(self, wait: bool = False) -> Iterator[tuple[Incoming, tuple[int, ...]]]:
+        """Read the messages that are there (at most 64) with their descriptors, which the caller owns from then on.
 
-        With `wait`, blocks for the first. Raises EOFError when the other end is gone and all was read.
+        With `wait`, blocks for the first and reads no more. Raises EOFError when the other end is gone and nothing was left to read, and
+        PartitionError or MsgspecError for a packet that is no message; what follows it is still there.
         """
-        messages: list[tuple[Incoming, tuple[int, ...]]] = []
         flags = _RECEIVE_FLAGS if wait else _RECEIVE_FLAGS | _DONT_WAIT
-        while len(messages) < DRAIN_LIMIT:
+        for count in range(1 if wait else DRAIN_LIMIT):
             try:
                 nbytes, control, status, _ = self._socket.recvmsg_into([self._buffer], _CONTROL_BYTES, flags)
             except BlockingIOError:
-                break
+                return
             except ConnectionError:
                 nbytes, control, status = 0, [], 0
             if not nbytes:
-                if messages:
-                    break
+                if count:
+                    return
                 raise EOFError("the other end of the channel is closed")
             fds = _descriptors(control) if control else ()
             if status & _CUT_SHORT:
                 _close_all(fds)
                 raise PartitionError("channel: a packet or its descriptors were cut short")
-            messages.append((self._decode(self._view[:nbytes]), fds))
-            flags = _RECEIVE_FLAGS | _DONT_WAIT
-        return messages
+            yield self._message(nbytes, fds), fds
+
+    def _message(self, nbytes: int, fds: Sequence[int]) -> Incoming:
+        try:
+            message: Incoming = self._decode(self._view[:nbytes])
+        except msgspec.MsgspecError:
+            _close_all(fds)
+            raise
+        return message
 
     def _transmit(self, packet: bytes, fds: Sequence[int], flags: int) -> None:
-        try:
-            if fds:
-                socket.send_fds(self._socket, [packet], list(fds), flags)
-            else:
-                self._socket.send(packet, flags)
-        except OSError as error:
-            if error.errno == errno.EMSGSIZE:
-                room = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-                raise _too_long(len(packet), room) from None
-            raise
+        if fds:
+            # Not socket.send_fds: it takes flags and leaves them out (CPython 3.11).
+            rights = socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds)
+            self._socket.sendmsg([packet], [rights], flags)
+        else:
+            self._socket.send(packet, flags)
 
 
 def _descriptors(control: list[tuple[int, int, bytes]]) -> tuple[int, ...]:
@@ -118,7 +128,3 @@ def _descriptors(control: list[tuple[int, int, bytes]]) -> tuple[int, ...]:
 def _close_all(fds: Sequence[int]) -> None:
     for fd in fds:
         os.close(fd)
-
-
-def _too_long(nbytes: int, limit: int) -> PartitionError:
-    return PartitionError(f"channel: a message of {nbytes} bytes is over the limit of {limit} bytes a packet")

@@ -1,16 +1,6 @@
 """Partitions: the shares of a machine that workers are pinned to (types only)."""
 
-import enum
-
 import msgspec
-
-
-class PartitionKind(enum.StrEnum):
-    """What a partition is a share of."""
-
-    CPU = "cpu"
-    MIG = "mig"
-    MPS = "mps"
 
 
 class CpuPartition(msgspec.Struct, frozen=True, tag="cpu", tag_field="kind", forbid_unknown_fields=True):

@@ -59,7 +59,10 @@ class WorkerProcess:
         self._loop.add_reader(self._channel.fileno(), self._receive)
 
     def send(self, message: ToWorker, fds: Sequence[int] = ()) -> None:
-        """Send a message and copies of `fds`; never blocks. What is sent to a worker that is gone is dropped."""
+        """Send a message and copies of `fds`; never blocks. What is sent to a worker that is gone is dropped.
+
+        Raises PartitionError when the message is too long.
+        """
         if self._channel.closed:
             return
         packet = self._channel.encode(message)
@@ -68,9 +71,14 @@ class WorkerProcess:
         if len(self._outgoing) >= OUTGOING_LIMIT:
             self.kill("the worker does not read its messages")
             return
+        try:
+            copies = tuple(os.dup(fd) for fd in fds)
+        except OSError as error:
+            self._cut_off(error)
+            return
         if not self._outgoing:
             self._loop.add_writer(self._channel.fileno(), self._flush)
-        self._outgoing.append((packet, tuple(os.dup(fd) for fd in fds)))
+        self._outgoing.append((packet, copies))
 
     def close(self) -> None:
         """Close the channel: the worker ends after the batch it is running."""
@@ -93,6 +101,12 @@ class WorkerProcess:
             return self._channel.try_send(packet, fds)
         except ConnectionError:
             return True  # It is dying; its pidfd will tell.
+        except OSError as error:
+            self._cut_off(error)
+            return True
+
+    def _cut_off(self, error: OSError) -> None:
+        self.kill(f"the worker cannot be sent its messages: {error}")
 
     def _flush(self) -> None:
         while self._outgoing:
@@ -103,18 +117,25 @@ class WorkerProcess:
             _close_all(fds)
         self._loop.remove_writer(self._channel.fileno())
 
-    def _receive(self) -> None:
+    def _receive(self) -> bool:
+        """Deliver what is there; returns whether there may be more."""
+        count = 0
         try:
             for message, fds in self._channel.receive():
+                count += 1
                 self._on_message(message, fds)
         except EOFError:
             self.close()
         except (PartitionError, msgspec.MsgspecError) as error:
             self.kill(f"the worker sent what cannot be read: {error}")
+            self.close()  # Later messages may build on this one.
+        return count > 0 and not self._channel.closed
 
     def _exited(self) -> None:
-        while not self._channel.closed:
-            self._receive()
+        # Not until the end of the channel: a process that the worker started may hold it open.
+        while not self._channel.closed and self._receive():
+            pass
+        self.close()
         self._loop.remove_reader(self._pidfd)
         status = self._process.wait()
         os.close(self._pidfd)

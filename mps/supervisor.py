@@ -1,12 +1,14 @@
 """Keeps one worker process alive for each partition and the tensor regions that all of them share.
 
 Regions have one number for the whole gateway, given here and never used twice: inputs, outputs and messages name the
-same region by the same number in every process. Each start of a worker makes a new output region with a number of its
-own; the old one stays mapped until `drop_region`, so tensors of a dead worker remain readable while anybody needs them.
+same region by the same number in every process; a worker is told of them once it is ready. Each start of a worker
+makes a new output region with a number of its own; the old one stays mapped until `drop_region`, so tensors of a dead
+worker remain readable while anybody needs them.
 """
 
 import asyncio
 import itertools
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -17,7 +19,19 @@ from models.errors import PartitionError
 from mps.arena import Region
 from mps.back_off import BackOff
 from mps.cpu import check_partitions
-from mps.messages import Done, Failed, FromWorker, Load, MapRegion, ModelFile, Overflow, Ready, Revoked, UnmapRegion
+from mps.messages import (
+    Done,
+    Failed,
+    FromWorker,
+    Load,
+    MapRegion,
+    ModelFile,
+    Overflow,
+    Ready,
+    Revoked,
+    ToWorker,
+    UnmapRegion,
+)
 from mps.partition import CpuPartition
 from mps.process import WorkerProcess
 
@@ -67,6 +81,11 @@ class _Post:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
+
+    def send(self, message: ToWorker, fds: Sequence[int] = ()) -> None:
+        """Send to the worker, if one is ready: while it loads it reads nothing."""
+        if self.ready and self.process:
+            self.process.send(message, fds)
 
     def keep_tables(self, ready: Ready) -> None:
         """Remember what the first worker measured: the next one only warms its models."""
@@ -121,8 +140,7 @@ class Supervisor:
         if region := self._regions.pop(number, None):
             region.close()
             for post in self._posts:
-                if post.process:
-                    post.process.send(UnmapRegion(number))
+                post.send(UnmapRegion(number))
 
     async def drain(self, timeout_s: float = 5.0) -> None:
         """Let every worker end, kill what has not after `timeout_s`, and drop all regions; nothing restarts."""
@@ -154,16 +172,17 @@ class Supervisor:
         post.process = process
         post.wait(self._ready_timeout_s, lambda: process.kill(f"not ready within {self._ready_timeout_s:g} s"))
         process.send(Load(post.spec.partition.cores, post.output_region, post.spec.output_bytes, post.spec.models))
-        for number, region in self._regions.items():
-            process.send(MapRegion(number, region.nbytes), [region.fd])
 
     def _take(self, post: _Post, message: FromWorker, fds: tuple[int, ...]) -> None:
         assert post.process is not None
         match message:
             case Ready():
+                output = _attach(fds, post.spec.output_bytes)
                 post.stop_waiting()
-                self._add(post.output_region, _attach(fds, post.spec.output_bytes), maker=post)
                 post.ready = True
+                for number, region in self._regions.items():
+                    post.send(MapRegion(number, region.nbytes), [region.fd])
+                self._add(post.output_region, output, maker=post)
                 post.back_off.ready(time.monotonic())
                 post.keep_tables(message)
                 self._callbacks.worker_ready(post.name, post.process, message, post.output_region)
@@ -188,12 +207,14 @@ class Supervisor:
     def _add(self, number: int, region: Region, maker: _Post | None) -> None:
         self._regions[number] = region
         for post in self._posts:
-            if post is not maker and post.process:
-                post.process.send(MapRegion(number, region.nbytes), [region.fd])
+            if post is not maker:
+                post.send(MapRegion(number, region.nbytes), [region.fd])
 
 
 def _attach(fds: tuple[int, ...], nbytes: int) -> Region:
     if len(fds) != 1:
+        for fd in fds:
+            os.close(fd)
         raise PartitionError(f"expected one descriptor of a region with the message, got {len(fds)}")
     return Region.attach(fds[0], nbytes)
 

@@ -78,8 +78,8 @@ class Worker:
 
 
 def start(channel: Channel[ToWorker]) -> Worker:
-    """Pin, load and report ready; returns the worker with whatever was sent to it meanwhile taken."""
-    (load, _), *rest = channel.receive(wait=True)
+    """Pin, load and report ready; what is sent meanwhile waits in the channel."""
+    load, _ = next(channel.receive(wait=True))
     if not isinstance(load, Load):
         raise PartitionError(f"worker: the first message is {type(load).__name__}, expected Load")
     cores = pin(load.cores)
@@ -90,13 +90,10 @@ def start(channel: Channel[ToWorker]) -> Worker:
     tensors = WorkerTensors(load.output_region, load.output_bytes)
     runner = Runner(tensors, threads=len(cores))
     models = runner.load(load.models)
-    worker = Worker(channel, tensors, runner)
-    for message, fds in rest:
-        worker.take(message, fds)
     gc.collect()
     gc.freeze()
     channel.send(Ready(os.getpid(), cores, len(cores), models), [tensors.output.fd])
-    return worker
+    return Worker(channel, tensors, runner)
 
 
 def main() -> int:
@@ -109,6 +106,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # Second line behind the end of the channel, for a gateway that dies while a batch is running.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    os.set_inheritable(arguments.socket, False)
     try:
         start(Channel(socket.socket(fileno=arguments.socket), ToWorker)).serve()
     except (EOFError, ConnectionError):

@@ -160,8 +160,7 @@ def table(replays: Sequence[Replay]) -> str:
         images, latency = len(run.record), run.metrics.latency_ms
         p50, p99 = (f"{latency.p50:.2f}", f"{latency.p99:.2f}") if latency else ("-", "-")
         share = f"{escalated / images:.1%}" if escalated else "-"
-        batches = run.server.batches if run.server else ()
-        mean_batch = sum(b.batches * b.mean_rows for b in batches) / max(1, sum(b.batches for b in batches))
+        mean_batch = run.server.mean_batch if run.server else 0.0
         lines.append(
             f"{pipeline:16} {protocol:5} {images:8} {correct / images:8.4f} {share:>9} {p50:>7} {p99:>7} "
             f"{run.metrics.goodput_per_s:9.1f} {run.metrics.attainment:10.2%} {mean_batch:10.2f}"

@@ -13,6 +13,9 @@ Post = Callable[[AnyEvent], None]
 Confidences = tuple[tuple[float, ...], ...]
 """One tuple a verdict, each with one confidence a row."""
 
+Combined = tuple[Confidences, str]
+"""The verdicts of a combiner, and the key that tells apart outputs whose shapes differ."""
+
 
 class Executor(Protocol):
     """Keeps the tensors of open requests and runs batches of them.
@@ -37,14 +40,17 @@ class Executor(Protocol):
         """Take a batch back if it has not started; it yields its one event all the same."""
         ...
 
-    def combine(self, member: Member) -> Confidences:
-        """Join the answers of an ensemble and keep the result like a stage's output; never raises."""
+    def combine(self, member: Member) -> Combined:
+        """Join the answers of an ensemble and keep the result like a stage's output.
+
+        Whatever it raises fails the request alone.
+        """
         ...
 
     def take(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
         """The outputs of a request whose stages are done, by name, and what to call when they are no longer looked at.
 
-        Everything else of the request is forgotten.
+        Everything else of the request is forgotten, unless it raises: then `forget` follows.
         """
         ...
 

@@ -7,7 +7,7 @@ from batcher.decisions import CombineOutputs, DispatchBatch, Member
 from batcher.events import AnyEvent, BatchCompleted, BatchRevoked
 from batcher.simulator import Service
 from gateway.answer import Tensor
-from gateway.executors.base import Confidences, Post
+from gateway.executors.base import Combined, Post
 from models.units import NS_PER_S
 
 
@@ -54,9 +54,9 @@ class TimedExecutor:
             self._free_ns[partition] = started_ns
             self._post(BatchRevoked(batch))
 
-    def combine(self, member: Member) -> Confidences:
+    def combine(self, member: Member) -> Combined:
         """Nothing is joined."""
-        return self._service.combined_verdicts(CombineOutputs(member))
+        return self._service.combined_verdicts(CombineOutputs(member)), ""
 
     def take(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
         """No outputs."""

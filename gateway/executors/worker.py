@@ -16,11 +16,14 @@ from batcher.events import (
 )
 from gateway.answer import Tensor
 from gateway.assembly import Assembly, Outputs
-from gateway.executors.base import Confidences, Post
+from gateway.executors.base import Combined, Post
+from gateway.executors.batch_watch import BATCH_TIMEOUT_S, BatchWatch
 from gateway.input_slots import InputSlots
 from gateway.plan import PipelinePlan
 from models.arrays import WireBytes, numpy_dtype
 from models.errors import PartitionError
+from models.pipeline import batch_key
+from models.profile import LatencyTable
 from models.spec import ModelSpec
 from mps.messages import Done, Failed, OutputTensor, Ready, Revoke, Revoked, Run
 from mps.process import WorkerProcess
@@ -40,12 +43,15 @@ class Watcher(Protocol):
 
 
 class _Worker:
-    """A worker that is, or was, up: what it runs and which of its output slots are in use."""
+    """A worker that is, or was, up: what it runs, in order of dispatch, and which of its output slots are in use."""
 
-    def __init__(self, process: WorkerProcess, region: int) -> None:
+    def __init__(
+        self, process: WorkerProcess, region: int, tables: Mapping[str, LatencyTable], batch_timeout_s: float
+    ) -> None:
         self.process = process
         self.region = region
         self.batches: dict[int, DispatchBatch] = {}
+        self.watch = BatchWatch(self.batches, tables, batch_timeout_s, process.kill)
         self.slots_in_use = 0
         self.freed: list[int] = []
         self.lost = False
@@ -55,7 +61,8 @@ class WorkerExecutor:
     """Runs batches on worker processes that share memory with the gateway.
 
     `plans` are the pipelines by `name:version`, `models` the specs by key; `input_bytes` is the size of the arena for
-    inputs. The workers start with `start` and end with `drain`.
+    inputs. The workers start with `start` and end with `drain`. One that does not end a batch within `batch_timeout_s`
+    (more for a slow model, see `BatchWatch`) is killed.
     """
 
     def __init__(
@@ -65,11 +72,13 @@ class WorkerExecutor:
         models: Mapping[str, ModelSpec],
         input_bytes: int,
         watcher: Watcher,
+        batch_timeout_s: float = BATCH_TIMEOUT_S,
     ) -> None:
         self._supervisor = Supervisor(workers, self)
         self._slots = InputSlots(self._supervisor, input_bytes)
         self._assembly = Assembly(plans, models, self._slots)
         self._watcher = watcher
+        self._batch_timeout_s = batch_timeout_s
         self._workers: dict[str, _Worker] = {}
         self._variable = {
             key: frozenset(output.name for output in spec.outputs if not output.fixed) for key, spec in models.items()
@@ -96,14 +105,24 @@ class WorkerExecutor:
         await self._supervisor.drain(timeout_s)
 
     def run(self, batch: DispatchBatch) -> None:
-        """Lay out the inputs and send the batch; raises PartitionError when there is no memory or no worker."""
+        """Lay out the inputs and send the batch.
+
+        Raises PartitionError when there is no memory, no worker, or more to say of the batch than fits into a message;
+        nothing is kept of it then.
+        """
         worker = self._workers.get(batch.partition)
         if worker is None:
             raise PartitionError(f"partition {batch.partition} has no worker")
         inputs = self._assembly.begin(batch)
+        try:
+            worker.process.send(Run(batch.batch, batch.model, inputs, tuple(worker.freed)))
+        except BaseException:
+            self._assembly.abandon(batch.batch)
+            raise
+        worker.freed.clear()
         worker.batches[batch.batch] = batch
-        release, worker.freed = tuple(worker.freed), []
-        worker.process.send(Run(batch.batch, batch.model, inputs, release))
+        if len(worker.batches) == 1:
+            worker.watch.restart()
 
     def revoke(self, batch: int) -> None:
         """Ask the worker to take a batch back; too late is no error."""
@@ -111,24 +130,25 @@ class WorkerExecutor:
             if batch in worker.batches:
                 worker.process.send(Revoke(batch))
 
-    def combine(self, member: Member) -> Confidences:
+    def combine(self, member: Member) -> Combined:
         """Join the answers of an ensemble, in this process."""
         return self._assembly.combine(member)
 
     def worker_ready(self, partition: str, worker: WorkerProcess, ready: Ready, output_region: int) -> None:
         """Take a new worker into service."""
-        self._workers[partition] = _Worker(worker, output_region)
-        self._watcher.worker_ready(partition, ready)
         tables = {model.key: model.table for model in ready.models if model.table is not None}
+        self._workers[partition] = _Worker(worker, output_region, tables, self._batch_timeout_s)
+        self._watcher.worker_ready(partition, ready)
         self._post(PartitionReady(partition, tables))
 
     def worker_lost(self, partition: str, reason: str) -> None:
-        """Report the loss, and the failure of each batch that the worker had."""
+        """Report the loss, and the failure of each batch that the worker had, the running one first."""
         self._watcher.worker_lost(partition, reason)
         worker = self._workers.pop(partition, None)
         if worker is None:
             return
         worker.lost = True
+        worker.watch.stop()
         self._post(PartitionLost(partition, reason))
         for batch in worker.batches:
             self._assembly.abandon(batch)
@@ -140,6 +160,8 @@ class WorkerExecutor:
         """Take a worker's answer."""
         worker = self._workers[partition]
         batch = worker.batches.pop(message.batch)
+        if worker.batches:
+            worker.watch.restart()
         match message:
             case Done():
                 located = {output.name: output for output in message.outputs}
@@ -183,6 +205,4 @@ class WorkerExecutor:
         if not variable:
             return ""
         first = self._first_dimension[model]
-        return ";".join(
-            f"{output.name}={','.join(map(str, output.shape[first:]))}" for output in outputs if output.name in variable
-        )
+        return batch_key((output.name, output.shape[first:]) for output in outputs if output.name in variable)

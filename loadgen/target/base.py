@@ -45,7 +45,7 @@ class Target(Protocol):
         """Encode the requests of all samples and connect, so that nothing of this is left for `issue`."""
 
     def issue(self, query: int, sample: int) -> None:
-        """Start a query; never blocks."""
+        """Start a query; never blocks. A query for which this raises is settled by the caller."""
 
     async def close(self) -> None:
         """Give up what is outstanding and free connections; the sink is not called any more."""

@@ -24,10 +24,7 @@ _CHANNELS = 4
 _TIMEOUT_S = 5.0
 _MAX_MESSAGE_BYTES = 1 << 30
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
-_STATUS = {
-    grpc.StatusCode.UNAVAILABLE: Status.SHED,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: Status.SHED,
-}
+_RETRY_AFTER = "retry-after"
 _OPTIONS = [
     # Without it the channels of a process share one connection.
     ("grpc.use_local_subchannel_pool", 1),
@@ -103,8 +100,8 @@ class GrpcTarget:
         try:
             answer = await call
         except grpc.aio.AioRpcError as error:
-            reason = f"{error.code().name}: {error.details()}"
-            self._sink.done(query, _STATUS.get(error.code(), Status.ERROR), reason=reason)
+            status = Status.SHED if _shed(error) else Status.ERROR
+            self._sink.done(query, status, reason=f"{error.code().name}: {error.details()}")
         else:
             self._sink.done(query, Status.OK, answer if self._keep_answers else None)
 
@@ -116,6 +113,12 @@ class GrpcTarget:
             request.inputs.add(name=name, datatype=datatype_of(array.dtype).value, shape=array.shape)
             request.raw_input_contents.append(wire_bytes(array))
         return bytes(request.SerializeToString())
+
+
+def _shed(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a living server refused the call: what cannot be reached is UNAVAILABLE as well."""
+    trailing: Any = error.trailing_metadata()
+    return error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED or _RETRY_AFTER in trailing
 
 
 def _specs(tensors: Any) -> tuple[TensorSpec, ...]:

@@ -130,7 +130,7 @@ class HttpTarget:
         if len(self._open) + len(self._opening) < self._connections:
             task = asyncio.get_running_loop().create_task(self._grow_by_one())
             self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
+            task.add_done_callback(self._grown)
 
     async def _grow_by_one(self) -> None:
         try:
@@ -139,13 +139,18 @@ class HttpTarget:
             # Each failed attempt settles a query, so that a dead target is not asked for ever.
             if self._backlog:
                 self._sink.done(self._backlog.popleft()[0], Status.ERROR, reason=f"cannot connect: {error}")
-            if self._backlog:
-                asyncio.get_running_loop().call_soon(self._grow)
+
+    def _grown(self, task: asyncio.Task[None]) -> None:
+        self._opening.discard(task)
+        if self._backlog and not self._closed:
+            self._grow()
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
         opening = loop.create_connection(lambda: _Connection(self, self._keep_answers), self._host, self._port)
         _, connection = await asyncio.wait_for(opening, _CONNECT_TIMEOUT_S)
+        if connection.transport.is_closing():
+            raise ConnectionResetError("the connection was closed at once")
         self._open.add(connection)
         self._give_work(connection)
 
@@ -178,8 +183,8 @@ class _Connection(asyncio.Protocol):
 
     def send(self, query: int, request: bytes) -> None:
         """Write the request of a query."""
-        self._query = query
         self.transport.write(request)
+        self._query = query
 
     def data_received(self, data: bytes) -> None:
         """Read a piece of an answer."""

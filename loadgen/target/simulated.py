@@ -27,9 +27,11 @@ from loadgen.seeds import generator
 from loadgen.server_metrics import ServerSide, server_side
 from loadgen.target.base import ModelMetadata
 from loadgen.target.simulation_file import latency_table, read_simulation
+from loadgen.target.v2 import wire_bytes
 from models.errors import ConfigError
-from models.pipeline import Pipeline
+from models.pipeline import Pipeline, batch_key
 from models.pipeline_check import single_model
+from models.pipeline_memory import output_memory
 from models.profile import LatencyTable
 from models.slo import deadline_ns
 from models.tensor import TensorSpec
@@ -52,11 +54,16 @@ class SimulatedTarget:
             raise ConfigError(f"--model {name}: {path} serves {', '.join(sorted(served))}" + "".join(reasons))
         self.pipeline: Pipeline = served[name]
         kinds = {partition.name: f"cpu{partition.cores}" for partition in self._file.partitions}
-        keys = tuple(repository.models)
-        partitions = [PartitionConfig(partition, kind, keys) for partition, kind in kinds.items()]
+        partitions = [PartitionConfig(partition, kind) for partition, kind in kinds.items()]
         self._spec = build_spec(
-            specs, served.values(), partitions, limits=self._file.limits, default_policy=self._file.policy
+            specs,
+            served.values(),
+            partitions,
+            limits=self._file.limits.config(),
+            policies=self._file.policies(specs),
+            default_policy=self._file.policy.config(),
         )
+        self._memory = output_memory(self.pipeline, {spec.key: spec for spec in specs})
         by_kind = {
             f"cpu{cores}": {key: latency_table(self._file, entry, cores) for key, entry in repository.models.items()}
             for cores in {partition.cores for partition in self._file.partitions}
@@ -80,17 +87,24 @@ class SimulatedTarget:
         for partition, tables in self._tables.items():
             simulator.at(0, PartitionReady(partition, tables))
         simulator.run(self._arrivals(key, schedule, samples, slo_ms))
-        return observer.record, observer.server_side(self.pipeline.name)
+        return observer.record, observer.server_side(key)
 
     def _arrivals(
         self, key: str, schedule: Schedule, samples: Samples, slo_ms: float | None
     ) -> Iterator[tuple[int, RequestArrived]]:
-        rows = [samples.row_count(sample) for sample in range(len(samples))]
-        row_bytes = samples.row_bytes
+        sizes = {sample: self._size(samples, sample) for sample in np.unique(schedule.sample).tolist()}
+        budget_ns = deadline_ns(0, slo_ms, self.pipeline.slo_ms, None, self._file.default_slo_ms)
+        variable = (tensor.name for tensor in self.pipeline.inputs if not tensor.fixed)
+        shapes = batch_key((name, samples.inputs[name].shape[1:]) for name in variable)
         for query, (due_ns, sample) in enumerate(zip(schedule.due_ns.tolist(), schedule.sample.tolist(), strict=True)):
-            due = deadline_ns(due_ns, slo_ms, self.pipeline.slo_ms, None, self._file.default_slo_ms)
-            count = rows[sample]
-            yield due_ns, RequestArrived(query, key, count, due, memory_bytes=count * row_bytes)
+            rows, memory_bytes = sizes[sample]
+            yield due_ns, RequestArrived(query, key, rows, due_ns + budget_ns, shapes, memory_bytes)
+
+    def _size(self, samples: Samples, sample: int) -> tuple[int, int]:
+        """Rows of a sample, and the bytes that a query with it takes on the server."""
+        rows = samples.row_count(sample)
+        input_bytes = sum(len(wire_bytes(array)) for array in samples.tensors(sample).values())
+        return rows, input_bytes + self._memory.output_bytes(rows, input_bytes)
 
     def _on_the_wire(self, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
         return tuple(TensorSpec(t.name, t.datatype, self.pipeline.wire_shape(t)) for t in tensors)
@@ -107,8 +121,6 @@ class _Service:
         escalation: dict[str, float],
         seed: int,
     ) -> None:
-        if unknown := escalation.keys() - {stage.name for stage in pipeline.stages if stage.when}:
-            raise ConfigError(f"escalation: {pipeline.name} has no stage {min(unknown)!r} with a condition")
         self._tables = tables
         self._verdict_counts = verdict_counts
         self._curves = _confidence_curves(pipeline, escalation)

@@ -1,5 +1,6 @@
 """The YAML file behind `sim:FILE`: a machine and what it serves."""
 
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -7,11 +8,11 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from batcher.config import Limits, PolicyConfig
+from batcher.settings import ServingSettings, convert_settings
 from models.errors import ConfigError
 from models.measure import measure_table
 from models.profile import LatencyTable
-from models.repository import DEFAULT_MAX_BATCH_SIZE, ModelEntry, Repository
+from models.repository import ModelEntry, Repository
 
 
 class SimulatedPartition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -21,44 +22,59 @@ class SimulatedPartition(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     cores: int
 
 
-class SimulationFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Content of the file.
+class SimulationFile(ServingSettings, frozen=True, forbid_unknown_fields=True):
+    """Content of the file: the settings of a server, with the same keys, and what stands for its machine.
 
     `repository` is relative to the file. `latency_ms` gives the latency table of a model (by name) for every partition;
     a model without one is loaded and timed. `escalation` gives, by pipeline and stage, the probability that a row meets
-    the stage's `when` (0.5 unless given). `default_slo_ms` is the objective of queries that have none.
+    the stage's `when` (0.5 unless given).
     """
 
     repository: str
     partitions: tuple[SimulatedPartition, ...]
-    latency_ms: dict[str, dict[int, float]] = {}
-    escalation: dict[str, dict[str, float]] = {}
-    policy: PolicyConfig = PolicyConfig()
-    limits: Limits = Limits()
-    max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
-    default_slo_ms: float = 10_000.0
+    latency_ms: dict[str, dict[int, float]] = msgspec.field(default_factory=dict)
+    escalation: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
 
 
 def read_simulation(path: Path) -> tuple[SimulationFile, Repository]:
     """The file and the repository it names; raises `ConfigError`, its message starting with the place."""
     try:
-        file = msgspec.convert(yaml.safe_load(path.read_text(encoding="utf-8")), SimulationFile)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: {error}") from error
-    repository = Repository.scan(path.parent / file.repository, file.max_batch_size)
-    names = {entry.spec.name for entry in repository.models.values()}
-    if unknown := file.latency_ms.keys() - names:
-        raise ConfigError(f"{path}: latency_ms: no model {min(unknown)!r} in the repository")
-    if len({partition.name for partition in file.partitions}) != len(file.partitions) or not file.partitions:
-        raise ConfigError(f"{path}: partitions: expected at least one, with different names")
-    for partition in file.partitions:
-        if partition.cores < 1:
-            raise ConfigError(f"{path}: partitions: {partition.name} must have at least 1 core, got {partition.cores}")
-    for pipeline, stages in file.escalation.items():
-        for stage, probability in stages.items():
-            if not 0 <= probability <= 1:
-                raise ConfigError(f"{path}: escalation.{pipeline}.{stage}: must be in [0, 1], got {probability}")
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
+    file = convert_settings(document, SimulationFile, str(path))
+    repository = Repository.scan(path.parent / file.repository, file.max_batch_size, file.batch_sizes())
+    for wrong in _mistakes(file, repository):
+        raise ConfigError(f"{path}: {wrong}")
     return file, repository
+
+
+def _mistakes(file: SimulationFile, repository: Repository) -> Iterator[str]:
+    if not file.partitions or len({partition.name for partition in file.partitions}) != len(file.partitions):
+        yield "partitions: expected at least one, with different names"
+    for number, partition in enumerate(file.partitions):
+        if partition.cores < 1:
+            yield f"partitions[{number}]: {partition.name} must have at least 1 core, got {partition.cores}"
+    names = {entry.spec.name for entry in repository.models.values()}
+    for setting, given in (("models", file.models), ("latency_ms", file.latency_ms)):
+        if unknown := given.keys() - names:
+            yield f"{setting}: no model {min(unknown)!r} in the repository"
+    for model, table in file.latency_ms.items():
+        try:
+            LatencyTable.from_ms(table)
+        except ConfigError as error:
+            yield f"latency_ms.{model}: {error}"
+    for name, probabilities in file.escalation.items():
+        pipeline = repository.pipelines.get(name)
+        if pipeline is None:
+            yield f"escalation: no pipeline {name!r} in the repository"
+            continue
+        conditional = {stage.name for stage in pipeline.stages if stage.when}
+        for stage, probability in probabilities.items():
+            if stage not in conditional:
+                yield f"escalation.{name}: no stage {stage!r} with a condition"
+            if not 0 <= probability <= 1:
+                yield f"escalation.{name}.{stage}: must be in [0, 1], got {probability}"
 
 
 def latency_table(file: SimulationFile, entry: ModelEntry, cores: int) -> LatencyTable:

@@ -12,7 +12,7 @@ from onnx import helper
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from models.tensor import DataType
-from tests.support.onnx_models import save_identity, save_model, value
+from tests.support.onnx_models import save_identity, save_model, save_variable, value
 from tests.support.server import GatewayServer, gateway_server
 
 
@@ -39,6 +39,16 @@ outputs:
   y: {from: only.y}
 """
 
+CHAINED = """
+stages:
+  a: {model: double, inputs: {x: request.x}}
+  b: {model: double, inputs: {x: request.z}}
+  vote: {combine: mean, of: [a.y, b.y]}
+  again: {combine: mean, of: [vote.y, a.y]}
+outputs:
+  y: {from: again.y}
+"""
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayServer]:
@@ -47,14 +57,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayServer]:
     save_identity(repository / "identity" / "1" / "model.onnx", DataType.FP32, [2])
     save_identity(repository / "text" / "1" / "model.onnx", DataType.BYTES, [1])
     save_identity(repository / "wide" / "1" / "model.onnx", DataType.INT32, ["W"])
+    save_variable(repository / "double" / "1" / "model.onnx")
     inputs, outputs = ([value(name, DataType.INT32, ["N", 1]) for name in pair] for pair in ("ab", "cd"))
     nodes = [helper.make_node("Identity", [source], [target]) for source, target in (("a", "c"), ("b", "d"))]
     save_model(repository / "pair" / "1" / "model.onnx", nodes, inputs, outputs)
-    (repository / "strict").mkdir()
-    (repository / "strict" / "pipeline.yaml").write_text(STRICT)
+    for name, text in (("strict", STRICT), ("chained", CHAINED)):
+        (repository / name).mkdir()
+        (repository / name / "pipeline.yaml").write_text(text)
     (repository / "broken" / "1").mkdir(parents=True)
     (repository / "broken" / "1" / "model.onnx").write_bytes(b"no model")
-    with gateway_server(repository, directory, {"max_batch_size": 8}) as running:
+    with gateway_server(repository, directory, {"max_batch_size": 8, "limits": {"memory_mb": 1}}) as running:
         yield running
 
 
@@ -106,12 +118,17 @@ def over_grpc(server: GatewayServer, call: Call) -> tuple[grpc.StatusCode, str]:
 INVALID = (400, grpc.StatusCode.INVALID_ARGUMENT)
 NOT_FOUND = (404, grpc.StatusCode.NOT_FOUND)
 UNAVAILABLE = (503, grpc.StatusCode.UNAVAILABLE)
+FAILED = (500, grpc.StatusCode.INTERNAL)
 UNSUPPORTED = (501, grpc.StatusCode.UNIMPLEMENTED)
 A, B = (Tensor(name, "INT32", (1, 1), bytes(4)) for name in ("a", "b"))
 
 CASES: dict[str, tuple[Call, tuple[int, grpc.StatusCode], str]] = {
-    "unknown model": (Call(model="other"), NOT_FOUND, "other"),
-    "unknown version": (Call(version="3"), NOT_FOUND, "3"),
+    "unknown model": (Call(model="other"), NOT_FOUND, "Request for unknown model: 'other' is not found"),
+    "unknown version": (
+        Call(version="3"),
+        NOT_FOUND,
+        "Request for unknown model: 'identity' version 3 is not found; it has 1",
+    ),
     "broken model": (Call(model="broken"), UNAVAILABLE, "broken"),
     "no inputs": (Call(()), INVALID, "expected 1 inputs but got 0 inputs"),
     "missing input": (Call((A,), "pair"), INVALID, "missing required input(s) 'b'"),
@@ -147,6 +164,21 @@ CASES: dict[str, tuple[Call, tuple[int, grpc.StatusCode], str]] = {
     "short element": (Call((Tensor("x", "BYTES", (1, 1), b"\5\0\0\0a"),), "text"), INVALID, "'x'"),
     "endless element": (Call((Tensor("x", "BYTES", (1, 1), b"\xff\xff\xff\xff"),), "text"), INVALID, "'x'"),
     "surplus element": (Call((Tensor("x", "BYTES", (1, 1), bytes(8)),), "text"), INVALID, "'x'"),
+    "element not UTF-8": (
+        Call((Tensor("x", "BYTES", (1, 1), b"\1\0\0\0\xff"),), "text"),
+        INVALID,
+        "input 'x': element 0 is not UTF-8 text",
+    ),
+    "more than all memory": (
+        Call((Tensor("x", "INT32", (1, 200_000), bytes(800_000)),), "wide"),
+        INVALID,
+        "need 1600000 bytes, but the limit for all requests together is 1048576 bytes",
+    ),
+    "answers that do not fit together": (
+        Call((Tensor(), Tensor("z", "FP32", (1, 3), bytes(12))), "chained"),
+        FAILED,
+        "stage 'vote': answers of the shapes [1, 2], [1, 3] cannot be joined",
+    ),
     "slo of 0": (Call(parameters={"slo_ms": 0}), INVALID, "'slo_ms'"),
     "slo as text": (Call(parameters={"slo_ms": "5"}), INVALID, "'slo_ms'"),
     "negative timeout": (Call(parameters={"timeout": -1}), INVALID, "'timeout'"),

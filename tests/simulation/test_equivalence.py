@@ -81,7 +81,7 @@ def scheduler_spec(policy: PolicyName, late: Late) -> SchedulerSpec:
     return SchedulerSpec(
         tuple(ModelConfig(key, 8, (CERTAINTY,) if key == "small" else (), settings) for key in TABLES),
         (cascade, ensemble, PipelineConfig("twin:1", (StageConfig("twin", "twin"),), late)),
-        tuple(PartitionConfig(name, "cpu1", tuple(TABLES)) for name in PARTITIONS),
+        tuple(PartitionConfig(name, "cpu1") for name in PARTITIONS),
         Limits(queue_requests=64),
     )
 

@@ -68,7 +68,9 @@ class Run:
         self._writer = JournalWriter(self.journal.append, spec)
         self.simulator = FaultySimulator(self.scheduler, Machine(seed), self._observe)
         for partition in spec.partitions:
-            self.simulator.at(0, PartitionReady(partition.name, {key: TABLES[key] for key in partition.models}))
+            self.simulator.at(
+                0, PartitionReady(partition.name, {model.key: TABLES[model.key] for model in spec.models})
+            )
 
     def _observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
         self._writer.record(now_ns, event, decisions)

@@ -76,7 +76,7 @@ def spec_of(
     return SchedulerSpec(
         tuple(models),
         tuple(pipelines) or tuple(single(key) for key in keys),
-        tuple(PartitionConfig(name, "cpu1", keys) for name in partitions),
+        tuple(PartitionConfig(name, "cpu1") for name in partitions),
         limits or Limits(),
     )
 

@@ -272,3 +272,24 @@ def test_an_unknown_model_is_named(gateway: tuple[dict[str, str], str], protocol
     config = RunConfig(target=gateway[0][protocol], model="absent", rate=10, queries=1)
     with pytest.raises(ConfigError, match=r"--model absent: .*absent"):
         run_server_scenario(config)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_queries_to_a_server_that_dies_are_errors_and_not_shed(protocol: str, tmp_path: Path) -> None:
+    save_mlp(tmp_path / "repository" / "m" / "1" / "model.onnx", [2, 8, 2])
+    with gateway_server(tmp_path / "repository", tmp_path) as running:
+
+        def kill_once_it_answers() -> None:
+            while b'{outcome="completed",pipeline="m:1"} 0.0' in running.request("GET", "/metrics")[2]:
+                time.sleep(0.02)
+            running.process.kill()
+
+        killer = threading.Thread(target=kill_once_it_answers)
+        killer.start()
+        target = f"http://{running.http_url}" if protocol == "http" else f"grpc://{running.grpc_url}"
+        result = run(target, queries=600, rate=400, slo_ms=5000, connections=1)
+        killer.join()
+    metrics = result.metrics
+    assert metrics.ok > 0
+    assert (metrics.error, metrics.shed, metrics.timeout) == (600 - metrics.ok, 0, 0)
+    assert any("cannot connect" in reason or "UNAVAILABLE" in reason for reason in result.record.reasons)

@@ -4,10 +4,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.onnx_models import save_mlp
+from tests.support.onnx_models import save_mlp, save_variable
 from tests.support.server import GatewayServer, gateway_server, stop
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +38,17 @@ outputs:
 def sluice(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gateway.cli", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+CHAINED = """
+stages:
+  a: {model: wide, inputs: {x: request.x}}
+  b: {model: wide, inputs: {x: request.z}}
+  vote: {combine: mean, of: [a.y, b.y]}
+  again: {combine: mean, of: [vote.y, a.y]}
+outputs:
+  y: again.y
+"""
 
 
 def infer(server: GatewayServer, name: str) -> tuple[int, list[float]]:
@@ -83,6 +95,42 @@ def test_a_broken_model_and_a_broken_pipeline_do_not_stop_the_rest(repository: P
         assert "no model 'absent'" in server.log.read_text()
 
 
+def test_answers_that_cannot_be_joined_fail_their_request_and_no_other(repository: Path, tmp_path: Path) -> None:
+    save_variable(repository / "wide" / "1" / "model.onnx")
+    (repository / "chained").mkdir()
+    (repository / "chained" / "pipeline.yaml").write_text(CHAINED)
+
+    def ask(server: GatewayServer, width: int) -> tuple[int, dict[str, Any]]:
+        inputs = [
+            {"name": name, "shape": [1, size], "datatype": "FP32", "data": [1] * size}
+            for name, size in (("x", 2), ("z", width))
+        ]
+        status, _, body = server.request("POST", "/v2/models/chained/infer", json.dumps({"inputs": inputs}).encode())
+        return status, json.loads(body)
+
+    with gateway_server(repository, tmp_path) as server:
+        for _ in range(2):
+            status, body = ask(server, 3)
+            assert (status, body["error"]) == (
+                500,
+                "the model failed: stage 'vote': answers of the shapes [1, 2], [1, 3] cannot be joined; "
+                "expected equal shapes",
+            )
+            status, body = ask(server, 2)
+            assert (status, body["outputs"][0]["data"]) == (200, [2, 2])
+        assert infer(server, "small")[0] == 200
+
+
+def test_a_full_disk_ends_the_journal_and_not_the_server(repository: Path, tmp_path: Path) -> None:
+    with gateway_server(repository, tmp_path, arguments=["--journal", "/dev/full"]) as server:
+        for _ in range(100):
+            assert infer(server, "cascade")[0] == 200
+        assert stop(server.process) == 0
+        log = server.log.read_text()
+        assert log.count("the journal cannot be written") == 1
+        assert log.endswith("sluice: the journal /dev/full is incomplete: [Errno 28] No space left on device\n")
+
+
 def test_a_model_file_is_served_without_any_file_written(tmp_path: Path) -> None:
     model = save_mlp(tmp_path / "mlp.onnx", [4, 3])
     with gateway_server(model, tmp_path) as server:
@@ -106,6 +154,14 @@ def test_the_journal_of_a_run_replays_to_the_same_decisions(repository: Path, tm
     differing = sluice("replay", str(journal))
     assert differing.returncode == 1
     assert f"line {altered + 1}: the decisions differ" in differing.stdout
+
+
+def test_settings_of_a_model_that_is_not_there_are_refused(repository: Path, tmp_path: Path) -> None:
+    config = tmp_path / "sluice.yaml"
+    config.write_text("models: {smal: {max_batch_size: 4}}")
+    result = sluice("serve", "--repository", str(repository), "--config", str(config))
+    assert result.returncode == 2
+    assert result.stderr == "sluice: models.smal: there is no model of that name; those served are large, small\n"
 
 
 def test_validate_names_what_is_broken_and_where(repository: Path) -> None:

@@ -1,4 +1,4 @@
-"""Workers are killed under load: every request still gets exactly one answer, the right one."""
+"""Workers die or hang under load: every request still gets exactly one answer, the right one."""
 
 import asyncio
 import os
@@ -7,9 +7,11 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tritonclient.grpc.aio
 from prometheus_client.parser import text_string_to_metric_families
 
+from mps.cpu import available_cores
 from tests.support.onnx_models import save_spin
 from tests.support.processes import alive, children
 from tests.support.server import GatewayServer, gateway_server
@@ -70,6 +72,7 @@ def seconds_away(server: GatewayServer, victim: int) -> float:
 
 
 def test_no_request_is_lost_or_answered_twice_when_workers_are_killed(tmp_path: Path) -> None:
+    """The first worker is back within 2 s; one that dies soon after it came back is kept waiting ever longer."""
     repository = tmp_path / "models"
     save_spin(repository / "spin" / "1" / "model.onnx", 2_000, 200)
 
@@ -90,4 +93,32 @@ def test_no_request_is_lost_or_answered_twice_when_workers_are_killed(tmp_path: 
     assert outcomes["completed"] == answered
     assert sum(outcomes.values()) == answered
     assert sum(restarts.values()) == KILLS
-    assert away_s[0] < 2.0  # a partition that loses its worker again and again waits longer
+    assert away_s[0] < 2.0
+
+
+@pytest.mark.skipif(len(available_cores()) < 2, reason="two partitions need two cores")
+def test_requests_of_a_worker_that_hangs_are_answered_by_another_and_it_is_replaced(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    save_spin(repository / "spin" / "1" / "model.onnx", 2_000, 200)
+
+    async def main(server: GatewayServer) -> tuple[int, float]:
+        load = Load(server)
+        running = asyncio.create_task(load.run())
+        await asyncio.sleep(0.2)
+        victim = children(server.process.pid)[0]
+        os.kill(victim, signal.SIGSTOP)
+        away_s = await asyncio.to_thread(seconds_away, server, victim)
+        load.stopping = True
+        await running
+        return load.answered, away_s
+
+    config: dict[str, object] = {"partitions": 2, "max_batch_size": 8, "default_slo_ms": 30_000}
+    with gateway_server(repository, tmp_path, config) as server:
+        answered, away_s = asyncio.run(main(server))
+        outcomes = counts(server, "sluice_requests_total", "outcome")
+        restarts = counts(server, "sluice_worker_restarts_total", "partition")
+        assert "did not end within 10 s" in server.log.read_text()
+    assert outcomes["completed"] == answered
+    assert sum(outcomes.values()) == answered
+    assert sum(restarts.values()) == 1
+    assert 9.5 < away_s < 15.0

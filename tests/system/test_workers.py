@@ -1,7 +1,10 @@
 """Real worker processes running real models, driven the way the gateway does it."""
 
 import asyncio
+import ctypes
+import gc
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -125,6 +128,33 @@ def direct(path: Path, x: Array) -> npt.NDArray[Any]:
     return np.asarray(session.run(None, {"x": x})[0])
 
 
+def own_memory_files() -> list[str]:
+    """The memory files that this process still has when its garbage is collected."""
+    gc.collect()
+    return memory_files(os.getpid(), "sluice")
+
+
+def socket_of(pid: int) -> int:
+    """The number of a worker's socket, in the worker."""
+    arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return int(arguments[arguments.index(b"--socket") + 1])
+
+
+def descriptor_flags(pid: int, number: int) -> int:
+    return int(Path(f"/proc/{pid}/fdinfo/{number}").read_text().split()[3], 8)
+
+
+def take_descriptor(pid: int, number: int) -> int:
+    """A copy, in this process, of another process's descriptor (pidfd_getfd)."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        copy: int = ctypes.CDLL(None, use_errno=True).syscall(438, pidfd, number, 0)
+    finally:
+        os.close(pidfd)
+    assert copy >= 0, os.strerror(ctypes.get_errno())
+    return copy
+
+
 @pytest.fixture
 def mlp(tmp_path: Path) -> Path:
     return save_mlp(tmp_path / "mlp.onnx", (8, 16, 3))
@@ -213,7 +243,7 @@ async def test_outputs_that_do_not_fit_get_a_region_of_their_own(mlp: Path) -> N
         send(Run(3, "m:1", (gateway.place(x),), release=(first.slot,)))
         assert (await gateway.next()).slot == 0
         assert memory_files(gateway.workers["cpu0"].pid, "overflow") == []
-    assert memory_files(os.getpid(), "sluice") == []
+    assert own_memory_files() == []
 
 
 @in_loop
@@ -291,7 +321,7 @@ async def test_a_killed_worker_is_replaced_within_two_seconds_without_measuring_
     np.testing.assert_array_equal(gateway.read(done.outputs[0]), direct(mlp, before.reshape(-1)[:8].reshape(1, 8)))
     gateway.supervisor.drop_region(kept.region)
     await gateway.supervisor.drain()
-    assert memory_files(os.getpid(), "sluice") == []
+    assert own_memory_files() == []
 
 
 @in_loop
@@ -301,9 +331,9 @@ async def test_draining_leaves_no_process_and_no_memory_file(mlp: Path) -> None:
         gateway.workers["cpu0"].send(Run(1, "m:1", (gateway.place(rows(4)),)))
         await gateway.next()
         descriptors = len(os.listdir("/proc/self/fd"))
-        assert len(memory_files(os.getpid(), "sluice")) > 0
+        assert own_memory_files() != []
     assert not alive(pid)
-    assert memory_files(os.getpid(), "sluice") == []
+    assert own_memory_files() == []
     assert len(os.listdir("/proc/self/fd")) < descriptors
     assert gateway.reports.empty()
 
@@ -326,6 +356,54 @@ async def test_a_worker_that_is_not_ready_in_time_is_given_up_and_started_again(
     assert await gateway.next() == "cpu0: not ready within 0.01 s"
     assert await gateway.next() == "cpu0: not ready within 0.01 s"
     await gateway.supervisor.drain()
+
+
+@in_loop
+async def test_regions_that_come_and_go_while_a_worker_loads_do_not_burden_it(mlp: Path) -> None:
+    gateway = Gateway([worker(model(mlp))])
+    gateway.supervisor.start()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for _ in range(20_000):
+        gateway.supervisor.drop_region(gateway.supervisor.share_region(Region.create("sluice-test", 4096)))
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    gateway.inputs = Region.create("sluice-test-inputs", 1 << 20)
+    gateway.input_region = gateway.supervisor.share_region(gateway.inputs)
+    assert isinstance(await gateway.next(), Ready)
+    gateway.workers["cpu0"].send(Run(1, "m:1", (gateway.place(rows(1)),)))
+    assert (await gateway.next()).batch == 1
+    await gateway.supervisor.drain()
+
+
+@in_loop
+async def test_a_worker_that_cannot_be_sent_a_region_is_replaced(mlp: Path) -> None:
+    async with serving(worker(model(mlp))) as gateway:
+        process = gateway.workers["cpu0"]
+        os.kill(process.pid, signal.SIGSTOP)
+        for batch in range(100):  # More than the socket holds.
+            process.send(Run(batch, "m" * 50_000, ()))
+        region = Region.create("sluice-test", 4096)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        try:
+            gateway.supervisor.share_region(region)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        reason = "cpu0: the worker cannot be sent its messages: [Errno 24] Too many open files"
+        assert await gateway.next() == reason
+        assert isinstance(await gateway.next(), Ready)
+
+
+@in_loop
+async def test_the_end_of_a_worker_is_seen_though_its_socket_is_held_open(mlp: Path) -> None:
+    async with serving(worker(model(mlp))) as gateway:
+        pid = gateway.workers["cpu0"].pid
+        number = socket_of(pid)
+        assert descriptor_flags(pid, number) & os.O_CLOEXEC  # What a backend starts does not have it ...
+        held = take_descriptor(pid, number)  # ... but what it forks does.
+        os.kill(pid, signal.SIGKILL)
+        assert await gateway.next() == "cpu0: the worker was killed by SIGKILL"
+        assert isinstance(await gateway.next(), Ready)
+        os.close(held)
 
 
 @in_loop

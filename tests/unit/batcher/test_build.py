@@ -24,7 +24,7 @@ LARGE = ModelSpec("large", 2, (X,), (PROBS,), 16)
 FIXED = ModelSpec("fixed", 1, (X,), (PROBS,), 0)
 TEXT = ModelSpec("text", 1, (ANY,), (FEATURES,), 8)
 HEAD = ModelSpec("head", 1, (FEATURES, X), (PROBS,), 8)
-CPU0 = PartitionConfig("cpu0", "cpu1", ("small:1", "large:2"))
+CPU0 = PartitionConfig("cpu0", "cpu1")
 MAX, MARGIN = Verdict("probs", Confidence.MAX), Verdict("probs", Confidence.MARGIN)
 
 

@@ -1,4 +1,6 @@
 import itertools
+import re
+import weakref
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -14,6 +16,7 @@ from gateway.plan import OF_REQUEST, PipelinePlan, StagePlan, Wire
 from models.arrays import Array, WireBytes, encode_bytes, numpy_dtype
 from models.errors import PartitionError
 from models.pipeline import Combiner, Confidence
+from models.pipeline_memory import OutputMemory
 from models.spec import ModelSpec
 from models.tensor import DataType, TensorSpec
 from mps.arena import Region
@@ -38,7 +41,7 @@ def stage(*inputs: Wire) -> StagePlan:
 
 
 def plan(stages: Sequence[StagePlan], outputs: dict[str, tuple[Wire, ...]], batchable: bool = True) -> PipelinePlan:
-    return PipelinePlan(batchable, tuple(stages), outputs, 8, 0)
+    return PipelinePlan(batchable, tuple(stages), outputs, OutputMemory(8, 0))
 
 
 PLANS = {
@@ -259,12 +262,61 @@ def test_an_ensemble_is_joined_from_members_of_different_batches() -> None:
     bench.begin(11, "large:1", Member(1, 1, 2))
     bench.complete(10, "probs", np.array([[0.2, 0.8], [0.5, 0.5]], np.float32))
     bench.complete(11, "probs", np.array([[0.4, 0.6], [1.0, 0.0]], np.float32))
-    (confidences,) = bench.assembly.combine(Member(1, 2, 2))
+    (confidences,), key = bench.assembly.combine(Member(1, 2, 2))
     assert confidences == pytest.approx((0.7, 0.75))
+    assert key == "probs=2"
     answer, release = take(bench, 1)
     np.testing.assert_allclose(answer, [[0.3, 0.7], [0.75, 0.25]], rtol=1e-6)  # type: ignore[arg-type]
     release()
     assert sorted(bench.freed) == [10, 11]
+
+
+def test_answers_of_different_shapes_are_not_joined_and_are_freed_with_the_request() -> None:
+    bench = Bench()
+    bench.admit(1, "ensemble:1", x=rows(1))
+    bench.begin(10, "small:1", Member(1, 0, 1))
+    bench.begin(11, "large:1", Member(1, 1, 1))
+    bench.complete(10, "probs", np.zeros((1, 2), np.float32))
+    bench.complete(11, "probs", np.zeros((1, 3), np.float32))
+    with pytest.raises(ValueError, match=re.escape("answers of the shapes [1, 2], [1, 3] cannot be joined")):
+        bench.assembly.combine(Member(1, 2, 1))
+    bench.assembly.forget(1)
+    assert sorted(bench.freed) == [10, 11]
+
+
+def test_outputs_that_do_not_make_an_answer_are_freed_with_the_request() -> None:
+    bench = Bench()
+    bench.admit(1, "cascade:1", x=rows(1, 2))
+    bench.begin(10, "small:1", Member(1, 0, 2))
+    bench.complete(10, "probs", rows(10, 20))
+    bench.begin(11, "large:1", Member(1, 1, 1, (1,)))
+    bench.complete(11, "probs", np.zeros((1, 3), np.float32))
+    with pytest.raises(ValueError, match=re.escape("rows of the shapes [2], [3] do not make one tensor")):
+        bench.assembly.take(1)
+    assert bench.freed == []
+    bench.assembly.forget(1)
+    assert sorted(bench.freed) == [10, 11]
+
+
+@pytest.mark.parametrize("pipeline", ["small:1", "cascade:1"])
+@pytest.mark.parametrize("answered", [True, False])
+def test_the_inputs_are_let_go_when_the_request_is_settled(pipeline: str, answered: bool) -> None:
+    bench = Bench()
+    body = rows(1)
+    kept = weakref.ref(body)
+    bench.admit(1, pipeline, x=body)
+    del body
+    bench.begin(10, "small:1", Member(1, 0, 1))
+    if answered:
+        bench.complete(10, "probs", rows(10))
+        _, release = take(bench, 1)
+        assert kept() is None  # though the answer has not been released
+        release()
+    else:
+        bench.assembly.forget(1)
+        assert kept() is None  # though the batch runs
+        bench.complete(10, "probs", rows(10))
+    assert bench.freed == [10]
 
 
 def test_bytes_travel_in_wire_form_and_are_cut_at_rows() -> None:
@@ -317,5 +369,4 @@ def test_a_batch_larger_than_the_arena_gets_a_region_of_its_own_within_bounds() 
 
 def test_memory_of_outputs_is_counted_by_row_and_variable_ones_like_the_inputs() -> None:
     assert Bench().admit(1, "small:1", x=rows(1, 2, 3)) == 3 * 8
-    variable = PipelinePlan(True, (), {}, row_bytes=8, variable=2)
-    assert variable.output_bytes(3, 100) == 3 * 8 + 2 * 100
+    assert OutputMemory(row_bytes=8, variable=2).output_bytes(3, 100) == 3 * 8 + 2 * 100

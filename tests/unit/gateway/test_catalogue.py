@@ -56,8 +56,13 @@ def test_no_version_means_the_latest_that_loaded() -> None:
 @pytest.mark.parametrize(
     ("name", "version", "error", "message"),
     [
-        ("absent", "", ModelNotFound, "no model or pipeline named 'absent'"),
-        ("mlp", "7", VersionNotFound, "'mlp' has no version '7'; it has 1, 2, 3"),
+        ("absent", "", ModelNotFound, "Request for unknown model: 'absent' is not found"),
+        (
+            "mlp",
+            "7",
+            VersionNotFound,
+            "Request for unknown model: 'mlp' version 7 is not found; it has 1, 2, 3",
+        ),
         ("mlp", "3", BackendUnavailable, "'mlp' cannot be served: mlp/3/model.onnx: not a model"),
         ("torn", "", BackendUnavailable, "'torn' cannot be served: torn/model.onnx: not a model"),
         ("torn", "1", BackendUnavailable, "'torn' cannot be served: torn/model.onnx: not a model"),

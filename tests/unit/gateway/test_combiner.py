@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 
@@ -24,3 +26,9 @@ def test_the_most_confident_member_answers_each_row_and_the_first_of_equals() ->
 def test_a_member_that_is_not_a_number_never_is_the_most_confident() -> None:
     nan = np.full_like(SURE, np.nan)
     np.testing.assert_array_equal(combine(Combiner.MOST_CONFIDENT, [nan, UNSURE]), UNSURE)
+
+
+def test_answers_of_different_shapes_are_refused() -> None:
+    message = "answers of the shapes [3, 2], [3, 1] cannot be joined; expected equal shapes"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        combine(Combiner.MEAN, [SURE, UNSURE[:, :1]])

@@ -183,6 +183,30 @@ def test_malformed_bytes_are_refused_by_name() -> None:
         infer(front(WHOLE), "w", x(), WireTensor("s", "BYTES", (2,), b"\0\0\0\0"))
 
 
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"\1\0\0\0a\2\0\0\0\xc3(", "input 's': element 1 is not UTF-8 text, which the strings of models are"),
+        ([b"\xff", b"a"], "input 's': element 0 is not UTF-8 text, which the strings of models are"),
+        (["a", "\ud800"], "input 's' has a string that UTF-8 cannot carry"),
+    ],
+)
+def test_strings_that_are_not_utf8_are_refused_by_name(data: bytes | list[bytes] | list[str], sentence: str) -> None:
+    served = front(WHOLE)
+    with pytest.raises(errors.BadTensor) as caught:
+        infer(served, "w", x(), WireTensor("s", "BYTES", (2,), data))
+    assert str(caught.value) == sentence
+    assert served.runtime.submitted == []
+
+
+def test_utf8_of_any_length_is_accepted() -> None:
+    served = front(WHOLE)
+    long = b"\xe2\x82\xac" * 100
+    data = b"\x2c\1\0\0" + long + b"\2\0\0\0\xc3\xa9"
+    infer(served, "w", x(), WireTensor("s", "BYTES", (2,), memoryview(data)))
+    assert served.runtime.submitted[0]["inputs"]["s"].nbytes == 4 + 300 + 4 + 2
+
+
 def test_outputs_must_exist_and_be_asked_for_once() -> None:
     served = front(FIXED)
     with pytest.raises(

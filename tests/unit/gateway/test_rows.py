@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 
@@ -53,3 +55,13 @@ def test_bytes_merge_row_by_row() -> None:
 def test_a_row_that_nobody_ran_is_an_error() -> None:
     with pytest.raises(ValueError, match="only 1 of 2 rows were computed"):
         merge([(np.zeros((1, 1)), (0,))], 2)
+
+
+def test_rows_of_different_shapes_are_not_merged() -> None:
+    wide = WireBytes(b"\0\0\0\0" * 3, (1, 3), np.array([0, 12]))
+    narrow = WireBytes(b"\0\0\0\0" * 4, (2, 2), np.array([0, 8, 16]))
+    message = "rows of the shapes [2], [3] do not make one tensor"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        merge([(wide, (0,)), (narrow, range(2))], 2)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        merge([(np.zeros((1, 3)), (0,)), (np.zeros((2, 2)), range(2))], 2)

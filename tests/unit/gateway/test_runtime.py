@@ -4,32 +4,44 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from batcher.config import (
+    Limits,
     ModelConfig,
     PartitionConfig,
     PipelineConfig,
     SchedulerSpec,
     StageConfig,
 )
-from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch, ReleaseReason
+from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch, Member, ReleaseReason
 from batcher.events import AnyEvent, BatchCompleted, PartitionReady
 from batcher.outcome import Outcome
 from batcher.scheduler import Scheduler
 from batcher.simulator import Verdicts
 from gateway.answer import Answer, Tensor
+from gateway.executors.base import Combined
 from gateway.executors.timed import TimedExecutor
 from gateway.metrics import Metrics
 from gateway.runtime import Runtime
-from models.errors import RejectedError
+from models.errors import PartitionError, RejectedError, RequestError
 from models.profile import LatencyTable
 from models.units import NS_PER_MS, NS_PER_S
 from tests.support.virtual_time import VirtualAlarm, VirtualLoop, run_virtual
 
 TABLE = LatencyTable.from_ms({1: 2.0, 8: 4.0})
 READY = PartitionReady("cpu0", {"mlp:1": TABLE})
+STAGES = {
+    "mlp:1": (StageConfig("mlp", "mlp:1"),),
+    "ensemble:1": (
+        StageConfig("a", "mlp:1"),
+        StageConfig("b", "mlp:1"),
+        StageConfig("vote", None, (0, 1)),
+        StageConfig("again", None, (0, 2)),
+    ),
+}
 SPEC = SchedulerSpec(
     (ModelConfig("mlp:1", 8),),
-    (PipelineConfig("mlp:1", (StageConfig("mlp", "mlp:1"),)),),
-    (PartitionConfig("cpu0", "cpu1", ("mlp:1",)),),
+    tuple(PipelineConfig(name, stages) for name, stages in STAGES.items()),
+    (PartitionConfig("cpu0", "cpu1"),),
+    Limits(memory_bytes=20_000),
 )
 
 
@@ -45,15 +57,25 @@ class TableService:
 
 
 class Refusing(TimedExecutor):
-    """Cannot start batches of more than `limit` rows, and cannot put answers together when told so."""
+    """Cannot start batches of more than `limit` rows, nor put together answers or join those of `unjoined` requests."""
 
-    limit = 0
+    limit = 8
+    error: type[Exception] = MemoryError
     torn = False
+    unjoined: tuple[int, ...] = ()
+
+    def admit(self, request: int, pipeline: str, inputs: Mapping[str, Tensor], rows: int, input_bytes: int) -> int:
+        return 1000 * rows
 
     def run(self, batch: DispatchBatch) -> None:
         if batch.rows > self.limit:
-            raise MemoryError("no room for the inputs")
+            raise self.error("no room for the inputs")
         super().run(batch)
+
+    def combine(self, member: Member) -> Combined:
+        if member.request in self.unjoined:
+            raise ValueError("answers of the shapes [1, 2], [1, 3] cannot be joined")
+        return super().combine(member)
 
     def take(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
         if self.torn:
@@ -72,14 +94,26 @@ class Steps:
         return [each for _, _, decisions in self.steps for each in decisions if isinstance(each, DispatchBatch)]
 
 
+class FullDisk(Steps):
+    """Has room for two steps."""
+
+    def record(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
+        super().record(now_ns, event, decisions)
+        if len(self.steps) > 2:
+            raise OSError(28, "No space left on device")
+
+
 class Bench:
     """A runtime on a virtual loop."""
 
-    def __init__(self, loop: VirtualLoop, executor: type[TimedExecutor] = TimedExecutor) -> None:
+    def __init__(
+        self, loop: VirtualLoop, executor: type[TimedExecutor] = TimedExecutor, steps: type[Steps] = Steps
+    ) -> None:
         self.loop = loop
-        self.steps = Steps()
+        self.steps = steps()
         self.executor = executor(TableService(), loop.clock, [READY])
-        self.metrics = Metrics({"mlp:1": ["mlp"]}, ["cpu0"], queue_depths=dict, arena_bytes=int)
+        stages = {name: [stage.name for stage in stages] for name, stages in STAGES.items()}
+        self.metrics = Metrics(stages, ["cpu0"], queue_depths=dict, arena_bytes=int)
         self.runtime = Runtime(
             Scheduler(SPEC),
             self.executor,
@@ -90,8 +124,11 @@ class Bench:
         )
         self.runtime.start()
 
-    def submit(self, rows: int = 1, slo_ms: int = 1000) -> tuple[int, asyncio.Future[Answer]]:
-        return self.runtime.submit("mlp:1", {}, rows, "", self.loop.now_ns + slo_ms * NS_PER_MS, 0)
+    def submit(
+        self, rows: int = 1, slo_ms: int = 1000, pipeline: str = "mlp:1", memory_bytes: int = 0
+    ) -> tuple[int, asyncio.Future[Answer]]:
+        deadline_ns = self.loop.now_ns + slo_ms * NS_PER_MS
+        return self.runtime.submit(pipeline, {}, rows, "", deadline_ns, memory_bytes)
 
 
 def outcomes(bench: Bench) -> dict[Outcome, int]:
@@ -112,14 +149,21 @@ def test_requests_of_one_loop_iteration_share_a_batch() -> None:
     run_virtual(main)
 
 
-def test_a_batch_that_cannot_be_started_is_bisected_and_the_rest_is_answered() -> None:
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [(MemoryError, Outcome.FAILED_BACKEND), (PartitionError, Outcome.FAILED_UNAVAILABLE)],
+)
+def test_a_batch_that_cannot_be_started_is_bisected_and_the_rest_is_answered(
+    error: type[Exception], outcome: Outcome
+) -> None:
     async def main(loop: VirtualLoop) -> None:
         bench = Bench(loop, Refusing)
         bench.executor.limit = 3  # type: ignore[attr-defined]
+        bench.executor.error = error  # type: ignore[attr-defined]
         futures = [bench.submit(rows)[1] for rows in (1, 2, 4)]
         small, medium, large = await asyncio.gather(*futures)
         assert (small.outcome, medium.outcome) == (Outcome.COMPLETED, Outcome.COMPLETED)
-        assert large.outcome is Outcome.FAILED_BACKEND
+        assert large.outcome is outcome
         assert large.reason == "the batch could not be started: no room for the inputs"
 
     run_virtual(main)
@@ -128,12 +172,70 @@ def test_a_batch_that_cannot_be_started_is_bisected_and_the_rest_is_answered() -
 def test_an_answer_that_cannot_be_put_together_fails_its_request_alone() -> None:
     async def main(loop: VirtualLoop) -> None:
         bench = Bench(loop, Refusing)
-        bench.executor.limit = 8  # type: ignore[attr-defined]
         bench.executor.torn = True  # type: ignore[attr-defined]
         answer = await bench.submit()[1]
         assert answer.outcome is Outcome.FAILED_BACKEND
         bench.executor.torn = False  # type: ignore[attr-defined]
         assert (await bench.submit()[1]).outcome is Outcome.COMPLETED
+
+    run_virtual(main)
+
+
+def test_answers_that_cannot_be_joined_fail_their_request_alone() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop, Refusing)
+        bench.executor.unjoined = (2,)  # type: ignore[attr-defined]
+        futures = [bench.submit(pipeline="ensemble:1")[1] for _ in range(3)]
+        before, failed, after = await asyncio.gather(*futures)
+        assert (before.outcome, after.outcome) == (Outcome.COMPLETED, Outcome.COMPLETED)
+        assert failed.outcome is Outcome.FAILED_BACKEND
+        assert failed.reason == "stage 'vote': answers of the shapes [1, 2], [1, 3] cannot be joined"
+        assert not bench.runtime.failed.is_set()
+        assert bench.metrics.pipeline("ensemble:1").stage_rows == [3, 3, 2, 2]
+
+    run_virtual(main)
+
+
+def test_a_request_over_the_memory_limit_by_itself_is_refused_for_good() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop, Refusing)
+        assert (await bench.submit(8, memory_bytes=12_000)[1]).outcome is Outcome.COMPLETED
+        with pytest.raises(
+            RequestError,
+            match="the tensors of the request need 20001 bytes, but the limit for all requests together is 20000 bytes",
+        ):
+            bench.submit(8, memory_bytes=12_001)
+        assert bench.runtime.in_flight == 0
+
+    run_virtual(main)
+
+
+def test_a_journal_that_cannot_be_written_is_given_up_and_serving_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop, steps=FullDisk)
+        for _ in range(3):
+            assert (await bench.submit()[1]).outcome is Outcome.COMPLETED
+        assert len(bench.steps.steps) == 3
+
+    run_virtual(main)
+    (record,) = caplog.records
+    assert (record.levelname, record.message) == (
+        "ERROR",
+        "the journal cannot be written, so nothing is recorded from here on: [Errno 28] No space left on device",
+    )
+
+
+def test_a_request_can_be_cancelled_before_it_was_taken_in() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop)
+        await asyncio.sleep(0.001)
+        cancelled, future = bench.submit()
+        _, other = bench.submit()
+        bench.runtime.cancel(cancelled)
+        assert (await future).outcome is Outcome.CANCELLED_CLIENT
+        assert (await other).outcome is Outcome.COMPLETED
+        (batch,) = bench.steps.batches()
+        assert [member.request for member in batch.members] == [2]
 
     run_virtual(main)
 

@@ -1,3 +1,5 @@
+import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +18,7 @@ from batcher.events import (
 from gateway.executors.worker import WorkerExecutor
 from gateway.plan import OF_REQUEST, PipelinePlan, StagePlan, Wire
 from models.errors import PartitionError
+from models.pipeline_memory import OutputMemory
 from models.profile import LatencyTable
 from models.spec import ModelSpec
 from models.tensor import VARIABLE, DataType, TensorSpec
@@ -24,11 +27,14 @@ from mps.cpu import default_partitions
 from mps.messages import Done, Failed, LoadedModel, OutputTensor, Ready, Revoke, Revoked, Run
 from mps.process import WorkerProcess
 from mps.supervisor import WorkerSpec
+from tests.support.virtual_time import VirtualLoop, run_virtual
 
 SPEC = ModelSpec(
     "mlp", 1, (TensorSpec("x", DataType.FP32, (2,)),), (TensorSpec("y", DataType.FP32, (VARIABLE,)),), max_batch_size=4
 )
-PLAN = PipelinePlan(True, (StagePlan((Wire(OF_REQUEST, "x"),), None, "", ()),), {"y": (Wire(0, "y"),)}, 0, 1)
+PLAN = PipelinePlan(
+    True, (StagePlan((Wire(OF_REQUEST, "x"),), None, "", ()),), {"y": (Wire(0, "y"),)}, OutputMemory(0, 1)
+)
 TABLE = LatencyTable.from_ms({1: 1.0})
 READY = Ready(1, (0,), 1, (LoadedModel("mlp:1", TABLE), LoadedModel("big:1", None, "out of memory")))
 
@@ -38,15 +44,23 @@ class Packets:
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
+        self.killed: list[str] = []
+        self.refusal: Exception | None = None
 
     def send(self, message: Any) -> None:
+        if self.refusal is not None:
+            raise self.refusal
         self.sent.append(message)
+
+    def kill(self, reason: str) -> None:
+        self.killed.append(reason)
 
 
 class Bench:
     """An executor whose one worker is played by the test, over the real supervisor's regions."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.loop = loop
         (partition,) = default_partitions(1)
         self.told: list[str] = []
         self.events: list[AnyEvent] = []
@@ -78,6 +92,10 @@ class Bench:
         place = (self.output if region is None else region), max(slot, 0), 12
         self.executor.message("cpu0", Done(batch, 5, 9, (OutputTensor("y", DataType.FP32, (1, 3), *place),), slot))
 
+    async def at(self, second: float) -> None:
+        """Return at that time of the loop's clock."""
+        await asyncio.sleep(second - self.loop.time())
+
     def mapped(self, region: int) -> bool:
         try:
             self.supervisor.region(region)
@@ -86,20 +104,35 @@ class Bench:
         return True
 
 
-def test_a_worker_that_is_ready_reports_the_models_it_loaded() -> None:
-    bench = Bench()
+def benched(test: Callable[["Bench"], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run a test on a loop of its own whose clock starts at 0, and give the memory up at the end."""
+
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop)
+        await test(bench)
+        await bench.executor.drain()
+
+    # Not functools.wraps: pytest would look for a fixture of the name of the argument.
+    def run() -> None:
+        run_virtual(main)
+
+    return run
+
+
+@benched
+async def test_a_worker_that_is_ready_reports_the_models_it_loaded(bench: Bench) -> None:
     assert bench.events == [PartitionReady("cpu0", {"mlp:1": TABLE})]
     assert bench.told == ["cpu0 ready"]
 
 
-def test_a_completed_batch_tells_times_and_the_shapes_of_variable_outputs() -> None:
-    bench = Bench()
+@benched
+async def test_a_completed_batch_tells_times_and_the_shapes_of_variable_outputs(bench: Bench) -> None:
     bench.done(bench.send(1))
     assert bench.events[1:] == [BatchCompleted(1, 5, 9, (), "y=3")]
 
 
-def test_a_slot_goes_back_with_the_next_batch_after_its_answer_was_released() -> None:
-    bench = Bench()
+@benched
+async def test_a_slot_goes_back_with_the_next_batch_after_its_answer_was_released(bench: Bench) -> None:
     bench.done(bench.send(1), slot=64)
     bench.send(2)
     _, release = bench.executor.take(1)
@@ -108,8 +141,8 @@ def test_a_slot_goes_back_with_the_next_batch_after_its_answer_was_released() ->
     assert [message.release for message in bench.worker.sent if isinstance(message, Run)] == [(), (), (64,)]
 
 
-def test_outputs_of_their_own_region_are_unmapped_when_the_answer_was_released() -> None:
-    bench = Bench()
+@benched
+async def test_outputs_of_their_own_region_are_unmapped_when_the_answer_was_released(bench: Bench) -> None:
     overflow = bench.supervisor.share_region(Region.create("test-overflow", 4096))
     bench.done(bench.send(1), slot=-1, region=overflow)
     _, release = bench.executor.take(1)
@@ -118,14 +151,16 @@ def test_outputs_of_their_own_region_are_unmapped_when_the_answer_was_released()
     assert not bench.mapped(overflow)
 
 
-def test_a_lost_worker_fails_its_batches_and_its_outputs_live_until_they_are_released() -> None:
-    bench = Bench()
+@benched
+async def test_a_lost_worker_fails_its_batches_and_its_outputs_live_until_they_are_released(bench: Bench) -> None:
     bench.done(bench.send(1))
-    running = bench.send(2)
+    bench.send(2)
+    bench.send(3)
     bench.executor.worker_lost("cpu0", "killed by SIGKILL")
     assert bench.events[2:] == [
         PartitionLost("cpu0", "killed by SIGKILL"),
-        BatchFailed(running, FailureCause.WORKER_LOST, "killed by SIGKILL"),
+        BatchFailed(2, FailureCause.WORKER_LOST, "killed by SIGKILL"),  # the running one first
+        BatchFailed(3, FailureCause.WORKER_LOST, "killed by SIGKILL"),
     ]
     assert bench.told[1:] == ["cpu0 lost: killed by SIGKILL"]
     assert bench.executor.arena_bytes == 0
@@ -134,11 +169,11 @@ def test_a_lost_worker_fails_its_batches_and_its_outputs_live_until_they_are_rel
     release()
     assert not bench.mapped(bench.output)
     with pytest.raises(PartitionError, match="partition cpu0 has no worker"):
-        bench.send(3)
+        bench.send(4)
 
 
-def test_failed_and_revoked_batches_are_reported_and_give_their_inputs_back() -> None:
-    bench = Bench()
+@benched
+async def test_failed_and_revoked_batches_are_reported_and_give_their_inputs_back(bench: Bench) -> None:
     failed, revoked = bench.send(1), bench.send(2)
     bench.executor.revoke(revoked)
     assert bench.worker.sent[-1] == Revoke(revoked)
@@ -146,3 +181,54 @@ def test_failed_and_revoked_batches_are_reported_and_give_their_inputs_back() ->
     bench.executor.message("cpu0", Revoked(revoked))
     assert bench.events[1:] == [BatchFailed(failed, FailureCause.BACKEND, "mlp:1: bad row"), BatchRevoked(revoked)]
     assert bench.executor.arena_bytes == 0
+
+
+@benched
+async def test_a_batch_that_cannot_be_sent_leaves_nothing_behind(bench: Bench) -> None:
+    bench.done(bench.send(1), slot=64)
+    _, release = bench.executor.take(1)
+    release()
+    bench.worker.refusal = PartitionError("too long")
+    with pytest.raises(PartitionError, match="too long"):
+        bench.send(2)
+    assert bench.executor.arena_bytes == 0
+    bench.worker.refusal = None
+    bench.send(3)
+    assert bench.worker.sent[-1].release == (64,)
+    bench.executor.worker_lost("cpu0", "killed by SIGKILL")
+    assert [event.batch for event in bench.events if isinstance(event, BatchFailed)] == [3]
+
+
+@benched
+async def test_a_worker_whose_running_batch_does_not_end_is_killed(bench: Bench) -> None:
+    bench.send(1)
+    await bench.at(9.0)
+    bench.send(2)
+    await bench.at(9.9)
+    bench.done(1)
+    await bench.at(19.8)
+    assert bench.worker.killed == []
+    await bench.at(20.0)
+    assert bench.worker.killed == ["batch 2 did not end within 10 s"]
+
+
+@benched
+async def test_a_slow_model_has_twenty_times_its_latency(bench: Bench) -> None:
+    slow = Ready(1, (0,), 1, (LoadedModel("mlp:1", LatencyTable.from_ms({1: 700.0})),))
+    bench.executor.worker_ready("cpu0", cast("WorkerProcess", bench.worker), slow, bench.output)
+    bench.send(1)
+    await bench.at(13.9)
+    assert bench.worker.killed == []
+    await bench.at(14.1)
+    assert bench.worker.killed == ["batch 1 did not end within 14 s"]
+
+
+@benched
+async def test_an_idle_worker_has_all_the_time_in_the_world(bench: Bench) -> None:
+    bench.done(bench.send(1))
+    await bench.at(60.0)
+    bench.send(2)
+    await bench.at(69.9)
+    assert bench.worker.killed == []
+    await bench.at(70.1)
+    assert bench.worker.killed == ["batch 2 did not end within 10 s"]

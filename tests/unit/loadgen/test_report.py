@@ -17,7 +17,10 @@ def test_the_whole_text_of_a_run() -> None:
         result,
         schedule_digest="0123456789abcdef" * 4,
         client_cpu_us_per_query=12.345,
-        server=ServerSide((BatchSizes("m:1", "cpu0", 500, 2.0),), (StageShare("m:1", "m", 1001, 1.0),)),
+        server=ServerSide(
+            (BatchSizes("m:1", "cpu0", 500, 2.0), BatchSizes("m:1", "cpu1", 100, 1.0)),
+            (StageShare("m:1", "m", 1001, 1.0),),
+        ),
         predictions=np.array([[1], [2], [-1]]),
         expected=np.array([[1], [3], [3]]),
     )
@@ -34,7 +37,9 @@ def test_the_whole_text_of_a_run() -> None:
         "  sent late      0.000     0.000     0.000     0.000     0.000     0.000     0.000     0.000\n"
         "  client     12.3 us of CPU a query\n"
         "  accuracy   0.5000 of 2 answered rows\n"
+        "  batches    600, mean 1.83 rows\n"
         "  batches    m:1 on cpu0: 500, mean 2.00 rows\n"
+        "  batches    m:1 on cpu1: 100, mean 1.00 rows\n"
         "  stage      m:1 m: 1001 rows (100.0 %)\n"
         "  failures   1 x HTTP 503: busy\n"
         "Result: VALID, objective met\n"

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.record import Status
+from loadgen.report import run_text
 from loadgen.result import RunConfig
 from loadgen.scenario import run_server_scenario
 from models.errors import ConfigError
@@ -57,6 +58,47 @@ def test_overload_is_shed_not_queued_for_ever(tmp_path: Path) -> None:
     assert not result.slo_met
 
 
+@pytest.mark.parametrize(("memory_bytes", "status"), [(24, Status.OK), (23, Status.SHED)])
+def test_a_query_reserves_its_input_and_what_all_stages_put_out(
+    tmp_path: Path, memory_bytes: int, status: Status
+) -> None:
+    # A row of `x` and the `probs` of both stages, 8 bytes each.
+    target = write_simulation(tmp_path, limits={"memory_mb": memory_bytes / (1 << 20)})
+    result = run_server_scenario(config(target, "cascade", rate=0.01, queries=5))
+    assert result.record.status.tolist() == [status] * 5
+
+
+def test_the_settings_of_a_server_mean_the_same(tmp_path: Path) -> None:
+    policy = {"name": "timeout", "preferred": [4], "max_delay_ms": 5}
+    target = write_simulation(tmp_path, policy=policy, models={"large": {"policy": {"name": "none"}}})
+    small, large = (run_server_scenario(config(target, model, rate=0.01, queries=5)) for model in ("small", "large"))
+    assert (small.record.done_ns - small.record.due_ns).tolist() == [15_000_000] * 5
+    assert (large.record.done_ns - large.record.due_ns).tolist() == [20_000_000] * 5
+
+
+def test_a_model_may_have_smaller_batches_than_others(tmp_path: Path) -> None:
+    target = write_simulation(tmp_path, policy={"name": "deadline"}, models={"small": {"max_batch_size": 2}})
+    result = run_server_scenario(config(target, "small", rate=180))
+    assert result.server is not None
+    assert 1.2 < result.server.mean_batch <= 2
+
+
+def test_a_simulation_reports_the_lines_of_a_live_run(tmp_path: Path) -> None:
+    target = write_simulation(tmp_path, escalation={"cascade": {"large": 1.0}})
+    lines = run_text(run_server_scenario(config(target, "cascade", rate=1, slo_ms=100))).splitlines()
+    assert [line[2:13].strip() for line in lines[2:-1]] == [
+        *("queries", "rate", "objective", "ms", "from due", "from sent", "sent late"),
+        *("batches", "batches", "batches", "stage", "stage"),
+    ]
+    assert lines[-6:-1] == [
+        "  batches    1000, mean 1.00 rows",
+        "  batches    large:1 on cpu0: 500, mean 1.00 rows",
+        "  batches    small:1 on cpu0: 500, mean 1.00 rows",
+        "  stage      cascade:1 large: 500 rows (100.0 %)",
+        "  stage      cascade:1 small: 500 rows (100.0 %)",
+    ]
+
+
 def test_the_same_seed_gives_the_same_record(tmp_path: Path) -> None:
     target = write_simulation(tmp_path)
     first, again, other = (run_server_scenario(config(target, "cascade", 100, seed=seed)) for seed in (1, 1, 2))
@@ -68,11 +110,18 @@ def test_the_same_seed_gives_the_same_record(tmp_path: Path) -> None:
     ("settings", "model", "message"),
     [
         ({}, "none", "--model none: .*sim.yaml serves cascade, large, small"),
-        ({"partitions": []}, "small", "partitions: expected at least one"),
-        ({"latency_ms": {"medium": {"4": 1.0}}}, "small", "latency_ms: no model 'medium'"),
-        ({"escalation": {"cascade": {"large": 1.5}}}, "small", r"escalation.cascade.large: must be in \[0, 1\]"),
-        ({"escalation": {"cascade": {"small": 0.5}}}, "cascade", "cascade:1 has no stage 'small' with a condition"),
-        ({"polcy": {}}, "small", "unknown field `polcy`"),
+        ({"partitions": []}, "small", "sim.yaml: partitions: expected at least one"),
+        ({"partitions": [{"name": "a", "cores": 0}]}, "small", r"sim.yaml: partitions\[0\]: a must have at least 1"),
+        ({"latency_ms": {"medium": {"4": 1.0}}}, "small", "sim.yaml: latency_ms: no model 'medium'"),
+        ({"latency_ms": {"small": {"4": 0.0}}}, "small", "sim.yaml: latency_ms.small: .* must be positive"),
+        ({"models": {"medium": {}}}, "small", "sim.yaml: models: no model 'medium'"),
+        ({"models": {"small": {"polcy": {}}}}, "small", r"sim.yaml: models\[...\]: .*unknown field `polcy`"),
+        ({"escalation": {"cascade": {"large": 1.5}}}, "small", r"sim.yaml: escalation.cascade.large: must be in \[0"),
+        ({"escalation": {"cascade": {"small": 0.5}}}, "small", "sim.yaml: escalation.cascade: no stage 'small' with"),
+        ({"escalation": {"cascad": {}}}, "small", "sim.yaml: escalation: no pipeline 'cascad'"),
+        ({"polcy": {}}, "small", "sim.yaml: Object contains unknown field `polcy`"),
+        ({"policy": {"max_delay_ns": 1}}, "small", "sim.yaml: policy: Object contains unknown field `max_delay_ns`"),
+        ({"limits": {"memory_bytes": 1}}, "small", "sim.yaml: limits: Object contains unknown field `memory_bytes`"),
         ({"repository": "elsewhere"}, "small", "elsewhere: expected a directory"),
     ],
 )

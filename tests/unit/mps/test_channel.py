@@ -1,6 +1,7 @@
 import os
 import socket
 
+import msgspec
 import pytest
 
 from models.errors import PartitionError
@@ -20,8 +21,8 @@ def test_messages_arrive_whole_and_in_order(ends: Pair) -> None:
     gateway, worker = ends
     worker.send(Revoked(1))
     worker.send(Failed(2, "no"))
-    assert gateway.receive() == [(Revoked(1), ()), (Failed(2, "no"), ())]
-    assert gateway.receive() == []
+    assert list(gateway.receive()) == [(Revoked(1), ()), (Failed(2, "no"), ())]
+    assert list(gateway.receive()) == []
     _close(ends)
 
 
@@ -29,7 +30,7 @@ def test_one_call_takes_a_bounded_number_of_messages(ends: Pair) -> None:
     gateway, worker = ends
     for batch in range(70):
         worker.send(Revoked(batch))
-    assert [len(gateway.receive()), len(gateway.receive())] == [64, 6]
+    assert [len(list(gateway.receive())), len(list(gateway.receive()))] == [64, 6]
     _close(ends)
 
 
@@ -53,7 +54,7 @@ def test_more_descriptors_than_a_message_may_carry_are_refused_and_closed(ends: 
     before = len(os.listdir("/proc/self/fd"))
     worker.send(Revoked(1), [0] * 8)
     with pytest.raises(PartitionError, match="cut short"):
-        gateway.receive()
+        next(gateway.receive())
     assert len(os.listdir("/proc/self/fd")) == before
     _close(ends)
 
@@ -62,9 +63,9 @@ def test_the_end_is_seen_after_all_that_was_sent(ends: Pair) -> None:
     gateway, worker = ends
     worker.send(Revoked(1))
     worker.close()
-    assert gateway.receive() == [(Revoked(1), ())]
+    assert list(gateway.receive()) == [(Revoked(1), ())]
     with pytest.raises(EOFError):
-        gateway.receive()
+        next(gateway.receive())
     with pytest.raises(ConnectionError):
         gateway.send(Revoke(1))
     gateway.close()
@@ -75,7 +76,7 @@ def test_an_end_closed_with_unread_messages_is_an_end_as_well(ends: Pair) -> Non
     gateway.send(Revoke(1))
     worker.close()
     with pytest.raises(EOFError):
-        gateway.receive()
+        next(gateway.receive())
     gateway.close()
 
 
@@ -86,15 +87,46 @@ def test_a_full_socket_is_reported_and_can_be_used_when_it_was_read(ends: Pair) 
     while gateway.try_send(packet):
         sent += 1
     assert sent > 0
-    assert sum(len(worker.receive()) for _ in range(1 + sent // 64)) == sent
+    assert sum(len(list(worker.receive())) for _ in range(1 + sent // 64)) == sent
     assert gateway.try_send(packet)
     _close(ends)
 
 
-def test_a_message_that_is_too_long_is_named_as_such(ends: Pair) -> None:
-    gateway, _ = ends
-    with pytest.raises(PartitionError, match=f"over the limit of {PACKET_BYTES} bytes a packet"):
-        gateway.encode(Run(1, "m" * (PACKET_BYTES + 1), ()))
+def test_a_full_socket_is_reported_as_well_when_a_descriptor_goes_along(ends: Pair) -> None:
+    gateway, worker = ends
+    packet = gateway.encode(Run(1, "m" * 50_000, ()))
+    while gateway.try_send(packet):
+        pass
+    assert not gateway.try_send(packet, [0])
+    list(worker.receive())
+    assert gateway.try_send(packet, [0])
+    _close(ends)
+
+
+def test_what_cannot_be_read_comes_after_what_was_read_before_it(ends: Pair) -> None:
+    gateway, worker = ends
+    worker.send(Revoked(1))
+    worker.send(Revoke(2))
+    worker.send(Revoked(3))
+    messages = gateway.receive()
+    assert next(messages) == (Revoked(1), ())
+    with pytest.raises(msgspec.ValidationError, match="Revoke"):
+        next(messages)
+    assert list(gateway.receive()) == [(Revoked(3), ())]
+    _close(ends)
+
+
+def test_the_longest_message_fits(ends: Pair) -> None:
+    gateway, worker = ends
+    with pytest.raises(PartitionError, match="a message of 2000013 bytes is over the limit of") as refusal:
+        gateway.encode(Run(1, "m" * 2_000_000, ()))
+    limit = int(str(refusal.value).split()[-4])
+    assert limit <= PACKET_BYTES
+    longest = Run(1, "m" * (limit - 13), ())
+    gateway.send(longest)
+    assert list(worker.receive()) == [(longest, ())]
+    with pytest.raises(PartitionError, match=f"a message of {limit + 1} bytes is over the limit of {limit} bytes"):
+        gateway.encode(Run(1, "m" * (limit - 12), ()))
     _close(ends)
 
 

@@ -1,5 +1,7 @@
 """A worker's view of shared memory: what it reads and what it copies."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
@@ -10,18 +12,21 @@ from mps.messages import InputTensor, Segment
 from mps.tensors import WorkerTensors
 
 INPUTS = 7
+OUTPUTS = 1
 MIB = 1 << 20
 
 
 @pytest.fixture
-def shared() -> tuple[WorkerTensors, np.ndarray[tuple[int], np.dtype[np.float32]]]:
+def shared() -> Iterator[tuple[WorkerTensors, np.ndarray[tuple[int], np.dtype[np.float32]]]]:
     """A worker's tensors and, as floats, the memory of a region that the gateway shares with it."""
     region = Region.create("inputs", MIB)
-    tensors = WorkerTensors(1, MIB)
+    tensors = WorkerTensors(OUTPUTS, MIB)
     tensors.map(INPUTS, region)
     floats = np.frombuffer(region.view, np.float32)
     floats[:] = np.arange(floats.size)
-    return tensors, floats
+    yield tensors, floats
+    tensors.unmap(INPUTS)
+    tensors.unmap(OUTPUTS)
 
 
 def floats_at(*spans: tuple[int, int]) -> tuple[Segment, ...]:
@@ -46,7 +51,9 @@ def test_several_segments_are_gathered_in_order(
     assert array.tolist() == [[10, 11], [4, 5], [20, 21]]
 
 
-def test_an_unknown_region_is_named() -> None:
-    tensors = WorkerTensors(1, MIB)
+def test_an_unknown_region_is_named(
+    shared: tuple[WorkerTensors, np.ndarray[tuple[int], np.dtype[np.float32]]],
+) -> None:
+    tensors, _ = shared
     with pytest.raises(PartitionError, match="input x: region 9 is not mapped here"):
         tensors.read(InputTensor("x", DataType.FP32, (1,), (Segment(9, 0, 4),)))
