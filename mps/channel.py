@@ -79,11 +79,11 @@ class Channel(Generic[Incoming]):
     def receive(self, wait: bool = False) -> Iterator[tuple[Incoming, tuple[int, ...]]]:
         """Read the messages that are there (at most 64) with their descriptors, which the caller owns from then on.
 
-        With `wait`, blocks for the first and reads no more. Raises EOFError when the other end is gone and nothing was left to read, and
+        With `wait`, blocks for the first. Raises EOFError when the other end is gone and nothing was left to read, and
         PartitionError or MsgspecError for a packet that is no message; what follows it is still there.
         """
         flags = _RECEIVE_FLAGS if wait else _RECEIVE_FLAGS | _DONT_WAIT
-        for count in range(1 if wait else DRAIN_LIMIT):
+        for count in range(DRAIN_LIMIT):
             try:
                 nbytes, control, status, _ = self._socket.recvmsg_into([self._buffer], _CONTROL_BYTES, flags)
             except BlockingIOError:
@@ -99,6 +99,7 @@ class Channel(Generic[Incoming]):
                 _close_all(fds)
                 raise PartitionError("channel: a packet or its descriptors were cut short")
             yield self._message(nbytes, fds), fds
+            flags = _RECEIVE_FLAGS | _DONT_WAIT
 
     def _message(self, nbytes: int, fds: Sequence[int]) -> Incoming:
         try:

@@ -55,7 +55,7 @@ def _mistakes(file: SimulationFile, repository: Repository) -> Iterator[str]:
     for number, partition in enumerate(file.partitions):
         if partition.cores < 1:
             yield f"partitions[{number}]: {partition.name} must have at least 1 core, got {partition.cores}"
-    names = {entry.spec.name for entry in repository.models.values()}
+    names = {entry.spec.name for entry in repository.models.values()} | {each.name for each in repository.broken}
     for setting, given in (("models", file.models), ("latency_ms", file.latency_ms)):
         if unknown := given.keys() - names:
             yield f"{setting}: no model {min(unknown)!r} in the repository"

@@ -1,158 +1,27 @@
 """Real worker processes running real models, driven the way the gateway does it."""
 
 import asyncio
-import ctypes
-import gc
 import os
-import resource
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
-from functools import wraps
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import onnxruntime
 import pytest
 from onnx import helper
 
-from models.arrays import Array, decode_bytes, encode_bytes, numpy_dtype
 from models.pipeline import Confidence
 from models.tensor import DataType
-from mps.arena import Region
-from mps.cpu import available_cores, default_partitions
-from mps.messages import Done, Failed, InputTensor, ModelFile, OutputTensor, Ready, Revoke, Revoked, Run, Segment
-from mps.partition import CpuPartition
-from mps.process import WorkerProcess
-from mps.supervisor import Supervisor, WorkerSpec
+from mps.cpu import available_cores
+from mps.messages import Done, Failed, InputTensor, Revoke, Revoked, Run, Segment
 from tests.support.onnx_models import save_identity, save_mlp, save_model, save_spin, value
 from tests.support.processes import alive, allowed_cores, memory_files
+from tests.support.workers import Gateway, direct, in_loop, model, own_memory_files, partition, rows, serving, worker
 
 KIB = 1024
-
-
-class Gateway:
-    """What the gateway does with its supervisor, cut down to one region of inputs and a queue of what was reported."""
-
-    def __init__(self, specs: list[WorkerSpec], ready_timeout_s: float = 60.0) -> None:
-        self.reports: asyncio.Queue[Ready | Done | Failed | Revoked | str] = asyncio.Queue()
-        self.workers: dict[str, WorkerProcess] = {}
-        self.output_regions: dict[str, int] = {}
-        self.supervisor = Supervisor(specs, self, ready_timeout_s)
-        self.inputs = Region.create("sluice-test-inputs", 1 << 20)
-        self.input_region = self.supervisor.share_region(self.inputs)
-
-    def worker_ready(self, partition: str, worker: WorkerProcess, ready: Ready, output_region: int) -> None:
-        self.workers[partition] = worker
-        self.output_regions[partition] = output_region
-        self.reports.put_nowait(ready)
-
-    def worker_lost(self, partition: str, reason: str) -> None:
-        self.workers.pop(partition, None)
-        self.reports.put_nowait(f"{partition}: {reason}")
-
-    def message(self, partition: str, message: Done | Failed | Revoked) -> None:
-        self.reports.put_nowait(message)
-
-    async def next(self) -> Any:
-        async with asyncio.timeout(20):
-            return await self.reports.get()
-
-    def place(self, array: Array, offset: int = 0, segment_bytes: int | None = None) -> InputTensor:
-        """Copy an input `x` into the input region, cut into segments with gaps between them."""
-        is_bytes = array.dtype == np.object_
-        data = encode_bytes(array)[0] if is_bytes else array.tobytes()
-        segments = []
-        for start in range(0, len(data), segment_bytes or len(data)):
-            part = data[start : start + (segment_bytes or len(data))]
-            self.inputs.view[offset : offset + len(part)] = part
-            segments.append(Segment(self.input_region, offset, len(part)))
-            offset += len(part) + 64
-        datatype = DataType.BYTES if is_bytes else DataType.FP32
-        return InputTensor("x", datatype, array.shape, tuple(segments))
-
-    def read(self, tensor: OutputTensor) -> npt.NDArray[Any]:
-        memory = self.supervisor.region(tensor.region).view[tensor.offset : tensor.offset + tensor.nbytes]
-        if tensor.datatype is DataType.BYTES:
-            return decode_bytes(memory, tensor.shape)
-        return np.frombuffer(memory, numpy_dtype(tensor.datatype)).reshape(tensor.shape).copy()
-
-
-@asynccontextmanager
-async def serving(*specs: WorkerSpec) -> AsyncIterator[Gateway]:
-    """A gateway whose workers are ready; drained at the end."""
-    gateway = Gateway(list(specs))
-    gateway.supervisor.start()
-    try:
-        for _ in specs:
-            assert isinstance(await gateway.next(), Ready)
-        yield gateway
-    finally:
-        await gateway.supervisor.drain()
-
-
-def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
-
-
-def partition(index: int = 0) -> CpuPartition:
-    return default_partitions()[index]
-
-
-def model(
-    path: Path, key: str = "m:1", menu: tuple[int, ...] = (1, 4), verdicts: tuple[tuple[str, Confidence], ...] = ()
-) -> ModelFile:
-    return ModelFile(key, str(path), "onnxruntime", menu, batchable=True, verdicts=verdicts)
-
-
-def worker(*models: ModelFile, index: int = 0, output_bytes: int = 1 << 20) -> WorkerSpec:
-    return WorkerSpec(partition(index), models, output_bytes)
-
-
-def rows(count: int, width: int = 8) -> npt.NDArray[np.float32]:
-    return np.random.default_rng(count).normal(size=(count, width)).astype(np.float32)
-
-
-def direct(path: Path, x: Array) -> npt.NDArray[Any]:
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return np.asarray(session.run(None, {"x": x})[0])
-
-
-def own_memory_files() -> list[str]:
-    """The memory files that this process still has when its garbage is collected."""
-    gc.collect()
-    return memory_files(os.getpid(), "sluice")
-
-
-def socket_of(pid: int) -> int:
-    """The number of a worker's socket, in the worker."""
-    arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    return int(arguments[arguments.index(b"--socket") + 1])
-
-
-def descriptor_flags(pid: int, number: int) -> int:
-    return int(Path(f"/proc/{pid}/fdinfo/{number}").read_text().split()[3], 8)
-
-
-def take_descriptor(pid: int, number: int) -> int:
-    """A copy, in this process, of another process's descriptor (pidfd_getfd)."""
-    pidfd = os.pidfd_open(pid)
-    try:
-        copy: int = ctypes.CDLL(None, use_errno=True).syscall(438, pidfd, number, 0)
-    finally:
-        os.close(pidfd)
-    assert copy >= 0, os.strerror(ctypes.get_errno())
-    return copy
 
 
 @pytest.fixture
@@ -292,39 +161,6 @@ async def test_a_model_that_loses_rows_fails_the_batch(tmp_path: Path) -> None:
 
 
 @in_loop
-async def test_a_killed_worker_is_replaced_within_two_seconds_without_measuring_again(mlp: Path) -> None:
-    gateway = Gateway([worker(model(mlp))])
-    gateway.supervisor.start()
-    first = await gateway.next()
-    send = gateway.workers["cpu0"].send
-    send(Run(1, "m:1", (gateway.place(rows(4)),)))
-    kept = (await gateway.next()).outputs[0]
-    before = gateway.read(kept)
-
-    killed_at = time.monotonic()
-    os.kill(first.pid, signal.SIGKILL)
-    assert await gateway.next() == "cpu0: the worker was killed by SIGKILL"
-    assert not alive(first.pid)
-    second = await gateway.next()
-    assert time.monotonic() - killed_at < 2.0
-    assert second.pid != first.pid
-    assert second.models == first.models
-
-    # What the dead worker made is still there, for the gateway and as an input of its successor.
-    np.testing.assert_array_equal(gateway.read(kept), before)
-    assert gateway.output_regions["cpu0"] != kept.region
-    x = InputTensor("x", DataType.FP32, (1, 8), (Segment(kept.region, kept.offset, 32),))
-    send(Run(2, "m:1", (x,)))  # To the worker that is gone: dropped.
-    gateway.workers["cpu0"].send(Run(3, "m:1", (x,)))
-    done = await gateway.next()
-    assert done.batch == 3
-    np.testing.assert_array_equal(gateway.read(done.outputs[0]), direct(mlp, before.reshape(-1)[:8].reshape(1, 8)))
-    gateway.supervisor.drop_region(kept.region)
-    await gateway.supervisor.drain()
-    assert own_memory_files() == []
-
-
-@in_loop
 async def test_draining_leaves_no_process_and_no_memory_file(mlp: Path) -> None:
     async with serving(worker(model(mlp))) as gateway:
         pid = gateway.workers["cpu0"].pid
@@ -347,63 +183,6 @@ async def test_draining_kills_a_worker_that_does_not_end(tmp_path: Path) -> None
         await asyncio.sleep(0.05)
         await gateway.supervisor.drain(timeout_s=0.1)
         assert not alive(pid)
-
-
-@in_loop
-async def test_a_worker_that_is_not_ready_in_time_is_given_up_and_started_again(mlp: Path) -> None:
-    gateway = Gateway([worker(model(mlp))], ready_timeout_s=0.01)
-    gateway.supervisor.start()
-    assert await gateway.next() == "cpu0: not ready within 0.01 s"
-    assert await gateway.next() == "cpu0: not ready within 0.01 s"
-    await gateway.supervisor.drain()
-
-
-@in_loop
-async def test_regions_that_come_and_go_while_a_worker_loads_do_not_burden_it(mlp: Path) -> None:
-    gateway = Gateway([worker(model(mlp))])
-    gateway.supervisor.start()
-    descriptors = len(os.listdir("/proc/self/fd"))
-    for _ in range(20_000):
-        gateway.supervisor.drop_region(gateway.supervisor.share_region(Region.create("sluice-test", 4096)))
-    assert len(os.listdir("/proc/self/fd")) == descriptors
-    gateway.inputs = Region.create("sluice-test-inputs", 1 << 20)
-    gateway.input_region = gateway.supervisor.share_region(gateway.inputs)
-    assert isinstance(await gateway.next(), Ready)
-    gateway.workers["cpu0"].send(Run(1, "m:1", (gateway.place(rows(1)),)))
-    assert (await gateway.next()).batch == 1
-    await gateway.supervisor.drain()
-
-
-@in_loop
-async def test_a_worker_that_cannot_be_sent_a_region_is_replaced(mlp: Path) -> None:
-    async with serving(worker(model(mlp))) as gateway:
-        process = gateway.workers["cpu0"]
-        os.kill(process.pid, signal.SIGSTOP)
-        for batch in range(100):  # More than the socket holds.
-            process.send(Run(batch, "m" * 50_000, ()))
-        region = Region.create("sluice-test", 4096)
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
-        try:
-            gateway.supervisor.share_region(region)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        reason = "cpu0: the worker cannot be sent its messages: [Errno 24] Too many open files"
-        assert await gateway.next() == reason
-        assert isinstance(await gateway.next(), Ready)
-
-
-@in_loop
-async def test_the_end_of_a_worker_is_seen_though_its_socket_is_held_open(mlp: Path) -> None:
-    async with serving(worker(model(mlp))) as gateway:
-        pid = gateway.workers["cpu0"].pid
-        number = socket_of(pid)
-        assert descriptor_flags(pid, number) & os.O_CLOEXEC  # What a backend starts does not have it ...
-        held = take_descriptor(pid, number)  # ... but what it forks does.
-        os.kill(pid, signal.SIGKILL)
-        assert await gateway.next() == "cpu0: the worker was killed by SIGKILL"
-        assert isinstance(await gateway.next(), Ready)
-        os.close(held)
 
 
 @in_loop
@@ -459,7 +238,7 @@ def test_workers_do_not_outlive_a_gateway_that_is_killed(tmp_path: Path) -> None
 _GATEWAY_SCRIPT = """
 import asyncio, sys
 from pathlib import Path
-from tests.system.test_workers import Gateway, model, rows, worker
+from tests.support.workers import Gateway, model, rows, worker
 from mps.messages import Run
 
 async def main():

@@ -1,0 +1,122 @@
+"""The gateway's side of real workers for tests, cut down to what drives them."""
+
+import asyncio
+import gc
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from models.arrays import Array, decode_bytes, encode_bytes, numpy_dtype
+from models.pipeline import Confidence
+from models.tensor import DataType
+from mps.arena import Region
+from mps.cpu import default_partitions
+from mps.messages import Done, Failed, InputTensor, ModelFile, OutputTensor, Ready, Revoked, Segment
+from mps.partition import CpuPartition
+from mps.process import WorkerProcess
+from mps.supervisor import Supervisor, WorkerSpec
+from tests.support.processes import memory_files
+
+
+class Gateway:
+    """What the gateway does with its supervisor, cut down to one region of inputs and a queue of what was reported."""
+
+    def __init__(self, specs: list[WorkerSpec], ready_timeout_s: float = 60.0) -> None:
+        self.reports: asyncio.Queue[Ready | Done | Failed | Revoked | str] = asyncio.Queue()
+        self.workers: dict[str, WorkerProcess] = {}
+        self.output_regions: dict[str, int] = {}
+        self.supervisor = Supervisor(specs, self, ready_timeout_s)
+        self.inputs = Region.create("sluice-test-inputs", 1 << 20)
+        self.input_region = self.supervisor.share_region(self.inputs)
+
+    def worker_ready(self, partition: str, worker: WorkerProcess, ready: Ready, output_region: int) -> None:
+        self.workers[partition] = worker
+        self.output_regions[partition] = output_region
+        self.reports.put_nowait(ready)
+
+    def worker_lost(self, partition: str, reason: str) -> None:
+        self.workers.pop(partition, None)
+        self.reports.put_nowait(f"{partition}: {reason}")
+
+    def message(self, partition: str, message: Done | Failed | Revoked) -> None:
+        self.reports.put_nowait(message)
+
+    async def next(self) -> Any:
+        async with asyncio.timeout(20):
+            return await self.reports.get()
+
+    def place(self, array: Array, offset: int = 0, segment_bytes: int | None = None) -> InputTensor:
+        """Copy an input `x` into the input region, cut into segments with gaps between them."""
+        is_bytes = array.dtype == np.object_
+        data = encode_bytes(array)[0] if is_bytes else array.tobytes()
+        segments = []
+        for start in range(0, len(data), segment_bytes or len(data)):
+            part = data[start : start + (segment_bytes or len(data))]
+            self.inputs.view[offset : offset + len(part)] = part
+            segments.append(Segment(self.input_region, offset, len(part)))
+            offset += len(part) + 64
+        datatype = DataType.BYTES if is_bytes else DataType.FP32
+        return InputTensor("x", datatype, array.shape, tuple(segments))
+
+    def read(self, tensor: OutputTensor) -> npt.NDArray[Any]:
+        memory = self.supervisor.region(tensor.region).view[tensor.offset : tensor.offset + tensor.nbytes]
+        if tensor.datatype is DataType.BYTES:
+            return decode_bytes(memory, tensor.shape)
+        return np.frombuffer(memory, numpy_dtype(tensor.datatype)).reshape(tensor.shape).copy()
+
+
+@asynccontextmanager
+async def serving(*specs: WorkerSpec) -> AsyncIterator[Gateway]:
+    """A gateway whose workers are ready; drained at the end."""
+    gateway = Gateway(list(specs))
+    gateway.supervisor.start()
+    try:
+        for _ in specs:
+            assert isinstance(await gateway.next(), Ready)
+        yield gateway
+    finally:
+        await gateway.supervisor.drain()
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+def partition(index: int = 0) -> CpuPartition:
+    return default_partitions()[index]
+
+
+def model(
+    path: Path, key: str = "m:1", menu: tuple[int, ...] = (1, 4), verdicts: tuple[tuple[str, Confidence], ...] = ()
+) -> ModelFile:
+    return ModelFile(key, str(path), "onnxruntime", menu, batchable=True, verdicts=verdicts)
+
+
+def worker(*models: ModelFile, index: int = 0, output_bytes: int = 1 << 20) -> WorkerSpec:
+    return WorkerSpec(partition(index), models, output_bytes)
+
+
+def rows(count: int, width: int = 8) -> npt.NDArray[np.float32]:
+    return np.random.default_rng(count).normal(size=(count, width)).astype(np.float32)
+
+
+def direct(path: Path, x: Array) -> npt.NDArray[Any]:
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {"x": x})[0])
+
+
+def own_memory_files() -> list[str]:
+    """The memory files that this process still has when its garbage is collected."""
+    gc.collect()
+    return memory_files(os.getpid(), "sluice")
