@@ -107,18 +107,15 @@ class Metrics(Collector):
         """The counts of the pipeline known as `name:version`."""
         return self._pipelines[pipeline]
 
-    def batch_started(self, batch: DispatchBatch) -> None:
-        """Count a batch that was sent to its partition."""
+    def batch_completed(self, batch: DispatchBatch, compute_ns: int) -> None:
+        """Count a batch that ran, and the time that it took in the backend."""
         key = batch.model, batch.partition
         meter = self._batches.get(key)
         if meter is None:
             meter = self._batches[key] = BatchMeter()
         meter.reasons[batch.reason] += 1
         meter.rows.observe(batch.rows)
-
-    def batch_completed(self, batch: DispatchBatch, compute_ns: int) -> None:
-        """Count the time that a batch took in the backend."""
-        self._batches[batch.model, batch.partition].compute.observe(compute_ns)
+        meter.compute.observe(compute_ns)
 
     def partition_ready(self, partition: str) -> None:
         """The worker of a partition is up."""

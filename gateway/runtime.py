@@ -275,7 +275,6 @@ class Runtime:
 
     def _dispatch(self, batch: DispatchBatch) -> None:
         self._batches[batch.batch] = batch
-        self._metrics.batch_started(batch)
         try:
             self._executor.run(batch)
         except PartitionError as error:

@@ -49,7 +49,7 @@ def server_version() -> str:
 
 def read_models(directory: Path | None, files: Sequence[Path], config: ServerConfig) -> Repository:
     """What is to be served: a repository, or model files by themselves. Raises ConfigError for a bad directory."""
-    sizes = {name: each.max_batch_size for name, each in config.models.items() if each.max_batch_size is not None}
+    sizes = config.batch_sizes()
     if directory is not None:
         return Repository.scan(directory, config.max_batch_size, sizes)
     models: dict[str, ModelEntry] = {}
@@ -136,17 +136,13 @@ def _partitions(config: ServerConfig) -> tuple[CpuPartition, ...]:
 def _scheduler_spec(
     config: ServerConfig, repository: Repository, pipelines: Sequence[Pipeline], partitions: Sequence[CpuPartition]
 ) -> SchedulerSpec:
-    policies = {
-        key: override.policy.config()
-        for key, entry in repository.models.items()
-        if (override := config.models.get(entry.spec.name)) is not None and override.policy is not None
-    }
+    specs = [entry.spec for entry in repository.models.values()]
     return build_spec(
-        [entry.spec for entry in repository.models.values()],
+        specs,
         pipelines,
         [PartitionConfig(partition.name, partition.profile_kind) for partition in partitions],
         limits=config.limits.config(),
-        policies=policies,
+        policies=config.policies(specs),
         default_policy=config.policy.config(),
     )
 

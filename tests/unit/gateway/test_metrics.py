@@ -55,7 +55,6 @@ def test_attainment_is_the_share_in_time_of_all_that_was_not_cancelled() -> None
 def test_batches_are_counted_by_model_partition_and_reason() -> None:
     metrics = new_metrics()
     batch = DispatchBatch(1, "cpu0", "mlp:1", 3, (Member(1, 0, 3),), ReleaseReason.FULL)
-    metrics.batch_started(batch)
     metrics.batch_completed(batch, 2 * NS_PER_MS)
     got = samples(metrics)
     assert got[key("batches_total", "mlp:1", "cpu0", "full")] == 1
