@@ -86,9 +86,14 @@ def drive_http(port: int, request: bytes, concurrency: int, seconds: float) -> C
 
     async def drive(record: Callable[[int], bool], done: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
+        transports = []
         for _ in range(concurrency):
-            await loop.create_connection(lambda: _Connection(request, record), "127.0.0.1", port)
+            transport, _ = await loop.create_connection(lambda: _Connection(request, record), "127.0.0.1", port)
+            transports.append(transport)
         await done.wait()
+        for transport in transports:
+            transport.abort()
+        await asyncio.sleep(0)  # the transports close in the loop's next turn
 
     return _measure(drive, seconds)
 
