@@ -94,7 +94,7 @@ class Dispatcher:
                 self.wake(max(host.free_at_ns - host.hand_off_ns, now_ns))
 
     def withdraw(self, entry: Entry) -> None:
-        """Take a queued entry out again."""
+        """Take an entry that waits out again."""
         queue = entry.queue
         queue.discard(entry)
         model = self.models[queue.model]
@@ -109,10 +109,8 @@ class Dispatcher:
         # The queue may have been forgotten while its last batch ran; what is pushed later must meet this one.
         queue = model.queues.setdefault(queue.batch_key, queue)
         self.waiting[queue] = None
-        queue.retries.append(group)
-        for entry in group:
-            entry.queue = queue
-            model.outstanding += entry.rows
+        queue.retry(group)
+        model.outstanding += sum(entry.rows for entry in group)
         self._wake_for(model, now_ns)
 
     def _forget_if_empty(self, queue: Queue, model: ModelState) -> None:
@@ -227,15 +225,8 @@ class Dispatcher:
             if queue.model not in partition.models:
                 continue
             model = self.models[queue.model]
-            while queue.retries:
-                group = queue.retries.popleft()
-                entries = [entry for entry in group if not entry.request.settled]
-                model.outstanding -= sum(entry.rows for entry in group if entry.request.settled)
-                if entries:
-                    return queue, entries, ReleaseReason.RETRY
-            if not queue.live:
-                self._forget_if_empty(queue, model)
-                continue
+            if queue.retries:
+                return queue, queue.take_retry(), ReleaseReason.RETRY
             choice = model.policy.choose(queue, model, partition, model.estimates[partition.kind], now_ns)
             if choice.rows:
                 head = queue.head()
@@ -304,5 +295,5 @@ class Dispatcher:
                     self.wake(gone_ns + UNAVAILABLE_NS)
                     break
                 entries += queue.entries()
-                entries += (entry for group in queue.retries for entry in group if not entry.request.settled)
+                entries += (entry for group in queue.retries for entry in group)
         return entries

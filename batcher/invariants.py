@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from batcher.placement import IN_FLIGHT
 
 if TYPE_CHECKING:
-    from batcher.lifecycle import Entry
     from batcher.scheduler import Scheduler
 
 
@@ -28,7 +27,7 @@ def _check_requests(scheduler: Scheduler) -> None:
     for request in scheduler.requests.values():
         assert not request.settled, f"settled request {request.identity} is still known"
         assert request.open_stages > 0, f"request {request.identity} has nothing left to do and no outcome"
-        waiting = [entry for entry in request.entries if entry.queued or _retried(entry)]
+        waiting = [entry for entry in request.entries if entry.queued or entry.group is not None]
         assert request.running or waiting, f"request {request.identity} is neither queued nor running"
     held = {id(request): request for request in scheduler.requests.values()}
     for batch in scheduler.dispatcher.batches.values():
@@ -38,11 +37,6 @@ def _check_requests(scheduler: Scheduler) -> None:
     used = sum(request.memory_bytes for request in held.values())
     assert scheduler.admission.memory_bytes == used, f"{scheduler.admission.memory_bytes} bytes reserved, {used} held"
     assert used <= limits.memory_bytes, "more memory is reserved than there is"
-
-
-def _retried(entry: Entry) -> bool:
-    queue = entry.queue
-    return any(entry is other for group in queue.retries for other in group)
 
 
 def _check_queues(scheduler: Scheduler) -> None:
@@ -55,8 +49,10 @@ def _check_queues(scheduler: Scheduler) -> None:
             assert queue.live == len(live), f"queue counts {queue.live} entries, has {len(live)}"
             assert queue.rows == sum(entry.rows for entry in live), "a queue's rows do not add up"
             assert bool(queue) == (queue in dispatcher.waiting), "a queue with work must be among those waiting"
-            assert all(not entry.request.settled for entry in live), "a settled request is still queued"
-            outstanding += queue.rows + sum(entry.rows for group in queue.retries for entry in group)
+            retried = [entry for group in queue.retries for entry in group]
+            assert all(queue.retries), "a group to be retried is empty"
+            assert all(not entry.request.settled for entry in live + retried), "a settled request still waits"
+            outstanding += queue.rows + sum(entry.rows for entry in retried)
         running = sum(batch.rows for batch in dispatcher.batches.values() if batch.queue.model == model.config.key)
         assert model.outstanding == outstanding + running, f"{model.config.key}: outstanding rows do not add up"
 

@@ -62,7 +62,7 @@ class Entry(msgspec.Struct, eq=False):
     """The rows of one request that wait for, or run in, one stage.
 
     `stage_deadline_ns` is the request's deadline less what the stages after this one take; `row_index` and `rows` as
-    in `StageRun`. `batch` is the batch that it runs in.
+    in `StageRun`. `batch` is the batch that it runs in, `group` the one that it is to be retried with.
     """
 
     request: Request
@@ -76,6 +76,7 @@ class Entry(msgspec.Struct, eq=False):
     queued: bool = True
     lost_once: bool = False
     batch: Batch | None = None
+    group: list[Entry] | None = None
 
 
 class Batch(msgspec.Struct, eq=False):

@@ -39,7 +39,7 @@ class Queue:
     @property
     def waiting(self) -> int:
         """Entries that wait, those that are retried included."""
-        return self.live + sum(not entry.request.settled for group in self.retries for entry in group)
+        return self.live + sum(map(len, self.retries))
 
     def push(self, entry: Entry, order_ns: int) -> None:
         """Add an entry. O(1) when it is the latest, else O(log n) comparisons."""
@@ -55,8 +55,29 @@ class Queue:
         self.rows += entry.rows
         self.live += 1
 
+    def retry(self, group: list[Entry]) -> None:
+        """Add entries that are to be dispatched together, as they are."""
+        self.retries.append(group)
+        for entry in group:
+            entry.queue = self
+            entry.group = group
+
+    def take_retry(self) -> list[Entry]:
+        """Remove the first group of those to be retried."""
+        group = self.retries.popleft()
+        for entry in group:
+            entry.group = None
+        return group
+
     def discard(self, entry: Entry) -> None:
-        """Take out an entry that is queued here."""
+        """Take out an entry that waits here."""
+        group = entry.group
+        if group is not None:
+            entry.group = None
+            group.remove(entry)
+            if not group:
+                self.retries.remove(group)
+            return
         entry.queued = False
         self.rows -= entry.rows
         self.live -= 1

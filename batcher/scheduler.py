@@ -199,7 +199,7 @@ class Scheduler:
             request.uncommit(stage)
             stage += 1
         for entry in request.entries:
-            if entry.queued:
+            if entry.queued or entry.group is not None:
                 self.dispatcher.withdraw(entry)
             elif entry.batch is not None:
                 batch = entry.batch

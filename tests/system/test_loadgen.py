@@ -3,6 +3,7 @@
 import asyncio
 import json
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -279,12 +280,13 @@ def test_queries_to_a_server_that_dies_are_errors_and_not_shed(protocol: str, tm
     save_mlp(tmp_path / "repository" / "m" / "1" / "model.onnx", [2, 8, 2])
     with gateway_server(tmp_path / "repository", tmp_path) as running:
 
-        def kill_once_it_answers() -> None:
-            while b'{outcome="completed",pipeline="m:1"} 0.0' in running.request("GET", "/metrics")[2]:
+        def kill_once_it_has_answered_some() -> None:
+            counted = re.compile(rb'sluice_requests_total{outcome="completed",pipeline="m:1"} (\S+)')
+            while (found := counted.search(running.request("GET", "/metrics")[2])) and float(found[1]) < 50:
                 time.sleep(0.02)
             running.process.kill()
 
-        killer = threading.Thread(target=kill_once_it_answers)
+        killer = threading.Thread(target=kill_once_it_has_answered_some)
         killer.start()
         target = f"http://{running.http_url}" if protocol == "http" else f"grpc://{running.grpc_url}"
         result = run(target, queries=600, rate=400, slo_ms=5000, connections=1)
