@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import msgspec
 
-from loadgen.findmax import MAX_PROBES, Probe, find_max
+from loadgen.findmax import MAX_PROBES, MAX_RATE, Probe, find_max
 from loadgen.report import peak_json, peak_text, probe_text, run_json, run_text
 from loadgen.result import RunConfig, RunResult
 from loadgen.samples import SampleSource
@@ -57,7 +57,7 @@ def _find_max(options: argparse.Namespace) -> int:
     def report(probe: Probe) -> None:
         print(probe_text(probe), end="", flush=True)
 
-    peak = find_max(probe, options.start, options.precision / 100, options.max_probes, report)
+    peak = find_max(probe, options.start, options.precision / 100, options.max_probes, options.max_rate, report)
     print(peak_text(peak), end="")
     _write(options.json, peak_json(peak))
     if peak.client_limited or peak.probes[-1].result.interrupted:
@@ -110,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     find = commands.add_parser("find-max", help="the highest rate that meets the objective", epilog=_EPILOG)
     find.add_argument("--start", type=float, default=100.0, help="rate of the first probe (default %(default)s)")
     find.add_argument("--precision", type=float, default=2.0, help="width of the last bracket, %% (default 2)")
+    find.add_argument("--max-rate", type=float, default=MAX_RATE, help="highest rate to try (default %(default)g)")
     find.add_argument("--max-probes", type=int, default=MAX_PROBES, help="most runs to make (default %(default)s)")
     find.add_argument("--duration", type=float, default=10.0, metavar="S", help="seconds of every run (default 10)")
     _add_shared(find)

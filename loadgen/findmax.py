@@ -8,6 +8,8 @@ from loadgen.result import RunResult
 from models.errors import ConfigError
 
 MAX_PROBES = 30
+MAX_RATE = 50_000.0
+"""Rate that is not exceeded: more than a client can send, and a simulated target may have no limit to find."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +44,21 @@ def find_max(
     start: float,
     precision: float = 0.02,
     max_probes: int = MAX_PROBES,
+    max_rate: float = MAX_RATE,
     report: Callable[[Probe], None] = lambda probe: None,
 ) -> Peak:
     """Double from `start` until a rate fails (halve until one passes), then bisect on the logarithm.
 
     `run` takes a rate and the number of the probe, which should choose fresh seeds. Ends when the bracket is narrower
-    than `precision` (relative), after `max_probes` probes, or with a probe that was interrupted. `report` sees every
-    probe as it ends.
+    than `precision` (relative), after `max_probes` probes, at `max_rate`, or with a probe that was interrupted. `report`
+    sees every probe as it ends.
     """
     if not 0 < precision < 1:
         raise ConfigError(f"--precision: must be between 0 and 100 %, got {precision * 100:g} %")
     if max_probes < 1:
         raise ConfigError(f"--max-probes: must be at least 1, got {max_probes}")
+    if start > max_rate:
+        raise ConfigError(f"--start: must be at most --max-rate ({max_rate:g}/s), got {start:g}/s")
     low: float | None = None
     high: float | None = None
     probes: list[Probe] = []
@@ -62,13 +67,13 @@ def find_max(
         probe = Probe(rate, run(rate, len(probes)).without_rows())
         probes.append(probe)
         report(probe)
-        if probe.result.interrupted:
+        if probe.result.interrupted or (probe.passed and rate >= max_rate):
             break
         if probe.passed:
             low = rate
         else:
             high = rate
-        rate = _next_rate(low, high)
+        rate = min(_next_rate(low, high), max_rate)
     return Peak(low, high, tuple(probes))
 
 

@@ -117,3 +117,12 @@ def test_a_precision_that_cannot_be_reached_is_refused(precision: float) -> None
 def test_a_search_needs_a_probe() -> None:
     with pytest.raises(ConfigError, match="--max-probes: must be at least 1, got 0"):
         find_max(target(1)[2], 100, max_probes=0)
+
+
+def test_a_target_without_limit_is_tried_up_to_the_highest_rate_only() -> None:
+    rates, _, run = target(capacity=1e9)
+    peak = find_max(run, start=100, max_rate=500)
+    assert rates == [100, 200, 400, 500]
+    assert (peak.rate, peak.limit) == (500, None)
+    with pytest.raises(ConfigError, match="--start: must be at most --max-rate"):
+        find_max(run, start=600, max_rate=500)
