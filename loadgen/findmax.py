@@ -50,8 +50,8 @@ def find_max(
     """Double from `start` until a rate fails (halve until one passes), then bisect on the logarithm.
 
     `run` takes a rate and the number of the probe, which should choose fresh seeds. Ends when the bracket is narrower
-    than `precision` (relative), after `max_probes` probes, at `max_rate`, or with a probe that was interrupted. `report`
-    sees every probe as it ends.
+    than `precision` (relative), after `max_probes` probes, at `max_rate`, or with a probe that was interrupted.
+    `report` sees every probe as it ends.
     """
     if not 0 < precision < 1:
         raise ConfigError(f"--precision: must be between 0 and 100 %, got {precision * 100:g} %")
@@ -67,10 +67,12 @@ def find_max(
         probe = Probe(rate, run(rate, len(probes)).without_rows())
         probes.append(probe)
         report(probe)
-        if probe.result.interrupted or (probe.passed and rate >= max_rate):
+        if probe.result.interrupted:
             break
         if probe.passed:
             low = rate
+            if rate >= max_rate:
+                break
         else:
             high = rate
         rate = min(_next_rate(low, high), max_rate)
