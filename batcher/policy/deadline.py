@@ -21,7 +21,7 @@ class DeadlinePolicy:
     batch sizes under a latency objective as in Clipper (NSDI'17, §4.3), chosen from a measured table instead of by
     additive increase. With two efficient batches queued or more, batches stay efficient, and heads that these make
     late are late: small ones for their sake would lower the rate, and the next heads would be as tight. (To drop
-    early and keep batches large is the rule of Nexus, SOSP'19, §4.3.)
+    early and keep batches large is the rule of Nexus, SOSP'19.)
     """
 
     by_deadline = True
