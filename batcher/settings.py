@@ -2,10 +2,11 @@
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from batcher.config import Limits, PolicyConfig, PolicyName
 from models.errors import ConfigError
@@ -15,6 +16,7 @@ from models.units import NS_PER_US, ms_to_ns
 _T = TypeVar("_T", bound=msgspec.Struct)
 _MIB = 1 << 20
 _PLACE = re.compile(r"(?P<what>.*) - at (`key` in )?`\$(?P<where>.*)`", re.DOTALL)
+_STEP = re.compile(r"\w+|\[[^]]*\]")
 
 
 class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,4 +108,29 @@ def convert_settings(document: object, form: type[_T], path: str) -> _T:
     except msgspec.ValidationError as error:
         match = _PLACE.fullmatch(str(error))
         what, where = (match["what"], match["where"].lstrip(".")) if match else (str(error), "")
+        if "unknown field" in what:
+            what = f"{what}; expected {', '.join(_fields(form, where))}"
         raise ConfigError(f"{path}: {where}: {what}" if where else f"{path}: {what}") from error
+
+
+def _fields(form: type[msgspec.Struct], where: str) -> list[str]:
+    """The fields of the struct at a place in a form."""
+    forms = [inspect.type_info(form)]
+    for step in _STEP.findall(where):
+        forms = [inner for each in forms for inner in _inside(each, step)]
+    structs = [each for each in forms if isinstance(each, inspect.StructType)]
+    return [field.encode_name for struct in structs for field in struct.fields]
+
+
+def _inside(form: inspect.Type, step: str) -> Iterator[inspect.Type]:
+    """What lies one step further: in a field of a struct, or in an element or a value (`[0]`, `[...]`)."""
+    inner: list[inspect.Type] = []
+    match form:
+        case inspect.StructType():
+            inner = [field.type for field in form.fields if field.encode_name == step]
+        case inspect.DictType():
+            inner = [form.value_type]
+        case inspect.VarTupleType():
+            inner = [form.item_type]
+    for each in inner:
+        yield from each.types if isinstance(each, inspect.UnionType) else [each]

@@ -11,8 +11,7 @@ class Catalogue:
     """The pipelines (a model by itself is one, too) that clients may name.
 
     A pipeline is served once every model it uses has been loaded by some worker; one that is broken, or uses a model
-    that no worker could load, stays known with the reason. `partitions` are the workers that must be up for the server
-    to be ready.
+    that no worker could load, stays known with the reason. `partitions` are the workers.
     """
 
     def __init__(
@@ -36,6 +35,7 @@ class Catalogue:
         self._loaded_once: set[str] = set()
         self._holds: dict[str, frozenset[str]] = {partition: frozenset() for partition in partitions}
         self._up: set[str] = set()
+        self._all_were_up = False
         self._serving: dict[tuple[str, str], Pipeline] = {}
 
     def pipeline(self, name: str, version: str) -> Pipeline:
@@ -109,16 +109,17 @@ class Catalogue:
         return "; ".join(map(self._trouble, hopeless)) or None
 
     def server_ready(self) -> bool:
-        """Whether the worker of every partition is up and the server takes requests.
+        """Whether the server takes requests: at first once all workers are up, from then on while any of them is.
 
         Models that failed to load do not count: the rest is served.
         """
-        return not self.draining and len(self._up) == len(self._holds)
+        return not self.draining and self._all_were_up and bool(self._up)
 
     def partition_ready(self, partition: str, loaded: Iterable[str], failed: Mapping[str, str]) -> None:
         """A worker is up; `failed` maps the models it could not load to the reasons."""
         self._holds[partition] = frozenset(loaded)
         self._up.add(partition)
+        self._all_were_up |= len(self._up) == len(self._holds)
         self._loaded_once |= self._holds[partition]
         self._failed.update(failed)
         self._serving = {

@@ -2,14 +2,17 @@
 
 import argparse
 import asyncio
+import importlib
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
     from gateway.config import ServerConfig
+    from models.repository import ModelEntry
 
 UNUSABLE = 2
 """Exit status when the command cannot be carried out as given."""
@@ -54,16 +57,16 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--max-batch-size", type=int, metavar="N", help="for models with a batch dimension (default 64)")
     serve.add_argument("--default-slo-ms", type=float, metavar="MS", help="for requests without one (default 10000)")
     serve.add_argument("--drain-timeout-s", type=float, metavar="S", help="time for requests at the end (default 30)")
-    serve.add_argument("--journal", type=Path, metavar="FILE", help="record every event and decision")
+    serve.add_argument("--journal", type=Path, metavar="FILE", help="a new file for every event and decision")
     serve.add_argument("--ready-file", type=Path, metavar="FILE", help="written as JSON (ports, pid) when ready")
     serve.add_argument("--log-format", choices=["text", "json"], default="text")
     serve.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     replay = commands.add_parser("replay", help="check that a journal leads to the same decisions again")
     replay.set_defaults(command=_replay)
     replay.add_argument("journal", type=Path, metavar="JOURNAL")
-    validate = commands.add_parser("validate", help="check a model repository")
+    validate = commands.add_parser("validate", help="check a model repository, or model files, without serving")
     validate.set_defaults(command=_validate)
-    validate.add_argument("repository", type=Path, metavar="DIR")
+    validate.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a model repository, or model files")
     return parser
 
 
@@ -78,10 +81,10 @@ def _serve(options: argparse.Namespace) -> int:
     from gateway.wiring import build_server, read_models
     from models.errors import ConfigError
 
+    config = _config(options)
     if (options.repository is None) == (not options.files):
         raise ConfigError("expected either --repository DIR or model files")
     configure(LogFormat(options.log_format), options.log_level)
-    config = _config(options)
     repository = read_models(options.repository, options.files, config)
     if not repository.models:
         reasons = "".join(f"\n  {each.reason}" for each in repository.broken)
@@ -91,12 +94,29 @@ def _serve(options: argparse.Namespace) -> int:
         with ExitStack() as stack:
             journal = None
             if options.journal is not None:
-                journal = options.journal.open("wb")
+                journal = _open_new(options.journal)
                 stack.callback(_close, journal)
-            return await build_server(config, repository, journal).run(options.ready_file)
+            try:
+                server = build_server(config, repository, journal)
+            except BaseException:
+                # Nothing has been recorded, and the file would be in the way of the next attempt.
+                if options.journal is not None and options.journal.is_file():
+                    options.journal.unlink()
+                raise
+            return await server.run(options.ready_file)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve())
+
+
+def _open_new(path: Path) -> BinaryIO:
+    """A journal to write: a file that is not there yet, or a device or pipe that is."""
+    from models.errors import ConfigError
+
+    try:
+        return path.open("wb" if path.exists() and not path.is_file() else "xb")
+    except FileExistsError as error:
+        raise ConfigError(f"the journal {path} exists already; move it away or name another file") from error
 
 
 def _close(journal: BinaryIO) -> None:
@@ -140,10 +160,12 @@ def _replay(options: argparse.Namespace) -> int:
 
     from batcher.journal import replay
 
+    read = count()
     with options.journal.open("rb") as lines:
-        difference = replay(lines)
+        difference = replay(line for line, _ in zip(lines, read, strict=False))
     if difference is None:
-        print(f"{options.journal}: the same decisions")
+        # The first line is the spec.
+        print(f"{options.journal}: the same decisions in {next(read) - 1} steps")
         return 0
     print(f"{options.journal}: line {difference.line}: the decisions differ")
     print(f"recorded: {msgspec.json.encode(difference.step).decode()}")
@@ -152,17 +174,37 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _validate(options: argparse.Namespace) -> int:
-    from models.repository import Repository
+    from gateway.config import ServerConfig
+    from gateway.wiring import read_models
+    from models.errors import ConfigError
 
-    repository = Repository.scan(options.repository)
-    for key, entry in repository.models.items():
-        batches = f"batches of up to {entry.spec.max_batch_size}" if entry.spec.batchable else "no batches"
-        print(f"{key}: ok, {batches}")
-    for name in repository.pipelines:
-        print(f"{name}: ok, pipeline")
+    paths: list[Path] = options.paths
+    for path in paths:
+        if not path.exists():
+            raise ConfigError(f"{path}: there is no such file or directory; expected a model repository or model files")
+        if path.is_dir() and len(paths) > 1:
+            raise ConfigError(f"{path}: expected either one model repository or model files")
+    directory, files = (paths[0], []) if paths[0].is_dir() else (None, paths)
+    repository = read_models(directory, files, ServerConfig())
+    unloadable = {key for key, entry in repository.models.items() if not _validate_model(key, entry)}
+    for name, pipeline in repository.pipelines.items():
+        needed = sorted(unloadable & {stage.model for stage in pipeline.stages})
+        print(f"{name}: cannot be served without {', '.join(needed)}" if needed else f"{name}: ok, pipeline")
     for broken in repository.broken:
         print(broken.reason)
-    return 1 if repository.broken else 0
+    return 1 if repository.broken or unloadable else 0
+
+
+def _validate_model(key: str, entry: "ModelEntry") -> bool:
+    """Load a model as a worker would, and print the outcome."""
+    try:
+        importlib.import_module(f"models.backends.{entry.backend}").load(str(entry.path), 1)
+    except Exception as error:  # whatever a backend raises, as in a worker
+        print(f"{key}: cannot be loaded: {' '.join(str(error).split()) or type(error).__name__}")
+        return False
+    batches = f"batches of up to {entry.spec.max_batch_size}" if entry.spec.batchable else "no batches"
+    print(f"{key}: ok, {batches}")
+    return True
 
 
 if __name__ == "__main__":

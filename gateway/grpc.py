@@ -11,7 +11,7 @@ from gateway.codec_grpc import decode_request, encode_response
 from gateway.dataplane import EXTENSIONS, DataPlane
 from gateway.request import is_version
 from gateway.status import error_message, grpc_status, retry_after_s
-from models.errors import RequestError, ServingError, UnsupportedRequest
+from models.errors import ConfigError, RequestError, ServingError, UnsupportedRequest
 from models.tensor import TensorSpec
 from models.units import NS_PER_S
 
@@ -92,7 +92,7 @@ class InferenceService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
 def grpc_server(
     dataplane: DataPlane, catalogue: Catalogue, host: str, port: int, max_body_bytes: int
 ) -> tuple[grpc.aio.Server, int]:
-    """A server, not started yet, and its port; port 0 takes a free one. Raises RuntimeError if the port is taken."""
+    """A server, not started yet, and its port; port 0 takes a free one. Raises ConfigError if it cannot be bound."""
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", max_body_bytes),
@@ -101,7 +101,11 @@ def grpc_server(
         ]
     )
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(InferenceService(dataplane, catalogue), server)
-    return server, server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        return server, server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ConfigError(f"gRPC port {address} cannot be bound: it is in use or not allowed") from error
 
 
 async def _abort(context: Any, error: Exception) -> NoReturn:

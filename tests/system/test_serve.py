@@ -1,14 +1,17 @@
 """The command `sluice` as a user runs it."""
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from onnx import helper
 
-from tests.support.onnx_models import save_mlp, save_variable
+from models.tensor import DataType
+from tests.support.onnx_models import save_mlp, save_model, save_variable, value
 from tests.support.server import GatewayServer, gateway_server, stop
 
 ROOT = Path(__file__).parents[2]
@@ -146,7 +149,10 @@ def test_the_journal_of_a_run_replays_to_the_same_decisions(repository: Path, tm
             assert infer(server, name)[0] == 200
         assert stop(server.process) == 0
     replayed = sluice("replay", str(journal))
-    assert (replayed.returncode, replayed.stdout) == (0, f"{journal}: the same decisions\n")
+    assert (replayed.returncode, replayed.stdout) == (
+        0,
+        f"{journal}: the same decisions in {len(journal.read_text().splitlines()) - 1} steps\n",
+    )
     lines = journal.read_text().splitlines()
     altered = next(index for index, line in enumerate(lines) if '"CompleteRequest"' in line)
     lines[altered] = lines[altered].replace('"outcome":"completed"', '"outcome":"completed_late"')
@@ -154,6 +160,34 @@ def test_the_journal_of_a_run_replays_to_the_same_decisions(repository: Path, tm
     differing = sluice("replay", str(journal))
     assert differing.returncode == 1
     assert f"line {altered + 1}: the decisions differ" in differing.stdout
+
+
+def test_a_journal_is_never_overwritten_and_none_is_left_by_a_server_that_did_not_start(tmp_path: Path) -> None:
+    model, journal = save_mlp(tmp_path / "mlp.onnx", [4, 3]), tmp_path / "journal"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = sluice("serve", str(model), "--http-port", "0", "--grpc-port", port, "--journal", str(journal))
+    assert result.returncode == 2
+    assert f"sluice: gRPC port 127.0.0.1:{port} cannot be bound: it is in use or not allowed\n" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not journal.exists()
+    journal.write_text("kept")
+    result = sluice("serve", str(model), "--journal", str(journal))
+    assert (result.returncode, result.stderr) == (
+        2,
+        f"sluice: the journal {journal} exists already; move it away or name another file\n",
+    )
+    assert journal.read_text() == "kept"
+
+
+def test_a_wrong_configuration_is_told_before_a_missing_repository(tmp_path: Path) -> None:
+    config = tmp_path / "sluice.yaml"
+    config.write_text("http_port: 70000")
+    result = sluice("serve", "--config", str(config))
+    assert (result.returncode, result.stderr) == (
+        2,
+        f"sluice: {config}: expected ports from 0 (any free one) to 65535\n",
+    )
 
 
 def test_settings_of_a_model_that_is_not_there_are_refused(repository: Path, tmp_path: Path) -> None:
@@ -174,12 +208,32 @@ def test_validate_names_what_is_broken_and_where(repository: Path) -> None:
     assert "small:1: ok" in result.stdout
 
 
+def test_validate_loads_models_and_takes_files_too(repository: Path, tmp_path: Path) -> None:
+    ends = [value("x", DataType.FP32, ["N", 4]), value("y", DataType.FP32, ["N", 3])]
+    strange = [helper.make_node("Strange", ["x"], ["y"])]
+    path = save_model(repository / "large" / "1" / "model.onnx", strange, ends[:1], ends[1:])
+    result = sluice("validate", str(repository))
+    assert result.returncode == 1
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith(f"large:1: cannot be loaded: {path}: ONNX Runtime cannot load the model: ")
+    assert "Strange" in lines[0]
+    assert lines[1:] == [
+        "small:1: ok, batches of up to 64",
+        "cascade: cannot be served without large:1",
+        "ensemble: cannot be served without large:1",
+    ]
+    good = save_mlp(tmp_path / "mlp.onnx", [4, 3])
+    result = sluice("validate", str(good))
+    assert (result.returncode, result.stdout) == (0, "mlp:1: ok, batches of up to 64\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["serve"], "expected either --repository DIR or model files"),
         (["serve", "--repository", "/absent"], "/absent: expected a directory, the model repository"),
         (["serve", "/absent.onnx"], "there is no model that can be served\n  /absent.onnx: cannot be read"),
+        (["validate", "/absent"], "/absent: there is no such file or directory; expected a model repository or model"),
         (["replay", "/absent"], "No such file or directory: '/absent'"),
     ],
 )

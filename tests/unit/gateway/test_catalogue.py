@@ -85,15 +85,18 @@ def test_a_model_that_one_worker_lost_stays_served_but_is_ready_only_while_one_i
     assert catalogue.ready("mlp", "1")
 
 
-def test_the_server_is_ready_when_every_worker_is_up_even_if_a_model_failed() -> None:
+def test_the_server_gets_ready_with_every_worker_and_stays_so_with_any_even_if_a_model_failed() -> None:
     catalogue = new_catalogue()
     catalogue.partition_ready("cpu0", ["mlp:1"], {"big:1": "too big"})
     assert not catalogue.server_ready()
     catalogue.partition_ready("cpu1", ["mlp:1"], {"big:1": "too big"})
     assert catalogue.server_ready()
     catalogue.partition_lost("cpu0")
+    assert catalogue.server_ready()
+    catalogue.partition_lost("cpu1")
     assert not catalogue.server_ready()
     catalogue.partition_ready("cpu0", ["mlp:1"], {})
+    assert catalogue.server_ready()
     catalogue.draining = True
     assert not catalogue.server_ready()
     assert not catalogue.ready("mlp", "1")

@@ -1,13 +1,19 @@
+import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
+import yaml
 
 from batcher.config import Limits, PolicyConfig, PolicyName
-from gateway.config import ServerConfig, read_config
+from batcher.settings import PolicySettings
+from gateway.config import ServerConfig, ServerLimits, read_config
 from models.errors import ConfigError
 from models.units import NS_PER_MS
 from mps.partition import CpuPartition
+
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encoding="utf-8")
 
 
 def write(directory: Path, text: str) -> Path:
@@ -46,10 +52,39 @@ def test_every_setting_can_be_written(tmp_path: Path) -> None:
     assert config.limits.config() == Limits(queue_requests=10, memory_bytes=1 << 20, hand_off_ns=80_000)
 
 
+def test_the_documented_example_is_a_configuration_with_every_key(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)
+    config = read_config(write(tmp_path, example))
+    assert config.partitions == (CpuPartition("small", (0,)), CpuPartition("large", (1, 2, 3)))
+    assert config.models["mlp"].policy == PolicySettings(PolicyName.TIMEOUT, (8, 16), 2)
+    assert yaml.safe_load(example).keys() == set(ServerConfig.__struct_fields__)
+
+
+@pytest.mark.parametrize("settings", [ServerConfig(), ServerLimits(), PolicySettings()])
+def test_every_key_is_documented_and_so_are_the_defaults(settings: msgspec.Struct) -> None:
+    defaults = dict(re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", DOCUMENT, re.MULTILINE))
+    for key, value in json.loads(msgspec.json.encode(settings)).items():
+        assert f"\n| `{key}` |" in DOCUMENT
+        if not isinstance(value, dict) and key != "partitions":
+            assert yaml.safe_load(defaults[key]) == value
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("port: 1", "Object contains unknown field `port`"),
+        (
+            "port: 1",
+            "Object contains unknown field `port`; expected limits, host, http_port, grpc_port, partitions, "
+            "max_body_bytes, drain_timeout_s, policy, max_batch_size, models, default_slo_ms",
+        ),
+        (
+            "models: {mlp: {policy: {delay: 1}}}",
+            "models[...].policy: Object contains unknown field `delay`; expected name, preferred, max_delay_ms",
+        ),
+        (
+            "partitions: [{name: a, cores: [0], core: 0}]",
+            "partitions[0]: Object contains unknown field `core`; expected name, cores",
+        ),
         ("policy: {name: timeout, preferred: [0]}", "policy: expected preferred sizes of at least 1"),
         ("policy: {max_delay_ms: 3}", "policy: preferred and max_delay_ms belong to policy timeout, not to deadline"),
         ("policy: {name: greedy}", "policy.name: Invalid enum value 'greedy'"),

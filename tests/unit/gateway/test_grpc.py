@@ -1,6 +1,7 @@
 """ModelInfer messages to requests and back, and the service on a real channel."""
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from batcher.outcome import Outcome
 from gateway.answer import Answer
 from gateway.codec_grpc import decode_request
 from gateway.grpc import grpc_server
-from models.errors import RequestError, UnsupportedRequest
+from models.errors import ConfigError, RequestError, UnsupportedRequest
 from models.tensor import DataType
 from tests.unit.gateway.front import ARRIVED_NS, Front, front, identity
 
@@ -202,3 +203,13 @@ def test_cancelling_the_call_cancels_the_request(served: Front) -> None:
         assert served.runtime.cancelled == [1]
 
     converse(served, talk)
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    async def bind(port: int) -> None:
+        grpc_server(front().dataplane, front().catalogue, "127.0.0.1", port, 1 << 20)
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"^gRPC port 127.0.0.1:{port} cannot be bound: it is in use or not all"):
+            asyncio.run(bind(port))
