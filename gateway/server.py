@@ -35,7 +35,6 @@ class PartitionWatch:
     def __init__(self, catalogue: Catalogue, metrics: Metrics) -> None:
         self._catalogue = catalogue
         self._metrics = metrics
-        self._reported: set[tuple[str, str]] = set()
         self.all_ready = asyncio.Event()
 
     def worker_ready(self, partition: str, ready: Ready) -> None:
