@@ -16,10 +16,18 @@ class PolicyName(enum.StrEnum):
     DEADLINE = "deadline"
 
 
+class Objective(enum.StrEnum):
+    """What the policy `deadline` does with slack: answer soon, or wait for fuller (cheaper) batches."""
+
+    LATENCY = "latency"
+    COST = "cost"
+
+
 class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A batch policy and its settings; `preferred` and `max_delay_ns` belong to `timeout`."""
+    """A batch policy and its settings; `preferred` and `max_delay_ns` belong to `timeout`, `objective` to `deadline`."""
 
     name: PolicyName = PolicyName.DEADLINE
+    objective: Objective = Objective.LATENCY
     preferred: tuple[int, ...] = ()
     max_delay_ns: int = 0
 
@@ -56,7 +64,8 @@ class StageConfig(msgspec.Struct, frozen=True):
 
     `sources` are the indices of the stages whose tensors it takes. `request_keyed` says whether the request's batch
     key tells its inputs apart, `source_keyed` whether those of its sources do; both are False when every dimension
-    is fixed. `verdicts` are those a combiner reports (a model stage reports its model's).
+    is fixed. `verdicts` are those a combiner reports (a model stage reports its model's). `variants` are all models
+    that may run the stage, `model` among them; empty when there is no choice.
     """
 
     name: str
@@ -66,21 +75,33 @@ class StageConfig(msgspec.Struct, frozen=True):
     verdicts: tuple[Verdict, ...] = ()
     request_keyed: bool = False
     source_keyed: bool = False
+    variants: tuple[str, ...] = ()
 
 
 class PipelineConfig(msgspec.Struct, frozen=True):
-    """A pipeline as the scheduler sees it: stages in topological order (sources have smaller indices)."""
+    """A pipeline as the scheduler sees it: stages in topological order (sources have smaller indices).
+
+    `slo_ns` is the objective that it is planned for (0: none). `weight` is its share of a model that it has to share
+    with other pipelines, against their weights.
+    """
 
     name: str
     stages: tuple[StageConfig, ...]
     late: Late = Late.SERVE
+    slo_ns: int = 0
+    weight: float = 1.0
 
 
 class PartitionConfig(msgspec.Struct, frozen=True):
-    """A partition; `kind` keys the latency tables. What its worker holds is told by `PartitionReady`."""
+    """A partition; `kind` keys the latency tables. What its worker holds is told by `PartitionReady`.
+
+    `price` is what a second of it costs, `share` how much of the machine it is, in (0, 1].
+    """
 
     name: str
     kind: str
+    price: float = 1.0
+    share: float = 1.0
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
