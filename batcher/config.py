@@ -27,9 +27,9 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A batch policy and its settings; `preferred` and `max_delay_ns` belong to `timeout`, `objective` to `deadline`."""
 
     name: PolicyName = PolicyName.DEADLINE
-    objective: Objective = Objective.LATENCY
     preferred: tuple[int, ...] = ()
     max_delay_ns: int = 0
+    objective: Objective = Objective.LATENCY
 
 
 class Verdict(msgspec.Struct, frozen=True):
