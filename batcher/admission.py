@@ -75,17 +75,12 @@ class Admission:
         for root in pipeline.roots:
             model = root.model
             assert model is not None, "a combiner has sources"
-            start_ns = -1
-            for host in model.partitions:
-                free_ns = host.free_at_ns if host.ready else host.start_ns(now_ns)
-                host_ns = (free_ns if free_ns > now_ns else now_ns) + host.backlog_ns
-                if host_ns < start_ns or start_ns < 0:
-                    start_ns = host_ns
+            start_ns = min([pool.start_after_backlog_ns(now_ns) for pool in model.pools])
             queue = root.queue if root.queue is not None else model.queues.get(event.batch_key)
             if queue is not None and event.deadline_ns - root.tail_ns < queue.last_ns and model.by_deadline:
                 behind = min(queue.behind(event.deadline_ns - root.tail_ns), queue.live)
                 rows = queue.rows * behind // max(queue.live, 1)
-                start_ns -= rows * model.row_ns(model.partitions[0].kind) // len(model.partitions)
+                start_ns -= rows * model.row_ns(model.pools[0].kind) // model.hosts
             if start_ns > latest_ns:
                 latest_ns = start_ns
         return latest_ns + pipeline.path_ns
@@ -104,7 +99,7 @@ class Admission:
 
     @staticmethod
     def _backlog_ns(pipeline: PipelineState) -> int:
-        return max((host.backlog_ns for host, _ in pipeline.work.total), default=0)
+        return max((pool.backlog_ns for pool, _ in pipeline.work.total), default=0)
 
     @staticmethod
     def _reject(event: RequestArrived, outcome: Outcome, reason: str, retry_after_ns: int) -> RejectRequest:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from batcher.placement import IN_FLIGHT
 
 if TYPE_CHECKING:
+    from batcher.pool import Pool
+    from batcher.queue import Queue
     from batcher.scheduler import Scheduler
 
 
@@ -48,7 +50,8 @@ def _check_queues(scheduler: Scheduler) -> None:
             assert queue.batch_key == key, f"queue of {key!r} bears the key {queue.batch_key!r}"
             assert queue.live == len(live), f"queue counts {queue.live} entries, has {len(live)}"
             assert queue.rows == sum(entry.rows for entry in live), "a queue's rows do not add up"
-            assert bool(queue) == (queue in dispatcher.waiting), "a queue with work must be among those waiting"
+            if queue:
+                assert all(_is_known(queue, pool) for pool in model.pools), "a queue with work waits where nobody looks"
             retried = [entry for group in queue.retries for entry in group]
             assert all(queue.retries), "a group to be retried is empty"
             assert all(not entry.request.settled for entry in live + retried), "a settled request still waits"
@@ -59,9 +62,9 @@ def _check_queues(scheduler: Scheduler) -> None:
 
 def _check_batches(scheduler: Scheduler) -> None:
     dispatcher = scheduler.dispatcher
-    listed = [batch for partition in dispatcher.partitions.values() for batch in partition.batches]
+    listed = [batch for partition in dispatcher.fleet.partitions.values() for batch in partition.batches]
     assert sorted(batch.identity for batch in listed) == sorted(dispatcher.batches), "a batch is on no partition"
-    for partition in dispatcher.partitions.values():
+    for partition in dispatcher.fleet.partitions.values():
         assert len(partition.batches) <= IN_FLIGHT, f"{partition.name} holds {len(partition.batches)} batches"
     for batch in listed:
         limit = dispatcher.models[batch.queue.model].config.max_batch
@@ -73,16 +76,22 @@ def _check_batches(scheduler: Scheduler) -> None:
         assert not any(entry.queued for entry in batch.entries), "an entry is queued and running"
 
 
+def _is_known(queue: Queue, pool: Pool) -> bool:
+    """Whether a pool will look at a queue for what comes first in it."""
+    if queue.put_off and any(item[2] is queue for item in pool.timers):
+        return True
+    return any(item[4] is queue and queue.is_current(item[2]) for item in pool.waiting)
+
+
 def _check_backlogs(scheduler: Scheduler) -> None:
-    for partition in scheduler.dispatcher.partitions.values():
+    for pool in scheduler.dispatcher.fleet.pools:
+        assert pool.ready_count == sum(each.ready for each in pool.partitions.values()), "partitions are miscounted"
         promised = sum(
             row_ns * request.rows
             for request in scheduler.requests.values()
             for stage, shares in enumerate(request.work.stages)
             if request.committed >> stage & 1
-            for host, row_ns in shares
-            if host is partition
+            for each, row_ns in shares
+            if each is pool
         )
-        assert partition.backlog_ns == promised, (
-            f"{partition.name}: backlog {partition.backlog_ns}, promised {promised}"
-        )
+        assert pool.backlog_ns == promised, f"pool {pool.number}: backlog {pool.backlog_ns}, promised {promised}"

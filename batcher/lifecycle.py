@@ -27,7 +27,7 @@ class StageRun(msgspec.Struct, eq=False):
 class Request(msgspec.Struct, eq=False):
     """A request that was admitted and has no outcome yet.
 
-    `committed` has a bit for every stage whose expected work is still counted in the partitions' backlogs; `running`
+    `committed` has a bit for every stage whose expected work is still counted in the pools' backlogs; `running`
     counts batches and combiners that hold its tensors. `runs` has a record a stage once it is known for which rows it
     runs, `missing` how many stages each one still waits for; both are empty for a pipeline of one stage. `evicts` says
     that it is given up rather than answered late.
@@ -54,8 +54,8 @@ class Request(msgspec.Struct, eq=False):
         bit = 1 << stage
         if self.committed & bit:
             self.committed &= ~bit
-            for partition, row_ns in self.work.stages[stage]:
-                partition.backlog_ns -= row_ns * self.rows
+            for pool, row_ns in self.work.stages[stage]:
+                pool.backlog_ns -= row_ns * self.rows
 
 
 class Entry(msgspec.Struct, eq=False):

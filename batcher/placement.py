@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from batcher.lifecycle import Batch
     from batcher.plan import PipelineState
     from batcher.policy.base import BatchPolicy
+    from batcher.pool import Pool
     from batcher.queue import Queue
 
 IN_FLIGHT = 2
@@ -25,37 +26,46 @@ PEAK_DECAY = 0.9
 
 
 class PartitionState:
-    """One partition: its batches in flight, when it is expected to be free, and the work promised to it.
+    """One partition: its batches in flight and when it is expected to be free.
 
-    `hand_off_ns` is how long before that the next batch is closed, so that it is there in time: the configured time, or
-    the longer one that hand-offs are seen to take. `ended_ns` is when the last batch ended.
+    `models` are those it may be given batches of; `pool` are its equals. `hand_off_ns` is how long before that the next batch is closed, so that it is there in time: the configured time, or
+    the longer one that hand-offs are seen to take. `ended_ns` is when the last batch ended. `opening_ns` and
+    `listed_idle` belong to the pool.
     """
 
     __slots__ = (
         "_least_hand_off_ns",
-        "backlog_ns",
         "batches",
         "ended_ns",
         "free_at_ns",
         "hand_off_ns",
         "idle_since_ns",
         "kind",
+        "listed_idle",
         "lost_ns",
         "models",
         "name",
+        "number",
+        "opening_ns",
+        "pool",
+        "price",
         "ready",
     )
 
-    def __init__(self, config: PartitionConfig, hand_off_ns: int) -> None:
+    def __init__(self, number: int, config: PartitionConfig, hand_off_ns: int) -> None:
+        self.number = number
         self.name = config.name
         self.kind = config.kind
+        self.price = config.price
         self.models: frozenset[str] = frozenset()
         self.batches: list[Batch] = []
         self.ready = False
         self.lost_ns: int | None = None
         self.free_at_ns = 0
         self.idle_since_ns = 0
-        self.backlog_ns = 0
+        self.opening_ns = 0
+        self.listed_idle = False
+        self.pool: Pool | None = None
         self.ended_ns = 0
         self.hand_off_ns = self._least_hand_off_ns = hand_off_ns
 
@@ -64,12 +74,6 @@ class PartitionState:
         if self.ready:
             return self.free_at_ns if self.batches and self.free_at_ns > now_ns else now_ns
         return max(now_ns, (now_ns if self.lost_ns is None else self.lost_ns) + RESTART_NS)
-
-    def open_at_ns(self, now_ns: int) -> int | None:
-        """From when on another batch may be closed for this partition; None while it has two or is not ready."""
-        if not self.ready or len(self.batches) >= IN_FLIGHT:
-            return None
-        return max(now_ns, self.free_at_ns - self.hand_off_ns) if self.batches else now_ns
 
     def observe(self, dispatched_ns: int, started_ns: int, ended_ns: int, now_ns: int) -> None:
         """Learn from a batch that did not have to wait for another what its way to the worker and back took."""
@@ -81,7 +85,7 @@ class PartitionState:
 
 
 class ModelState:
-    """One model version: who holds it, how fast it is, and how much of it is asked for.
+    """One model version: who holds it (`hosts` partitions in `pools`), how fast it is, how much of it is asked for.
 
     `outstanding` counts queued and running rows; `peak` is its maximum, decayed with every batch: how many rows may be
     expected together. `typical_rows` is the smoothed batch size.
@@ -92,11 +96,12 @@ class ModelState:
         "by_deadline",
         "config",
         "estimates",
+        "hosts",
         "outstanding",
-        "partitions",
         "peak",
         "pipelines",
         "policy",
+        "pools",
         "queues",
         "typical_rows",
     )
@@ -105,7 +110,8 @@ class ModelState:
         self.config = config
         self.policy = policy
         self.by_deadline = policy.by_deadline
-        self.partitions: list[PartitionState] = []
+        self.pools: list[Pool] = []
+        self.hosts = 0
         self.estimates: dict[str, LatencyEstimate] = {}
         self.queues: dict[str, Queue] = {}
         self.pipelines: list[PipelineState] = []
@@ -113,6 +119,16 @@ class ModelState:
         self.peak: float = 0
         self.typical_rows = 1.0
         self.batches = 0
+
+    @property
+    def partitions(self) -> list[PartitionState]:
+        """The partitions that hold the model, in the order of their numbers; O(hosts)."""
+        return sorted((host for pool in self.pools for host in pool.partitions.values()), key=lambda host: host.number)
+
+    @property
+    def served(self) -> bool:
+        """Whether a partition that is up holds the model."""
+        return any(pool.ready_count for pool in self.pools)
 
     def row_ns(self, kind: str) -> int:
         """Time that a row takes of a partition of that kind, in batches as large as the policy makes them."""

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from batcher.config import PipelineConfig, StageConfig
-from batcher.placement import ModelState, PartitionState
+from batcher.placement import ModelState
+from batcher.pool import Pool
 from batcher.queue import Queue
 from models.pipeline import Late
 
 PROBABILITY_WEIGHT = 0.02
 """Weight of one request in the smoothed share of rows that a conditional stage runs for."""
 
-Shares = tuple[tuple[PartitionState, int], ...]
-"""(partition, expected nanoseconds of it that one row of a request takes)."""
+Shares = tuple[tuple[Pool, int], ...]
+"""(pool, expected nanoseconds of its partitions that one row of a request takes)."""
 
 
 class Work:
-    """The expected work of a row of a request on each partition, stage by stage and in all."""
+    """The expected work of a row of a request in each pool, stage by stage and in all."""
 
     __slots__ = ("stages", "total")
 
     def __init__(self, stages: tuple[Shares, ...]) -> None:
         self.stages = stages
-        sums: dict[PartitionState, int] = {}
+        sums: dict[Pool, int] = {}
         for shares in stages:
-            for partition, row_ns in shares:
-                sums[partition] = sums.get(partition, 0) + row_ns
+            for pool, row_ns in shares:
+                sums[pool] = sums.get(pool, 0) + row_ns
         self.total: Shares = tuple(sums.items())
 
 
@@ -113,14 +114,8 @@ class PipelineState:
         shares: list[Shares] = []
         for stage in self.stages:
             reach[stage.index] = stage.probability * min((reach[source] for source in stage.waits_for), default=1.0)
-            hosts = stage.model.partitions if stage.model else []
-            shares.append(
-                tuple(
-                    (host, round(stage.model.row_ns(host.kind) * reach[stage.index] / len(hosts)))
-                    for host in hosts
-                    if stage.model
-                )
-            )
+            model = stage.model
+            shares.append(() if model is None else _shares(model, reach[stage.index]))
         self.work = Work(tuple(shares))
         for stage in reversed(self.stages):
             stage.tail_ns = max(
@@ -144,3 +139,10 @@ class PipelineState:
                 took = min(estimate.profile_ns(1) for estimate in model.estimates.values()) + hand_off_ns
             finish[stage.index] = start + took
         return max(finish.values())
+
+
+def _shares(model: ModelState, reach: float) -> Shares:
+    """The work of a row, spread evenly over the partitions that hold the model."""
+    return tuple(
+        (pool, round(model.row_ns(pool.kind) * reach * len(pool.partitions) / model.hosts)) for pool in model.pools
+    )

@@ -18,10 +18,10 @@ class Queue:
 
     An entry that was settled meanwhile stays as a dead item until it comes to the front or too many are dead.
     `last_ns` is not before the order of the last item. `retries` holds (parts of) batches that failed: groups of
-    entries dispatched as they are, before all others.
+    entries dispatched as they are, before all others. `put_off` says that a policy looks at it again at a time.
     """
 
-    __slots__ = ("_dead", "_items", "batch_key", "last_ns", "live", "model", "retries", "rows")
+    __slots__ = ("_dead", "_items", "batch_key", "last_ns", "live", "model", "put_off", "retries", "rows")
 
     def __init__(self, model: str, batch_key: str) -> None:
         self.model = model
@@ -29,6 +29,7 @@ class Queue:
         self.rows = 0
         self.live = 0
         self.last_ns = 0
+        self.put_off = False
         self.retries: deque[list[Entry]] = deque()
         self._items: list[Item] = []
         self._dead = 0
@@ -41,8 +42,8 @@ class Queue:
         """Entries that wait, those that are retried included."""
         return self.live + sum(map(len, self.retries))
 
-    def push(self, entry: Entry, order_ns: int) -> None:
-        """Add an entry. O(1) when it is the latest, else O(log n) comparisons."""
+    def push(self, entry: Entry, order_ns: int) -> bool:
+        """Add an entry; whether it is the first now. O(1) when it is the latest, else O(log n) comparisons."""
         item = (order_ns, -entry.stage, entry.sequence, entry)
         items = self._items
         if order_ns > self.last_ns:
@@ -54,6 +55,13 @@ class Queue:
             insort(items, item)
         self.rows += entry.rows
         self.live += 1
+        return self.live == 1 or items[0] is item
+
+    def is_current(self, sequence: int) -> bool:
+        """Whether `sequence` (0: work to be repeated) is still what comes first."""
+        if self.retries:
+            return sequence == 0
+        return self.live > 0 and self.head().sequence == sequence
 
     def retry(self, group: list[Entry]) -> None:
         """Add entries that are to be dispatched together, as they are."""

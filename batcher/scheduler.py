@@ -90,13 +90,12 @@ class Scheduler:
         """Evict what cannot make it, then form batches; `next_wakeup_ns` is later than `now_ns` afterwards."""
         decisions: list[AnyDecision] = []
         dispatcher = self.dispatcher
-        dispatcher.wake_ns = None
         while self._evictions and self._evictions[0][0] <= now_ns:
             entry = heappop(self._evictions)[2]
             if entry.queued:
                 self._evict(entry.request, decisions)
         dispatcher.form(now_ns, decisions)
-        if dispatcher.unserved:
+        if dispatcher.fleet.unserved:
             for entry in dispatcher.abandoned(now_ns):
                 if not entry.request.settled:
                     reason = f"no partition holds model {entry.queue.model} any more"
@@ -141,8 +140,8 @@ class Scheduler:
         self.admission.memory_bytes += event.memory_bytes
         pipeline.outstanding += 1
         rows = event.rows
-        for partition, row_ns in pipeline.work.total:
-            partition.backlog_ns += row_ns * rows
+        for pool, row_ns in pipeline.work.total:
+            pool.backlog_ns += row_ns * rows
         if not pipeline.single:
             request.missing = list(pipeline.missing)
             request.runs = [None if stage.waits_for else StageRun(None, rows) for stage in pipeline.stages]
@@ -171,7 +170,7 @@ class Scheduler:
 
     def _evict(self, request: Request, decisions: list[AnyDecision]) -> None:
         reason = "the deadline is out of reach"
-        backlog_ns = max((host.backlog_ns for host, _ in request.work.total), default=0)
+        backlog_ns = max((pool.backlog_ns for pool, _ in request.work.total), default=0)
         decisions.append(EvictRequest(request.identity, Outcome.EVICTED_DEADLINE, reason, backlog_ns))
         self._settle(request, decisions)
 

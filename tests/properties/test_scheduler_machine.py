@@ -143,7 +143,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check_lateness(self, decisions: list[AnyDecision]) -> None:
         """Nothing that is to be evicted when late is dispatched although it is predicted to be late."""
-        free_ns = {name: state.free_at_ns for name, state in self.scheduler.dispatcher.partitions.items()}
+        free_ns = {name: state.free_at_ns for name, state in self.scheduler.dispatcher.fleet.partitions.items()}
         for decision in reversed(decisions):
             if isinstance(decision, DispatchBatch):
                 batch = self.scheduler.dispatcher.batches[decision.batch]
@@ -296,10 +296,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.outcomes.keys() == self.arrived.keys()
         scheduler = self.scheduler
         assert scheduler.requests == {}
-        assert scheduler.dispatcher.waiting == {}
+        assert scheduler.queue_depths() == dict.fromkeys(scheduler.dispatcher.models, 0)
         assert scheduler.admission.memory_bytes == 0
         assert scheduler.queue_depths() == dict.fromkeys(MAX_BATCH, 0)
-        assert [state.backlog_ns for state in scheduler.dispatcher.partitions.values()] == [0, 0]
+        assert all(pool.backlog_ns == 0 for pool in scheduler.dispatcher.fleet.pools)
         assert [state.outstanding for state in scheduler.dispatcher.models.values()] == [0, 0, 0]
         assert [state.outstanding for state in scheduler.pipelines.values()] == [0] * len(PIPELINES)
 

@@ -1,0 +1,112 @@
+"""The fleet: partitions, the models they hold, and what is known of the models' speed."""
+
+from collections.abc import Iterable
+
+from batcher.config import SchedulerSpec
+from batcher.estimate import LatencyEstimate
+from batcher.events import PartitionReady
+from batcher.placement import ModelState, PartitionState
+from batcher.policy.select import select_policy
+from batcher.pool import Pool
+from models.profile import LatencyTable
+
+
+class Fleet:
+    """Keeps partitions in pools of equals, and the estimates of models up to date.
+
+    `unserved` are the models that no partition that is up holds.
+    """
+
+    def __init__(self, spec: SchedulerSpec) -> None:
+        self.hand_off_ns = spec.limits.hand_off_ns
+        self.models = {
+            config.key: ModelState(config, select_policy(config.policy, spec.limits)) for config in spec.models
+        }
+        self.partitions = {
+            config.name: PartitionState(number, config, self.hand_off_ns)
+            for number, config in enumerate(spec.partitions)
+        }
+        self.pools: list[Pool] = []
+        self.unserved = list(self.models.values())
+        self._tables: dict[tuple[str, str], LatencyTable] = {}
+        self._next_pool = 0
+
+    def ready(self, event: PartitionReady, now_ns: int) -> PartitionState:
+        """A partition's worker is up with these models."""
+        partition = self.partitions[event.partition]
+        partition.ready = True
+        partition.lost_ns = None
+        partition.idle_since_ns = now_ns
+        for key, table in event.tables.items():
+            self.learn(key, partition.kind, table)
+        if partition.pool is not None and partition.models == event.tables.keys():
+            partition.pool.recount()
+            partition.pool.changed(partition)
+            self._changed(partition.models)
+        else:
+            self.move(partition, frozenset(event.tables))
+        return partition
+
+    def lost(self, name: str, now_ns: int) -> PartitionState:
+        """A partition's worker is gone; its batches fail one by one in events of their own."""
+        partition = self.partitions[name]
+        partition.lost_ns = now_ns
+        partition.ready = False
+        if partition.pool is not None:
+            partition.pool.recount()
+        if partition.batches:
+            partition.batches[0].suspect = True
+        self._changed(partition.models)
+        return partition
+
+    def move(self, partition: PartitionState, models: frozenset[str]) -> None:
+        """Have a partition take batches of these models from now on."""
+        old, before = partition.pool, partition.models
+        partition.models = models
+        partition.listed_idle = False
+        if old is not None:
+            del old.partitions[partition.number]
+            old.recount()
+            if not old.partitions:
+                self.pools.remove(old)
+        pool = next((each for each in self.pools if each.kind == partition.kind and each.models == models), None)
+        if pool is None:
+            pool = Pool(self._next_pool, partition.kind, models)
+            self._next_pool += 1
+            self.pools.append(pool)
+        partition.pool = pool
+        pool.partitions[partition.number] = partition
+        pool.recount()
+        pool.changed(partition)
+        for key in before | models:
+            model = self.models[key]
+            model.pools = [each for each in self.pools if key in each.models]
+            model.hosts = sum(len(each.partitions) for each in model.pools)
+            if key in models:
+                for queue in model.queues.values():
+                    pool.announce(queue)
+        self._changed(before | models)
+
+    def learn(self, key: str, kind: str, table: LatencyTable) -> None:
+        """Take in a table; of two for the same kind the faster cells count, since noise only ever slows."""
+        model = self.models[key]
+        known = self._tables.get((key, kind))
+        if known is not None:
+            if [size for size, _ in known.cells] == [size for size, _ in table.cells]:
+                faster = (min(a, b) for a, b in zip(known.cells, table.cells, strict=True))
+                table = LatencyTable(tuple(faster))
+            if table == known:
+                return
+        self._tables[key, kind] = table
+        model.estimates[kind] = LatencyEstimate(table, model.config.max_batch, self.hand_off_ns)
+
+    def _changed(self, keys: Iterable[str]) -> None:
+        self.unserved = [model for model in self.models.values() if not model.served]
+        for key in keys:
+            for pipeline in self.models[key].pipelines:
+                pipeline.stale = True
+                pipeline.degraded = any(
+                    stage.model is not None
+                    and not (stage.model.pools and all(host.ready for host in stage.model.partitions))
+                    for stage in pipeline.stages
+                )

@@ -1,0 +1,168 @@
+"""Pools: equal partitions share one agenda of what waits for them, so that a decision need not look at all of them."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from batcher.placement import PartitionState
+    from batcher.queue import Queue
+
+Item = tuple[int, int, int, int, "Queue"]
+"""(deadline of its head's stage, minus the depth of that stage, sequence number of the head, serial number, queue)."""
+RETRY: tuple[int, int, int] = (-1, 0, 0)
+"""What stands in the place of a head for work that is to be repeated: it comes first."""
+
+
+COMPACT_ABOVE = 64
+COMPACT_FACTOR = 8
+"""Items about partitions, at least and for each of them, before those out of date are dropped."""
+
+
+class Pool:
+    """The partitions of one kind that hold the same models: what one of them can run, any of them can.
+
+    `waiting` has an item for the head of every queue that has work for this pool, the most urgent first, but for those
+    that a policy has put off: they are in `timers`, by when they are to be looked at again. Items are checked when they
+    come up (`Queue.is_current`), so that a head that changes costs O(log queues) and never a search. `idle` and
+    `opening` (partitions with one batch, by when the next may be closed) are kept in the same lazy way.
+
+    `backlog_ns` is the work that is promised but not dispatched. `wake_ns` is when the pool is to be looked at next;
+    `attentive` says that a partition could take a batch which no policy closed yet.
+    """
+
+    __slots__ = (
+        "_free",
+        "_idle",
+        "_opening",
+        "_serial",
+        "attentive",
+        "backlog_ns",
+        "kind",
+        "models",
+        "number",
+        "partitions",
+        "ready_count",
+        "timers",
+        "waiting",
+        "wake_ns",
+    )
+
+    def __init__(self, number: int, kind: str, models: frozenset[str]) -> None:
+        self.number = number
+        self.kind = kind
+        self.models = models
+        self.partitions: dict[int, PartitionState] = {}
+        self.ready_count = 0
+        self.backlog_ns = 0
+        self.wake_ns: int | None = None
+        self.attentive = False
+        self.waiting: list[Item] = []
+        self.timers: list[tuple[int, int, Queue]] = []
+        # Numbers of partitions, behind the time that they are ordered by: partitions themselves do not compare.
+        self._idle: list[int] = []
+        self._opening: list[tuple[int, int]] = []
+        self._free: list[tuple[int, int]] = []
+        self._serial = 0
+
+    def recount(self) -> None:
+        """Note that a partition joined, left, came up or was lost."""
+        self.ready_count = sum(partition.ready for partition in self.partitions.values())
+
+    def changed(self, partition: PartitionState) -> None:
+        """Note that a partition of this pool became ready, or got or lost a batch."""
+        batches = len(partition.batches)
+        if not partition.ready:
+            return
+        if not batches:
+            if not partition.listed_idle:
+                partition.listed_idle = True
+                heappush(self._idle, partition.number)
+            return
+        if len(self.partitions) > 1:
+            heappush(self._free, (partition.free_at_ns, partition.number))
+        if batches == 1:
+            partition.opening_ns = partition.free_at_ns - partition.hand_off_ns
+            heappush(self._opening, (partition.opening_ns, partition.number))
+        if len(self._free) + len(self._opening) > COMPACT_ABOVE + COMPACT_FACTOR * len(self.partitions):
+            self._compact()
+
+    def _compact(self) -> None:
+        """Drop what is out of date in the lists of partitions."""
+        busy = [partition for partition in self.partitions.values() if partition.ready and partition.batches]
+        self._free = sorted((partition.free_at_ns, partition.number) for partition in busy)
+        self._opening = sorted((each.opening_ns, each.number) for each in busy if len(each.batches) == 1)
+
+    def idle(self) -> PartitionState | None:
+        """The first partition that is ready and has nothing to do."""
+        idle = self._idle
+        while idle:
+            partition = self.partitions.get(idle[0])
+            if partition is not None:
+                if partition.ready and not partition.batches:
+                    return partition
+                partition.listed_idle = False
+            heappop(idle)
+        return None
+
+    def opening(self) -> PartitionState | None:
+        """Of the partitions with one batch, that which may be given the next one first (at its `opening_ns`)."""
+        opening = self._opening
+        while opening:
+            at_ns, number = opening[0]
+            partition = self.partitions.get(number)
+            if partition is not None and partition.ready and partition.opening_ns == at_ns:
+                if len(partition.batches) == 1:
+                    return partition
+            heappop(opening)
+        return None
+
+    def start_ns(self, now_ns: int) -> int:
+        """When the next batch could start, by what is dispatched already."""
+        if len(self.partitions) > 1:
+            if self.idle() is not None:
+                return now_ns
+            free = self._free
+            while free:
+                at_ns, number = free[0]
+                partition = self.partitions.get(number)
+                if partition is not None and partition.ready and partition.batches and partition.free_at_ns == at_ns:
+                    return max(at_ns, now_ns)
+                heappop(free)
+        return min(partition.start_ns(now_ns) for partition in self.partitions.values())
+
+    def start_after_backlog_ns(self, now_ns: int) -> int:
+        """When work that arrives now could start, after all that is promised."""
+        return self.start_ns(now_ns) + self.backlog_ns // (self.ready_count or len(self.partitions))
+
+    def announce(self, queue: Queue) -> None:
+        """Have a queue looked at for its present head (or what is to be repeated)."""
+        self._serial += 1
+        if queue.retries:
+            heappush(self.waiting, (*RETRY, self._serial, queue))
+        elif queue.live:
+            head = queue.head()
+            heappush(self.waiting, (head.stage_deadline_ns, -head.stage, head.sequence, self._serial, queue))
+
+    def put_off(self, queue: Queue, until_ns: int) -> None:
+        """Have a queue looked at again at a time, or when something of it changes."""
+        self._serial += 1
+        queue.put_off = True
+        heappush(self.timers, (until_ns, self._serial, queue))
+
+    def ring(self, now_ns: int) -> None:
+        """Bring back the queues whose time has come."""
+        timers = self.timers
+        while timers and timers[0][0] <= now_ns:
+            queue = heappop(timers)[2]
+            queue.put_off = False
+            self.announce(queue)
+
+    def next_ns(self) -> int | None:
+        """When there is something to do next without an event, as far as partitions and timers go."""
+        next_ns = self.timers[0][0] if self.timers else None
+        if self.waiting and not self.attentive and (partition := self.opening()) is not None:
+            opening_ns = partition.opening_ns
+            next_ns = opening_ns if next_ns is None or opening_ns < next_ns else next_ns
+        return next_ns
