@@ -75,10 +75,13 @@ class Admission:
         for root in pipeline.roots:
             model = root.model
             assert model is not None, "a combiner has sources"
-            start_ns = min([pool.start_after_backlog_ns(now_ns) for pool in model.pools])
+            pools = model.pools
+            start_ns = pools[0].start_after_backlog_ns(now_ns)
+            if len(pools) > 1:
+                start_ns = min(start_ns, *[pool.start_after_backlog_ns(now_ns) for pool in pools[1:]])
             queue = root.queue if root.queue is not None else model.queues.get(event.batch_key)
-            if queue is not None and event.deadline_ns - root.tail_ns < queue.last_ns and model.by_deadline:
-                behind = min(queue.behind(event.deadline_ns - root.tail_ns), queue.live)
+            if queue is not None and model.by_deadline and queue.is_behind(event.deadline_ns - root.tail_ns):
+                behind = queue.behind(event.deadline_ns - root.tail_ns)
                 rows = queue.rows * behind // max(queue.live, 1)
                 start_ns -= rows * model.row_ns(model.pools[0].kind) // model.hosts
             if start_ns > latest_ns:

@@ -9,7 +9,7 @@ from batcher.decisions import AnyDecision, DispatchBatch, Member, ReleaseReason
 from batcher.events import PartitionReady
 from batcher.fleet import Fleet
 from batcher.lifecycle import Batch, Entry, Request, StageRun
-from batcher.placement import IN_FLIGHT, ModelState, PartitionState
+from batcher.placement import ModelState, PartitionState
 from batcher.plan import StageState
 from batcher.pool import Item, Pool
 from batcher.progress import batch_key_for
@@ -19,7 +19,7 @@ from models.pipeline import Late
 REFRESH_BATCHES = 16
 """Predictions of a model's pipelines are renewed after this many of its batches."""
 LOOK = 8
-"""Queues that a partition which is still busy looks at; when none is worth closing a batch for, it waits for its end."""
+"""Queues that a partition which is still busy looks at; if it closes a batch for none, it waits until it is free."""
 
 
 class Dispatcher:
@@ -68,12 +68,24 @@ class Dispatcher:
         stage_deadline_ns = request.deadline_ns - stage.tail_ns
         self._next_sequence += 1
         rows, row_index = (request.rows, None) if run is None else (run.rows, run.row_index)
-        entry = Entry(request, stage.index, rows, row_index, queue, stage_deadline_ns, now_ns, self._next_sequence)
+        pipeline = request.pipeline
+        entry = Entry(
+            request,
+            stage.index,
+            rows,
+            row_index,
+            queue,
+            stage_deadline_ns,
+            now_ns,
+            self._next_sequence,
+            pipeline.number,
+        )
         request.entries.append(entry)
         model.outstanding += rows
         if model.outstanding > model.peak:
             model.peak = model.outstanding
-        if queue.push(entry, stage_deadline_ns if model.by_deadline else now_ns) or queue.put_off:
+        order_ns = stage_deadline_ns if model.by_deadline else now_ns
+        if queue.push(entry, order_ns, pipeline.config.weight) or queue.put_off:
             self._announce(queue, model, now_ns)
         else:
             # With entries before this one, it is known already when a partition opens.
@@ -101,7 +113,7 @@ class Dispatcher:
             self._check_ns = now_ns
 
     def _next_head(self, queue: Queue) -> None:
-        """What came first in a queue is gone. What comes next is not more urgent: nobody is to look sooner than planned."""
+        """What came first in a queue is gone; what comes next is not more urgent, so nobody need look sooner."""
         for pool in self.models[queue.model].pools:
             pool.announce(queue)
 
@@ -214,7 +226,7 @@ class Dispatcher:
         """What this partition should run now, if anything: of all queues, the most urgent one that is to be served."""
         passed: list[Item] = []
         chosen: tuple[Queue, list[Entry], ReleaseReason] | None = None
-        while pool.waiting and len(passed) < LOOK or (pool.waiting and not partition.batches):
+        while pool.waiting and (len(passed) < LOOK or not partition.batches):
             item = heappop(pool.waiting)
             queue = item[4]
             if not queue.is_current(item[2]) or any(other[4] is queue for other in passed):
@@ -275,7 +287,7 @@ class Dispatcher:
         self.batches[batch.identity] = batch
         partition.free_at_ns = partition.start_ns(now_ns) + median_ns
         partition.batches.append(batch)
-        assert partition.pool is not None and len(partition.batches) <= IN_FLIGHT
+        assert partition.pool is not None, "a partition that takes a batch has a pool"
         partition.pool.changed(partition)
         model.dispatched(rows)
         self._forget_if_empty(queue, model)

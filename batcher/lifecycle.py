@@ -61,7 +61,8 @@ class Request(msgspec.Struct, eq=False):
 class Entry(msgspec.Struct, eq=False):
     """The rows of one request that wait for, or run in, one stage.
 
-    `stage_deadline_ns` is the request's deadline less what the stages after this one take; `row_index` and `rows` as
+    `lane` is the number of its pipeline, whose entries it waits with; `late` says that it waits behind those that can
+    still be in time. `stage_deadline_ns` is the request's deadline less what the stages after this one take; `row_index` and `rows` as
     in `StageRun`. `batch` is the batch that it runs in, `group` the one that it is to be retried with.
     """
 
@@ -73,7 +74,9 @@ class Entry(msgspec.Struct, eq=False):
     stage_deadline_ns: int
     enqueued_ns: int
     sequence: int
+    lane: int = 0
     queued: bool = True
+    late: bool = False
     lost_once: bool = False
     batch: Batch | None = None
     group: list[Entry] | None = None

@@ -28,9 +28,9 @@ PEAK_DECAY = 0.9
 class PartitionState:
     """One partition: its batches in flight and when it is expected to be free.
 
-    `models` are those it may be given batches of; `pool` are its equals. `hand_off_ns` is how long before that the next batch is closed, so that it is there in time: the configured time, or
-    the longer one that hand-offs are seen to take. `ended_ns` is when the last batch ended. `opening_ns` and
-    `listed_idle` belong to the pool.
+    `models` are those it may be given batches of; `pool` are its equals. `hand_off_ns` is how long before it is free
+    the next batch is closed, so that it is there in time: the configured time, or the longer one that hand-offs are
+    seen to take. `ended_ns` is when the last batch ended. `opening_ns` and `listed_idle` belong to the pool.
     """
 
     __slots__ = (

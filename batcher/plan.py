@@ -74,6 +74,7 @@ class PipelineState:
         "evicts",
         "last_probe_ns",
         "missing",
+        "number",
         "outstanding",
         "path_ns",
         "roots",
@@ -84,7 +85,8 @@ class PipelineState:
         "work",
     )
 
-    def __init__(self, config: PipelineConfig, models: dict[str, ModelState]) -> None:
+    def __init__(self, number: int, config: PipelineConfig, models: dict[str, ModelState]) -> None:
+        self.number = number
         self.config = config
         self.stages = [
             StageState(index, stage, models[stage.model] if stage.model is not None else None)

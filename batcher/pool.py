@@ -42,6 +42,7 @@ class Pool:
         "kind",
         "models",
         "number",
+        "only",
         "partitions",
         "ready_count",
         "timers",
@@ -54,6 +55,7 @@ class Pool:
         self.kind = kind
         self.models = models
         self.partitions: dict[int, PartitionState] = {}
+        self.only: PartitionState | None = None
         self.ready_count = 0
         self.backlog_ns = 0
         self.wake_ns: int | None = None
@@ -68,7 +70,9 @@ class Pool:
 
     def recount(self) -> None:
         """Note that a partition joined, left, came up or was lost."""
-        self.ready_count = sum(partition.ready for partition in self.partitions.values())
+        members = list(self.partitions.values())
+        self.ready_count = sum(partition.ready for partition in members)
+        self.only = members[0] if len(members) == 1 else None
 
     def changed(self, partition: PartitionState) -> None:
         """Note that a partition of this pool became ready, or got or lost a batch."""
@@ -80,7 +84,7 @@ class Pool:
                 partition.listed_idle = True
                 heappush(self._idle, partition.number)
             return
-        if len(self.partitions) > 1:
+        if self.only is None:
             heappush(self._free, (partition.free_at_ns, partition.number))
         if batches == 1:
             partition.opening_ns = partition.free_at_ns - partition.hand_off_ns
@@ -112,15 +116,17 @@ class Pool:
         while opening:
             at_ns, number = opening[0]
             partition = self.partitions.get(number)
-            if partition is not None and partition.ready and partition.opening_ns == at_ns:
-                if len(partition.batches) == 1:
-                    return partition
+            is_up = partition is not None and partition.ready
+            if partition is not None and is_up and partition.opening_ns == at_ns and len(partition.batches) == 1:
+                return partition
             heappop(opening)
         return None
 
     def start_ns(self, now_ns: int) -> int:
         """When the next batch could start, by what is dispatched already."""
-        if len(self.partitions) > 1:
+        if self.only is not None:
+            return self.only.start_ns(now_ns)
+        if self.partitions:
             if self.idle() is not None:
                 return now_ns
             free = self._free

@@ -1,38 +1,42 @@
-"""Queues of work for one model and one batch key, in the order of the batch policy."""
+"""Queues of work for one model and one batch key, in the order of the batch policy, shared fairly between pipelines."""
 
-from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterator
+from heapq import heapify, heappop, heapreplace, merge
 
+from batcher.lane import Lane
 from batcher.lifecycle import Entry
 
-Item = tuple[int, int, int, Entry]
-"""(order in ns, minus the depth of the stage, sequence number, entry): sorts without ever comparing entries."""
-
-COMPACT_ABOVE = 64
-"""Dead items tolerated before a queue is compacted (when they are also half of it)."""
+CONTENDED = 4
+"""Batches of rows that wait from which on pipelines get their shares by weight instead of by deadline."""
+LATE_SHARE = 0.125
+"""Share of the rows taken that late entries get at least: they yield to those that can be in time, but not for ever."""
 
 
 class Queue:
     """Entries waiting to be batched together, earliest first; bounded by admission.
 
-    An entry that was settled meanwhile stays as a dead item until it comes to the front or too many are dead.
-    `last_ns` is not before the order of the last item. `retries` holds (parts of) batches that failed: groups of
-    entries dispatched as they are, before all others. `put_off` says that a policy looks at it again at a time.
+    Every pipeline has a lane of its own. As long as little waits the earliest deadline of all comes first; with more
+    than `CONTENDED` batches every lane gets rows by its weight (start-time fair queueing, Goyal et al., SIGCOMM'96):
+    one that asks for more than its share makes its own requests late, not those of others.
+
+    `retries` holds (parts of) batches that failed: groups of entries dispatched as they are, before all others.
+    `put_off` says that a policy looks at the queue again at a time.
     """
 
-    __slots__ = ("_dead", "_items", "batch_key", "last_ns", "live", "model", "put_off", "retries", "rows")
+    __slots__ = ("_credit", "_lanes", "_only", "_virtual", "batch_key", "live", "model", "put_off", "retries", "rows")
 
     def __init__(self, model: str, batch_key: str) -> None:
         self.model = model
         self.batch_key = batch_key
         self.rows = 0
         self.live = 0
-        self.last_ns = 0
         self.put_off = False
         self.retries: deque[list[Entry]] = deque()
-        self._items: list[Item] = []
-        self._dead = 0
+        self._lanes: dict[int, Lane] = {}
+        self._only: Lane | None = None
+        self._virtual = 0.0
+        self._credit = 0.0
 
     def __bool__(self) -> bool:
         return self.live > 0 or bool(self.retries)
@@ -42,20 +46,24 @@ class Queue:
         """Entries that wait, those that are retried included."""
         return self.live + sum(map(len, self.retries))
 
-    def push(self, entry: Entry, order_ns: int) -> bool:
-        """Add an entry; whether it is the first now. O(1) when it is the latest, else O(log n) comparisons."""
-        item = (order_ns, -entry.stage, entry.sequence, entry)
-        items = self._items
-        if order_ns > self.last_ns:
-            self.last_ns = order_ns
-            items.append(item)
-        elif not items or item > items[-1]:
-            items.append(item)
-        else:
-            insort(items, item)
+    @property
+    def late(self) -> int:
+        """Entries that cannot be in time any more."""
+        return sum(lane.late_live for lane in self._lanes.values())
+
+    def push(self, entry: Entry, order_ns: int, weight: float = 1.0) -> bool:
+        """Add an entry to the lane `entry.lane`; whether it is the first of the queue now."""
+        lane = self._lanes.get(entry.lane)
+        if lane is None:
+            lane = self._lanes[entry.lane] = Lane(weight)
+            self._only = lane if len(self._lanes) == 1 else None
+        if not lane.live:
+            # A lane that had nothing to do has not saved up a right to more than its share.
+            lane.served = max(lane.served, self._virtual)
+        first = lane.push((order_ns, -entry.stage, entry.sequence, entry))
         self.rows += entry.rows
         self.live += 1
-        return self.live == 1 or items[0] is item
+        return first and (self._only is not None or self.head() is entry)
 
     def is_current(self, sequence: int) -> bool:
         """Whether `sequence` (0: work to be repeated) is still what comes first."""
@@ -86,62 +94,116 @@ class Queue:
             if not group:
                 self.retries.remove(group)
             return
-        entry.queued = False
+        self._lanes[entry.lane].discard(entry)
         self.rows -= entry.rows
         self.live -= 1
-        self._dead += 1
-        if self._dead > COMPACT_ABOVE and self._dead * 2 > len(self._items):
-            self._items = [item for item in self._items if item[3].queued]
-            self._dead = 0
+
+    def expire(self, reachable_ns: int) -> bool:
+        """Put behind the entries whose order is before `reachable_ns`; whether there were any."""
+        if self._only is not None:
+            return self._only.expire(reachable_ns)
+        return any([lane.expire(reachable_ns) for lane in self._lanes.values()])
 
     def head(self) -> Entry:
-        """The first entry; the queue must hold one."""
-        items = self._items
-        if self._dead and not items[0][3].queued:
-            front = next(index for index, item in enumerate(items) if item[3].queued)
-            del items[:front]
-            self._dead -= front
-        return items[0][3]
+        """The first entry in time, or the first late one where there is no other; the queue must hold one."""
+        if self._only is not None:
+            item = self._only.first()
+            assert item is not None, "only a queue that holds an entry has a head"
+            return item[3]
+        firsts = [item for lane in self._lanes.values() if lane.live and (item := lane.first()) is not None]
+        in_time = [item for item in firsts if not item[3].late]
+        return min(in_time or firsts)[3]
+
+    def is_behind(self, order_ns: int) -> bool:
+        """Whether some entry would come after one of that order."""
+        return any(order_ns < lane.last_ns for lane in self._lanes.values())
 
     def behind(self, order_ns: int) -> int:
-        """How many items would come after an entry of that order."""
-        items = self._items
-        return len(items) - bisect_right(items, (order_ns, 1))
+        """How many entries, at most, would come after one of that order."""
+        return min(sum(lane.behind(order_ns) for lane in self._lanes.values()), self.live)
 
     def first_not_before(self, order_ns: int) -> Entry | None:
-        """The first live entry whose order is `order_ns` or later."""
-        items = self._items
-        if items and items[0][0] >= order_ns and items[0][3].queued:
-            return items[0][3]
-        for index in range(bisect_right(items, (order_ns, -(1 << 30))), len(items)):
-            if items[index][3].queued:
-                return items[index][3]
-        return None
+        """The first entry in time whose order is `order_ns` or later."""
+        if self._only is not None:
+            item = self._only.first_not_before(order_ns)
+        else:
+            found = [lane.first_not_before(order_ns) for lane in self._lanes.values()]
+            item = min((each for each in found if each is not None), default=None)
+        return None if item is None else item[3]
 
     def entries(self) -> Iterator[Entry]:
-        """The live entries in order; the queue must not change meanwhile."""
-        return (item[3] for item in self._items if item[3].queued)
+        """The entries in order, late ones last; the queue must not change meanwhile."""
+        lanes = self._lanes.values()
+        for items in ([lane.items for lane in lanes], [lane.late for lane in lanes]):
+            yield from (item[3] for item in merge(*items) if item[3].queued)
 
-    def take(self, max_rows: int) -> list[Entry]:
-        """Remove entries from the front until the next would exceed `max_rows` (always at least one)."""
-        items = self._items
+    def take(self, max_rows: int, from_ns: int = 0) -> list[Entry]:
+        """Remove entries in time, ordered at `from_ns` or later, and then late ones, of at most `max_rows` rows.
+
+        At least one entry is taken where there is one. Late ones get the rows that are left, or `LATE_SHARE`.
+        """
+        reserved = self._late_entries(max_rows)
+        room = max_rows - sum(entry.rows for entry in reserved)
         taken: list[Entry] = []
-        rows = used = 0
-        for item in items:
-            entry = item[3]
-            if entry.queued:
-                if taken and rows + entry.rows > max_rows:
+        if room > 0 or not reserved:
+            taken = self._only.take(room, from_ns) if self._only is not None else self._take_shared(room, from_ns)
+        entries = taken + reserved
+        rows = sum(entry.rows for entry in entries)
+        for lane in self._lanes.values():
+            while lane.late_live and (item := lane.first_late()) is not None:
+                if entries and rows + item[3].rows > max_rows:
                     break
-                entry.queued = False
-                taken.append(entry)
-                rows += entry.rows
-                if rows >= max_rows:
-                    used += 1
-                    break
-            else:
-                self._dead -= 1
-            used += 1
-        del items[:used]
+                entries.append(lane.take_late())
+                rows += entries[-1].rows
         self.rows -= rows
-        self.live -= len(taken)
+        self.live -= len(entries)
+        return entries
+
+    def _late_entries(self, max_rows: int) -> list[Entry]:
+        """The late entries whose turn it is although others could be in time."""
+        behind = [lane for lane in self._lanes.values() if lane.late_live]
+        if not behind:
+            self._credit = 0.0
+            return []
+        self._credit += max_rows * LATE_SHARE
+        taken: list[Entry] = []
+        rows = 0
+        while behind and (item := behind[0].first_late()) is not None:
+            if item[3].rows > self._credit or rows + item[3].rows > max_rows:
+                break
+            self._credit -= item[3].rows
+            rows += item[3].rows
+            taken.append(behind[0].take_late())
+            behind = [lane for lane in behind if lane.late_live]
+        return taken
+
+    def _take_shared(self, max_rows: int, from_ns: int) -> list[Entry]:
+        """Entries of several lanes: by order while little waits, else from the lane that was served least."""
+        fair = self.rows > CONTENDED * max_rows
+        order = [
+            ((lane.served if fair else 0.0, *item[:3]), number)
+            for number, lane in self._lanes.items()
+            if (item := lane.first_not_before(from_ns)) is not None
+        ]
+        heapify(order)
+        taken: list[Entry] = []
+        rows = 0
+        while order and rows < max_rows:
+            number = order[0][1]
+            lane = self._lanes[number]
+            item = lane.first_not_before(from_ns)
+            assert item is not None, "a lane without an entry is not in the order"
+            entry = item[3]
+            if taken and rows + entry.rows > max_rows:
+                break
+            taken += lane.take(1, item[0])
+            rows += entry.rows
+            if fair:
+                self._virtual = lane.served
+                lane.served += entry.rows / lane.weight
+            following = lane.first_not_before(from_ns)
+            if following is None:
+                heappop(order)
+            else:
+                heapreplace(order, ((lane.served if fair else 0.0, *following[:3]), number))
         return taken

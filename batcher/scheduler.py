@@ -53,7 +53,10 @@ class Scheduler:
         self.spec = spec
         self._limits = spec.limits
         self.dispatcher = Dispatcher(spec, self._evict)
-        self.pipelines = {config.name: PipelineState(config, self.dispatcher.models) for config in spec.pipelines}
+        self.pipelines = {
+            config.name: PipelineState(number, config, self.dispatcher.models)
+            for number, config in enumerate(spec.pipelines)
+        }
         self.requests: dict[int, Request] = {}
         self.admission = Admission(spec.limits)
         self._evictions: list[tuple[int, int, Entry]] = []
