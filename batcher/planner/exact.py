@@ -1,0 +1,128 @@
+"""The exact planner: Pareto fronts, made backwards over the pipeline, say what all that follows costs within a time.
+
+The setting is that of ESG (HPDC 2024): batch and share of each stage, jointly, under one objective. ESG searches for
+what the fronts give directly; they are the cost-to-go of dynamic programming, and the algorithm is ours.
+"""
+
+from functools import cached_property
+
+from batcher.planner.assembly import ResidualRegion, assemble, following
+from batcher.planner.check import check_problem
+from batcher.planner.graph import decompose, is_series_parallel
+from batcher.planner.k_best import k_best
+from batcher.planner.pareto import DONE, Steps, series
+from batcher.planner.problem import Path, Problem
+from batcher.planner.region import Bounds, Leaf, ParallelRegion, Region, SeriesRegion
+from batcher.planner.slack import spend_slack
+from batcher.plans import Front
+
+MAX_POINTS = 1000
+"""Points of a front, above which time is cut into a grid of half as many cells (see `pareto.thinned`)."""
+
+
+class ExactPlanner:
+    """The fronts of one problem, made once for all that is asked of it.
+
+    Exact for series-parallel pipelines as long as no front has more than `max_points` points, and for others within the
+    limits that `assembly.ResidualRegion` and `assembly.assemble` state; beyond, plans still fit the budget, but may
+    cost more than the least. Raises ConfigError where a stage has no option or figures that make no sense.
+    """
+
+    def __init__(self, problem: Problem, max_points: int = MAX_POINTS) -> None:
+        check_problem(problem)
+        self._problem = problem
+        self._quickest = [int(stage.latency_ns.argmin()) for stage in problem.stages]
+        self._quickest_ns = self._path(self._quickest).latency_ns
+        self._bounds = Bounds(max(problem.budget_ns, self._quickest_ns), max_points)
+        self._shape = decompose(tuple(stage.sources for stage in problem.stages))
+
+    @cached_property
+    def _root(self) -> Region:
+        stages = self._problem.stages
+        leaves = [Leaf(index, stage, self._bounds) for index, stage in enumerate(stages)]
+        return assemble(self._shape, leaves, self._bounds)
+
+    def paths(self, count: int = 1) -> list[Path]:
+        """The (up to) `count` cheapest paths within the budget, cheapest first, of equal cost the quicker first."""
+        budget_ns = self._problem.budget_ns
+        if budget_ns < self._quickest_ns:
+            return []
+        found = set()
+        if self._root.quickest_ns <= budget_ns:
+            found.add(tuple(self._choose(budget_ns)))
+            if count > 1:
+                found.update(k_best(self._root, len(self._problem.stages), budget_ns, count, self._bounds))
+        if not is_series_parallel(self._shape):  # what had to be simplified may leave time over
+            found.update([spend_slack(self._problem, choices) for choices in (tuple(self._quickest), *found)])
+        paths = [self._path(choices) for choices in found]
+        return sorted(paths, key=lambda path: (path.cost, path.latency_ns, path.choices))[:count]
+
+    def quickest(self) -> Path:
+        """The path of the least latency, the cheapest of those, whatever the budget."""
+        if self._quickest_ns < self._root.quickest_ns:  # only where a region had to be simplified
+            return self._path(self._quickest)
+        return self._path(self._choose(self._quickest_ns))
+
+    def rests(self) -> tuple[Front, ...]:
+        """For each stage the least cost of all that comes after it, against the time that is left when it ends.
+
+        All its descendants are counted, and nothing else: not what runs beside it, even where a later stage waits for
+        both. So a stage that joins branches is counted in the rest of each of them. Costs are weighted by probability,
+        and stages off the path take no time. A front ends at the budget, but has its quickest point in any case.
+        """
+        rests = [DONE] * len(self._problem.stages)
+        leaves = self._walk(self._root, DONE)
+        for leaf, rest in leaves:
+            rests[leaf.index] = rest
+        return tuple(Front(tuple(rest.latency_ns.tolist()), tuple(rest.cost.tolist())) for rest in rests)
+
+    def _walk(self, region: Region, after: Steps) -> list[tuple[Leaf, Steps]]:
+        """Each stage of a region, with what comes after the stage when `after` comes after the region."""
+        match region:
+            case Leaf():
+                return [(region, after)]
+            case SeriesRegion():
+                afters = [self._both(rest, after) for rest in region.rests]
+            case ParallelRegion():
+                afters = [after] * len(region.parts)
+            case ResidualRegion():
+                afters = [self._both(following(region, part, self._bounds), after) for part in range(len(region.parts))]
+            case _:
+                raise AssertionError(f"a pipeline has no region of type {type(region).__name__}")
+        return [found for part, rest in zip(region.parts, afters, strict=True) for found in self._walk(part, rest)]
+
+    def _both(self, rest: Steps, after: Steps) -> Steps:
+        return self._bounds.thinned(series(rest, after, self._bounds.horizon_ns))
+
+    def _choose(self, within_ns: int) -> list[int]:
+        choices = [0] * len(self._problem.stages)
+        self._root.choose(within_ns, choices)
+        return choices
+
+    def _path(self, choices: list[int] | tuple[int, ...]) -> Path:
+        """What a choice of options amounts to."""
+        ends: list[int] = []
+        cost = 0.0
+        for stage, choice in zip(self._problem.stages, choices, strict=True):
+            begin_ns = max([ends[source] for source in stage.sources], default=0)
+            ends.append(begin_ns + int(stage.latency_ns[choice]) * stage.on_path)
+            cost += stage.probability * float(stage.cost[choice])
+        return Path(tuple(choices), max(ends), cost)
+
+
+def plan_exact(problem: Problem, count: int = 1) -> list[Path]:
+    """The cheapest paths (a `PathPlanner`); what is exact and what bounds it is said at `ExactPlanner`.
+
+    In a region that is not series-parallel the second best and later paths differ only by combinations on its front.
+    """
+    return ExactPlanner(problem).paths(count)
+
+
+def rest_fronts(problem: Problem) -> tuple[Front, ...]:
+    """See `ExactPlanner.rests`."""
+    return ExactPlanner(problem).rests()
+
+
+def quickest(problem: Problem) -> Path:
+    """See `ExactPlanner.quickest`."""
+    return ExactPlanner(problem).quickest()

@@ -1,0 +1,106 @@
+"""The cheapest full paths of a pipeline by best-first search, with the fronts as a perfect heuristic."""
+
+import heapq
+from typing import NamedTuple
+
+import numpy as np
+
+from batcher.planner.pareto import DONE, Costs, Steps, Times, beside, series
+from batcher.planner.region import Bounds, Leaf, ParallelRegion, Region, SeriesRegion
+
+
+class _Pending(NamedTuple):
+    """The leaf to be chosen next, the time left when it begins, and what follows by the time left at its end."""
+
+    leaf: Region
+    left_ns: int
+    after: Steps
+
+
+def k_best(root: Region, stages: int, budget_ns: int, count: int, bounds: Bounds) -> list[tuple[int, ...]]:
+    """The choices of the (up to) `count` cheapest paths within the budget.
+
+    The budget has to leave time for the quickest. Leaves are chosen one at a time; a partial path is as good as the
+    cheapest full one that it can become, which the fronts tell, so that at most `count` partial paths of each length
+    are extended. In a region that is not series-parallel only combinations on its front are told apart.
+    """
+    leaves = _leaves(root)
+    heap: list[tuple[float, int, tuple[int, ...], float]] = [(0.0, 0, (), 0.0)]
+    found: list[tuple[int, ...]] = []
+    extended = [0] * len(leaves)
+    while heap and len(found) < count:
+        _, _, picks, spent = heapq.heappop(heap)
+        if len(picks) == len(leaves):
+            found.append(_choices(leaves, picks, stages))
+            continue
+        if extended[len(picks)] == count:  # so many better ones become a full path each
+            continue
+        extended[len(picks)] += 1
+        pending = _descend(root, picks, budget_ns, DONE, bounds)
+        latency_ns, cost = _alternatives(pending.leaf)
+        left = pending.left_ns - latency_ns
+        total = cost + pending.after.cost_within(left)
+        used = pending.after.latency_ns[pending.after.latency_ns.searchsorted(left, "right") - 1] - left
+        for option in np.lexsort((used, total))[:count].tolist():
+            if total[option] < np.inf:
+                bound, further = spent + float(total[option]), spent + float(cost[option])
+                heapq.heappush(heap, (bound, int(used[option]), (*picks, option), further))
+    return found
+
+
+def _alternatives(leaf: Region) -> tuple[Times, Costs]:
+    """What there is to choose from: all options of a stage, the front of anything else."""
+    return (leaf.latency_ns, leaf.cost) if isinstance(leaf, Leaf) else leaf.front
+
+
+def _leaves(region: Region) -> list[Region]:
+    """The regions that are chosen as a whole, in the order of the search."""
+    if isinstance(region, SeriesRegion | ParallelRegion):
+        return [leaf for part in region.parts for leaf in _leaves(part)]
+    return [region]
+
+
+def _choices(leaves: list[Region], picks: tuple[int, ...], stages: int) -> tuple[int, ...]:
+    choices = [0] * stages
+    for leaf, pick in zip(leaves, picks, strict=True):
+        if isinstance(leaf, Leaf):
+            leaf.take(pick, choices)
+        else:
+            leaf.choose(int(leaf.front.latency_ns[pick]), choices)
+    return tuple(choices)
+
+
+def _descend(region: Region, picks: tuple[int, ...], left_ns: int, after: Steps, bounds: Bounds) -> _Pending:
+    """Find the next leaf of a region that begins with `left_ns` left and is followed by `after`."""
+    if not isinstance(region, SeriesRegion | ParallelRegion):
+        return _Pending(region, left_ns, after)
+    end_ns = left_ns
+    for part, rest in zip(region.parts, (*region.rests, DONE), strict=False):
+        size = len(_leaves(part))
+        if len(picks) < size:
+            if isinstance(region, SeriesRegion):
+                return _descend(part, picks, left_ns, bounds.thinned(series(rest, after, left_ns)), bounds)
+            count = after.latency_ns.searchsorted(end_ns, "right")
+            after = Steps(after.latency_ns[:count], after.cost[:count])
+            if part is not region.parts[-1]:
+                after = bounds.thinned(beside(rest, after, left_ns))
+            return _descend(part, picks, left_ns, after, bounds)
+        ended_ns = left_ns - _elapsed(part, picks[:size])
+        picks = picks[size:]
+        if isinstance(region, SeriesRegion):
+            left_ns = ended_ns
+        else:
+            end_ns = min(end_ns, ended_ns)
+    raise AssertionError("a leaf is left to choose, but the region has none")
+
+
+def _elapsed(region: Region, picks: tuple[int, ...]) -> int:
+    """The latency of a region all of whose leaves are chosen."""
+    if not isinstance(region, SeriesRegion | ParallelRegion):
+        return int(_alternatives(region)[0][picks[0]])
+    elapsed = []
+    for part in region.parts:
+        size = len(_leaves(part))
+        elapsed.append(_elapsed(part, picks[:size]))
+        picks = picks[size:]
+    return sum(elapsed) if isinstance(region, SeriesRegion) else max(elapsed)
