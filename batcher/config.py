@@ -24,7 +24,7 @@ class Objective(enum.StrEnum):
 
 
 class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A batch policy and its settings; `preferred` and `max_delay_ns` belong to `timeout`, `objective` to `deadline`."""
+    """A batch policy; `preferred` and `max_delay_ns` belong to `timeout`, `objective` to `deadline`."""
 
     name: PolicyName = PolicyName.DEADLINE
     preferred: tuple[int, ...] = ()
@@ -42,13 +42,15 @@ class Verdict(msgspec.Struct, frozen=True):
 class ModelConfig(msgspec.Struct, frozen=True):
     """One model version: `max_batch` is at least 1 (1 for an unbatchable model).
 
-    `verdicts` are what its batches report, in this order: all that some stage's `when` asks of this model.
+    `verdicts` are what its batches report, in this order: all that some stage's `when` asks of this model, or of one
+    that may run in its place. `memory_bytes` is what it takes on a partition that holds it.
     """
 
     key: str
     max_batch: int
     verdicts: tuple[Verdict, ...] = ()
     policy: PolicyConfig = PolicyConfig()
+    memory_bytes: int = 0
 
 
 class WhenConfig(msgspec.Struct, frozen=True):
@@ -95,13 +97,15 @@ class PipelineConfig(msgspec.Struct, frozen=True):
 class PartitionConfig(msgspec.Struct, frozen=True):
     """A partition; `kind` keys the latency tables. What its worker holds is told by `PartitionReady`.
 
-    `price` is what a second of it costs, `share` how much of the machine it is, in (0, 1].
+    `price` is what a second of it costs, `share` how much of the machine it is, in (0, 1]. `memory_bytes` bounds the
+    models that it holds at a time (0: no bound).
     """
 
     name: str
     kind: str
     price: float = 1.0
     share: float = 1.0
+    memory_bytes: int = 0
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

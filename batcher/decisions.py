@@ -39,7 +39,10 @@ class Decision(msgspec.Struct, frozen=True, tag=True):
 
 
 class DispatchBatch(Decision, frozen=True):
-    """Run a batch on a partition; answered by `BatchCompleted`, `BatchFailed` or `BatchRevoked`."""
+    """Run a batch on a partition; answered by `BatchCompleted`, `BatchFailed` or `BatchRevoked`.
+
+    `predicted_ns` is when it is expected to end, 0 when that is not known.
+    """
 
     batch: int
     partition: str
@@ -47,6 +50,7 @@ class DispatchBatch(Decision, frozen=True):
     rows: int
     members: tuple[Member, ...]
     reason: ReleaseReason
+    predicted_ns: int = 0
 
 
 class RevokeBatch(Decision, frozen=True, gc=False):
@@ -59,6 +63,27 @@ class CombineOutputs(Decision, frozen=True):
     """Join answers for the rows of `member`; answered by `OutputsCombined` or `CombinationFailed`."""
 
     member: Member
+
+
+class LoadModel(Decision, frozen=True, gc=False):
+    """Have a partition hold one more model; answered by `ModelLoaded` or `ModelLoadFailed`.
+
+    The orders of a partition to load and unload are carried out one after the other. When the partition is lost first,
+    `PartitionLost` is the only answer, and what the partition holds when it comes back is told by `PartitionReady`.
+    """
+
+    partition: str
+    model: str
+
+
+class UnloadModel(Decision, frozen=True, gc=False):
+    """Have a partition forget a model after its last batch; no other may be dispatched.
+
+    Answered by `ModelUnloaded`, and otherwise as `LoadModel`.
+    """
+
+    partition: str
+    model: str
 
 
 class CompleteRequest(Decision, frozen=True, gc=False):
@@ -105,6 +130,8 @@ AnyDecision = (
     DispatchBatch
     | RevokeBatch
     | CombineOutputs
+    | LoadModel
+    | UnloadModel
     | CompleteRequest
     | RejectRequest
     | EvictRequest

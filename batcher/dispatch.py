@@ -11,13 +11,17 @@ from batcher.fleet import Fleet
 from batcher.lifecycle import Batch, Entry, Request, StageRun
 from batcher.placement import ModelState, PartitionState
 from batcher.plan import StageState
+from batcher.policy.base import Choice
 from batcher.pool import Item, Pool
 from batcher.progress import batch_key_for
 from batcher.queue import Queue
+from batcher.ranking import FAR_NS, Planner
 from models.pipeline import Late
 
 REFRESH_BATCHES = 16
 """Predictions of a model's pipelines are renewed after this many of its batches."""
+DEEP = 2
+"""Batches that a queue holds from which on full ones are not made smaller for the sake of one deadline."""
 LOOK = 8
 """Queues that a partition which is still busy looks at; if it closes a batch for none, it waits until it is free."""
 
@@ -25,11 +29,15 @@ LOOK = 8
 class Dispatcher:
     """Owns queues and batches; forms batches when asked to, for the partitions of its `fleet`.
 
-    `evict` is called for requests whose deadline a batch would miss.
+    `planner` ranks where and how big, where there is a choice. `evict` is called for requests whose deadline a batch
+    would miss.
     """
 
-    def __init__(self, spec: SchedulerSpec, evict: Callable[[Request, list[AnyDecision]], None]) -> None:
+    def __init__(
+        self, spec: SchedulerSpec, planner: Planner | None, evict: Callable[[Request, list[AnyDecision]], None]
+    ) -> None:
         self.hand_off_ns = spec.limits.hand_off_ns
+        self._planner = planner
         self.fleet = Fleet(spec)
         self.models = self.fleet.models
         self.batches: dict[int, Batch] = {}
@@ -188,6 +196,15 @@ class Dispatcher:
         """Close every batch whose time has come; idle partitions choose before those that have a batch running."""
         if self._check_ns is not None and self._check_ns <= now_ns:
             self._check_ns = None
+        while due := self._due_pools(now_ns):
+            for ahead in (False, True):
+                for pool in due:
+                    self._form_in(pool, ahead, now_ns, decisions)
+            for pool in due:
+                if (next_ns := pool.next_ns()) is not None:
+                    self._wake(pool, max(next_ns, now_ns + 1))
+
+    def _due_pools(self, now_ns: int) -> list[Pool]:
         agenda = self._agenda
         due: list[Pool] = []
         while agenda and agenda[0][0] <= now_ns:
@@ -197,12 +214,7 @@ class Dispatcher:
                 pool.attentive = False
                 pool.ring(now_ns)
                 due.append(pool)
-        for ahead in (False, True):
-            for pool in due:
-                self._form_in(pool, ahead, now_ns, decisions)
-        for pool in due:
-            if (next_ns := pool.next_ns()) is not None:
-                self._wake(pool, max(next_ns, now_ns + 1))
+        return due
 
     def _form_in(self, pool: Pool, ahead: bool, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Close batches for the idle partitions of a pool, or for those about to become so."""
@@ -214,7 +226,7 @@ class Dispatcher:
             if chosen is None:
                 pool.attentive = bool(pool.waiting)
                 return
-            queue, entries, reason = chosen
+            partition, queue, entries, reason = chosen
             if self._evicting and reason is not ReleaseReason.RETRY:
                 entries = self._on_time(partition, queue, entries, now_ns, decisions)
             if entries:
@@ -222,10 +234,10 @@ class Dispatcher:
 
     def _choose(
         self, pool: Pool, partition: PartitionState, now_ns: int
-    ) -> tuple[Queue, list[Entry], ReleaseReason] | None:
-        """What this partition should run now, if anything: of all queues, the most urgent one that is to be served."""
+    ) -> tuple[PartitionState, Queue, list[Entry], ReleaseReason] | None:
+        """What should run now, here or on a better partition: of all queues, the most urgent one to be served."""
         passed: list[Item] = []
-        chosen: tuple[Queue, list[Entry], ReleaseReason] | None = None
+        chosen: tuple[PartitionState, Queue, list[Entry], ReleaseReason] | None = None
         while pool.waiting and (len(passed) < LOOK or not partition.batches):
             item = heappop(pool.waiting)
             queue = item[4]
@@ -233,21 +245,88 @@ class Dispatcher:
                 continue
             model = self.models[queue.model]
             if queue.retries:
-                chosen = queue, queue.take_retry(), ReleaseReason.RETRY
+                chosen = partition, queue, queue.take_retry(), ReleaseReason.RETRY
                 break
+            if model.by_deadline and queue.expire(now_ns + self.hand_off_ns + model.quickest_ns(1)):
+                pool.announce(queue)  # there may be another head now, which is less urgent
+                continue
             choice = model.policy.choose(queue, model, partition, model.estimates[partition.kind], now_ns)
             if choice.rows:
-                chosen = queue, queue.take(choice.rows), choice.reason
-                break
-            if choice.until_ns is not None:
+                placement = self._place(queue, model, choice, partition, now_ns)
+                if placement is not None:
+                    host, rows, from_ns = placement
+                    chosen = host, queue, queue.take(rows, from_ns), choice.reason
+                    break
+                passed.append(item)
+            elif choice.until_ns is not None:
                 pool.put_off(queue, max(choice.until_ns, now_ns + 1))
             else:
                 passed.append(item)
         for item in passed:
             heappush(pool.waiting, item)
         if chosen is not None:
-            self._next_head(chosen[0])
+            self._next_head(chosen[1])
+            for other in self.models[chosen[1].model].pools:
+                if other.attentive:
+                    self._wake(other, now_ns)
         return chosen
+
+    def _place(
+        self, queue: Queue, model: ModelState, choice: Choice, partition: PartitionState, now_ns: int
+    ) -> tuple[PartitionState, int, int] | None:
+        """Where a queue's next batch runs, how many rows it has, and from which deadline on its entries are taken.
+
+        The options that are open now are ranked by what they cost with all that then has to follow, for the first entry
+        that is in time. The first that fits is taken (ESG_Dispatch, HPDC 2024). Where none fits but a partition that is
+        not open would, the entry is left to that one, and the first entry that can make it here goes instead. None when
+        there is no such entry.
+        """
+        head = queue.head()
+        pools = model.pools
+        stage = head.request.pipeline.stages[head.stage]
+        only = len(pools) == 1 and (stage.rest is None or len(stage.rest.cost) == 1)
+        if only or self._planner is None or not model.by_deadline or head.late or stage.model is not model:
+            return self._local(head, partition), choice.rows, 0
+        full = queue.rows >= DEEP * choice.rows and choice.reason is ReleaseReason.FULL
+        waits_ns = []
+        for pool in pools:
+            host = pool.open(now_ns)
+            waits_ns.append(FAR_NS if host is None else host.start_ns(now_ns) - now_ns)
+        entry: Entry | None = head
+        while entry is not None:
+            remaining_ns = entry.request.deadline_ns - now_ns - self.hand_off_ns
+            stage = entry.request.pipeline.stages[entry.stage]
+            for option in stage.ranked(self._planner, remaining_ns, queue.rows, waits_ns):
+                # While much waits the rate counts for more than one entry's deadline: see the policy `deadline`.
+                if option.rows >= choice.rows or not full:
+                    host = pools[option.pool].open(now_ns)
+                    assert host is not None, "only what is open is ranked"
+                    return self._local(entry, host), option.rows, entry.stage_deadline_ns if entry is not head else 0
+            if full or entry is not head or not self._elsewhere(entry, model, now_ns):
+                break
+            begin_ns = partition.start_ns(now_ns) + self.hand_off_ns
+            entry = queue.first_not_before(begin_ns + model.estimates[partition.kind].service_ns(1))
+        if full or entry is head:
+            return self._local(head, partition), choice.rows, 0
+        return None
+
+    def _elsewhere(self, entry: Entry, model: ModelState, now_ns: int) -> bool:
+        """Whether an entry would be in time on a partition that is not open yet."""
+        return any(
+            pool.open(now_ns) is None
+            and pool.ready_count
+            and pool.start_ns(now_ns) + self.hand_off_ns + model.estimates[pool.kind].service_ns(entry.rows)
+            <= entry.stage_deadline_ns
+            for pool in model.pools
+        )
+
+    @staticmethod
+    def _local(entry: Entry, host: PartitionState) -> PartitionState:
+        """The partition that ran the stage before, if it is as free as its equal `host`."""
+        near = entry.request.ran_on
+        if near is not None and near.pool is host.pool and near.ready and not near.batches:
+            return near
+        return host
 
     def _on_time(
         self, partition: PartitionState, queue: Queue, entries: list[Entry], now_ns: int, decisions: list[AnyDecision]
@@ -291,7 +370,9 @@ class Dispatcher:
         partition.pool.changed(partition)
         model.dispatched(rows)
         self._forget_if_empty(queue, model)
-        return DispatchBatch(batch.identity, partition.name, queue.model, rows, tuple(members), reason)
+        return DispatchBatch(
+            batch.identity, partition.name, queue.model, rows, tuple(members), reason, partition.free_at_ns
+        )
 
     def abandoned(self, now_ns: int) -> list[Entry]:
         """Entries of models whose workers have been gone for too long; wakes up again for those that may return."""

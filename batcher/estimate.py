@@ -78,6 +78,12 @@ class LatencyEstimate:
         self._efficient = 0
 
     @property
+    def correction(self) -> float:
+        """How many times as long as the table says half of the batches take: of the sizes that ran, the middle one."""
+        seen = sorted(correction for correction in self._medians if correction != 1)
+        return seen[len(seen) // 2] if seen else 1.0
+
+    @property
     def efficient_rows(self) -> int:
         """The smallest batch size whose rate is nearly the best: 1 for a model that gains nothing from batching."""
         if not self._efficient:
@@ -85,6 +91,11 @@ class LatencyEstimate:
             enough = max(rates) * NEARLY_BEST
             self._efficient = next(size for size, rate in zip(self._sizes, rates, strict=True) if rate >= enough)
         return self._efficient
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The batch sizes that differ in latency, ascending; the last is the maximum."""
+        return self._sizes
 
     def row_ns(self, rows: int) -> int:
         """Time that a row takes of a partition in batches of `rows` rows."""

@@ -30,7 +30,8 @@ class RequestArrived(Event, frozen=True, gc=False):
     """A valid request came in.
 
     `rows` is its number of rows (1 for an unbatchable model). `batch_key` tells apart inputs whose variable dimensions
-    differ ("" when all are fixed). `memory_bytes` is the peak size of the tensors it will make.
+    differ ("" when all are fixed). `memory_bytes` is the peak size of the tensors it will make. `max_cost` is the most
+    that it may cost in all (None: whatever it takes).
     """
 
     request: int
@@ -39,6 +40,7 @@ class RequestArrived(Event, frozen=True, gc=False):
     deadline_ns: int
     batch_key: str = ""
     memory_bytes: int = 0
+    max_cost: float | None = None
 
 
 class RequestCancelled(Event, frozen=True, gc=False):
@@ -106,6 +108,29 @@ class PartitionLost(Event, frozen=True):
     reason: str
 
 
+class ModelLoaded(Event, frozen=True):
+    """A worker that is up holds a model, warm; `table` is how fast it is there."""
+
+    partition: str
+    model: str
+    table: LatencyTable
+
+
+class ModelLoadFailed(Event, frozen=True):
+    """A worker could not load a model; what it held before it still holds."""
+
+    partition: str
+    model: str
+    reason: str
+
+
+class ModelUnloaded(Event, frozen=True, gc=False):
+    """A worker has given the memory of a model back."""
+
+    partition: str
+    model: str
+
+
 class DrainStarted(Event, frozen=True):
     """The gateway is stopping: what is in flight finishes, new requests are rejected."""
 
@@ -120,12 +145,18 @@ AnyEvent = (
     | CombinationFailed
     | PartitionReady
     | PartitionLost
+    | ModelLoaded
+    | ModelLoadFailed
+    | ModelUnloaded
     | DrainStarted
 )
 
 PRIORITY: dict[type[Event], int] = {
     PartitionReady: 0,
     PartitionLost: 0,
+    ModelLoaded: 0,
+    ModelLoadFailed: 0,
+    ModelUnloaded: 0,
     BatchCompleted: 0,
     BatchFailed: 0,
     BatchRevoked: 0,

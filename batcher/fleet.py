@@ -69,9 +69,9 @@ class Fleet:
             old.recount()
             if not old.partitions:
                 self.pools.remove(old)
-        pool = next((each for each in self.pools if each.kind == partition.kind and each.models == models), None)
+        pool = next((each for each in self.pools if each.holds(partition.kind, partition.price, models)), None)
         if pool is None:
-            pool = Pool(self._next_pool, partition.kind, models)
+            pool = Pool(self._next_pool, partition.kind, models, partition.price)
             self._next_pool += 1
             self.pools.append(pool)
         partition.pool = pool

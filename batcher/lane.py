@@ -112,10 +112,10 @@ class Lane:
         """How many items would come after an entry of that order."""
         return len(self.items) - bisect_right(self.items, (order_ns, 1)) + self.late_live
 
-    def take(self, max_rows: int, from_ns: int = 0) -> list[Entry]:
+    def take(self, max_rows: int, from_ns: int, *, whatever: bool) -> list[Entry]:
         """Remove entries in time, from the first whose order is `from_ns` on, that have `max_rows` rows at most.
 
-        The first one is taken whatever its size.
+        With `whatever` the first one is taken however large it is.
         """
         items = self.items
         begin = bisect_left(items, (from_ns, -(1 << 30))) if from_ns and items and items[0][0] < from_ns else 0
@@ -125,7 +125,7 @@ class Lane:
         for item in islice(items, begin, None):
             entry = item[3]
             if entry.queued:
-                if taken and rows + entry.rows > max_rows:
+                if rows + entry.rows > max_rows and (taken or not whatever):
                     break
                 entry.queued = False
                 taken.append(entry)

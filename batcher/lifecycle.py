@@ -30,7 +30,7 @@ class Request(msgspec.Struct, eq=False):
     `committed` has a bit for every stage whose expected work is still counted in the pools' backlogs; `running`
     counts batches and combiners that hold its tensors. `runs` has a record a stage once it is known for which rows it
     runs, `missing` how many stages each one still waits for; both are empty for a pipeline of one stage. `evicts` says
-    that it is given up rather than answered late.
+    that it is given up rather than answered late. `ran_on` is the partition that ran its last batch.
     """
 
     identity: int
@@ -48,6 +48,7 @@ class Request(msgspec.Struct, eq=False):
     entries: list[Entry] = []
     missing: list[int] = []
     runs: list[StageRun | None] = []
+    ran_on: PartitionState | None = None
 
     def uncommit(self, stage: int) -> None:
         """The stage starts, or never will: its expected work is no longer ahead of anybody."""
@@ -62,8 +63,8 @@ class Entry(msgspec.Struct, eq=False):
     """The rows of one request that wait for, or run in, one stage.
 
     `lane` is the number of its pipeline, whose entries it waits with; `late` says that it waits behind those that can
-    still be in time. `stage_deadline_ns` is the request's deadline less what the stages after this one take; `row_index` and `rows` as
-    in `StageRun`. `batch` is the batch that it runs in, `group` the one that it is to be retried with.
+    still be in time. `stage_deadline_ns` is the request's deadline less what the stages after this one take;
+    `row_index` and `rows` as in `StageRun`. `batch` is the batch that it runs in, `group` the one that it is to be retried with.
     """
 
     request: Request

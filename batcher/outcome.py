@@ -9,6 +9,7 @@ class Outcome(enum.StrEnum):
     COMPLETED = "completed"
     COMPLETED_LATE = "completed_late"
     REJECTED_DEADLINE = "rejected_deadline"
+    REJECTED_COST = "rejected_cost"
     REJECTED_QUEUE_FULL = "rejected_queue_full"
     REJECTED_MEMORY = "rejected_memory"
     REJECTED_UNAVAILABLE = "rejected_unavailable"

@@ -130,6 +130,10 @@ class ModelState:
         """Whether a partition that is up holds the model."""
         return any(pool.ready_count for pool in self.pools)
 
+    def quickest_ns(self, rows: int) -> int:
+        """The least time of a batch of that many rows on any kind of partition; 0 when none is known."""
+        return min([estimate.service_ns(rows) for estimate in self.estimates.values()], default=0)
+
     def row_ns(self, kind: str) -> int:
         """Time that a row takes of a partition of that kind, in batches as large as the policy makes them."""
         estimate = self.estimates[kind]

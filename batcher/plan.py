@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from batcher.config import PipelineConfig, StageConfig
 from batcher.placement import ModelState
+from batcher.plans import Front
 from batcher.pool import Pool
 from batcher.queue import Queue
+from batcher.ranking import LiveOption, Planner, Ranker
 from models.pipeline import Late
+
+RANKED_BATCHES = 16
+"""A stage is ranked by estimates that are this many batches of its model old at most."""
+NOTHING_LEFT = Front((0,), (0.0,))
 
 PROBABILITY_WEIGHT = 0.02
 """Weight of one request in the smoothed share of rows that a conditional stage runs for."""
@@ -34,10 +40,24 @@ class StageState:
 
     `tail_ns` is the predicted time from this stage's end to the pipeline's end along the longest path. `probability`
     is the smoothed share of the rows offered to a conditional stage that it runs for, 1 until something is known.
-    `queue` is the one queue of a stage whose inputs' dimensions are all fixed.
+    `queue` is the one queue of a stage whose inputs' dimensions are all fixed. `rest` is what the plan says of all that
+    follows; None without a plan, or when nothing follows that leaves a choice.
     """
 
-    __slots__ = ("config", "dependents", "index", "model", "probability", "queue", "tail_ns", "waits_for")
+    __slots__ = (
+        "_options",
+        "_ranked_batches",
+        "_ranker",
+        "config",
+        "dependents",
+        "index",
+        "model",
+        "probability",
+        "queue",
+        "rest",
+        "tail_ns",
+        "waits_for",
+    )
 
     def __init__(self, index: int, config: StageConfig, model: ModelState | None) -> None:
         self.index = index
@@ -48,8 +68,39 @@ class StageState:
         self.probability = 1.0
         self.tail_ns = 0
         self.queue: Queue | None = None
-        if model is not None and not config.request_keyed and not config.source_keyed:
+        self.rest: Front | None = None
+        self._options: list[LiveOption] = []
+        self._ranker: Ranker | None = None
+        self._ranked_batches = 0
+        self.run(model)
+
+    def run(self, model: ModelState | None) -> None:
+        """Have requests that reach the stage from now on run by `model`, one of its variants."""
+        self.model = model
+        self._ranker = None
+        self.queue = None
+        if model is not None and not self.config.request_keyed and not self.config.source_keyed:
             self.queue = model.queues.setdefault("", Queue(model.config.key, ""))
+
+    def follow(self, rest: Front | None) -> None:
+        """Go by another plan."""
+        self.rest = rest
+        self._ranker = None
+
+    def ranked(self, planner: Planner, remaining_ns: int, rows: int, waits_ns: list[int]) -> list[LiveOption]:
+        """The options for the next batch, best first (see `batcher.ranking.Ranker`); one wait a pool of the model."""
+        model = self.model
+        assert model is not None, "a combiner has no options"
+        if self._ranker is None or model.batches - self._ranked_batches >= RANKED_BATCHES:
+            self._ranked_batches = model.batches
+            self._options = [
+                LiveOption(number, size, service_ns, service_ns * pool.price)
+                for number, pool in enumerate(model.pools)
+                for size in model.estimates[pool.kind].sizes
+                for service_ns in [model.estimates[pool.kind].service_ns(size)]
+            ]
+            self._ranker = planner.ranker(self._options, self.rest or NOTHING_LEFT)
+        return [self._options[option] for option in self._ranker.rank(remaining_ns, rows, waits_ns)]
 
     def service_ns(self, hand_off_ns: int) -> int:
         """Predicted time of the stage in a batch of typical size; 0 for a combiner."""

@@ -1,4 +1,4 @@
-"""Plans: what the scheduler goes by at run time, and what they are made from. Plain data, so that a journal holds it."""
+"""Plans: what the scheduler goes by at run time, and what they are made from; plain data, which a journal can hold."""
 
 import msgspec
 

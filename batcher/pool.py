@@ -21,15 +21,16 @@ COMPACT_FACTOR = 8
 
 
 class Pool:
-    """The partitions of one kind that hold the same models: what one of them can run, any of them can.
+    """The partitions of one kind and price that hold the same models: what one of them can run, any of them can.
 
     `waiting` has an item for the head of every queue that has work for this pool, the most urgent first, but for those
     that a policy has put off: they are in `timers`, by when they are to be looked at again. Items are checked when they
     come up (`Queue.is_current`), so that a head that changes costs O(log queues) and never a search. `idle` and
     `opening` (partitions with one batch, by when the next may be closed) are kept in the same lazy way.
 
-    `backlog_ns` is the work that is promised but not dispatched. `wake_ns` is when the pool is to be looked at next;
-    `attentive` says that a partition could take a batch which no policy closed yet.
+    `price` is what a second of one costs. `backlog_ns` is the work that is promised but not dispatched. `wake_ns` is
+    when the pool is to be looked at next; `attentive` says that a partition could take a batch which no policy closed
+    yet.
     """
 
     __slots__ = (
@@ -44,15 +45,17 @@ class Pool:
         "number",
         "only",
         "partitions",
+        "price",
         "ready_count",
         "timers",
         "waiting",
         "wake_ns",
     )
 
-    def __init__(self, number: int, kind: str, models: frozenset[str]) -> None:
+    def __init__(self, number: int, kind: str, models: frozenset[str], price: float) -> None:
         self.number = number
         self.kind = kind
+        self.price = price
         self.models = models
         self.partitions: dict[int, PartitionState] = {}
         self.only: PartitionState | None = None
@@ -67,6 +70,10 @@ class Pool:
         self._opening: list[tuple[int, int]] = []
         self._free: list[tuple[int, int]] = []
         self._serial = 0
+
+    def holds(self, kind: str, price: float, models: frozenset[str]) -> bool:
+        """Whether partitions like that belong here."""
+        return self.kind == kind and self.price == price and self.models == models
 
     def recount(self) -> None:
         """Note that a partition joined, left, came up or was lost."""
@@ -121,6 +128,15 @@ class Pool:
                 return partition
             heappop(opening)
         return None
+
+    def open(self, now_ns: int) -> PartitionState | None:
+        """A partition that may be given a batch now, the one that is to be free first; None if there is none."""
+        partition = self.idle()
+        if partition is None:
+            partition = self.opening()
+            if partition is not None and partition.opening_ns > now_ns:
+                return None
+        return partition
 
     def start_ns(self, now_ns: int) -> int:
         """When the next batch could start, by what is dispatched already."""

@@ -102,7 +102,7 @@ class Queue:
         """Put behind the entries whose order is before `reachable_ns`; whether there were any."""
         if self._only is not None:
             return self._only.expire(reachable_ns)
-        return any([lane.expire(reachable_ns) for lane in self._lanes.values()])
+        return sum(lane.expire(reachable_ns) for lane in self._lanes.values()) > 0
 
     def head(self) -> Entry:
         """The first entry in time, or the first late one where there is no other; the queue must hold one."""
@@ -144,9 +144,10 @@ class Queue:
         """
         reserved = self._late_entries(max_rows)
         room = max_rows - sum(entry.rows for entry in reserved)
-        taken: list[Entry] = []
-        if room > 0 or not reserved:
-            taken = self._only.take(room, from_ns) if self._only is not None else self._take_shared(room, from_ns)
+        if self._only is not None:
+            taken = self._only.take(room, from_ns, whatever=not reserved)
+        else:
+            taken = self._take_shared(room, from_ns, whatever=not reserved)
         entries = taken + reserved
         rows = sum(entry.rows for entry in entries)
         for lane in self._lanes.values():
@@ -177,7 +178,7 @@ class Queue:
             behind = [lane for lane in behind if lane.late_live]
         return taken
 
-    def _take_shared(self, max_rows: int, from_ns: int) -> list[Entry]:
+    def _take_shared(self, max_rows: int, from_ns: int, *, whatever: bool) -> list[Entry]:
         """Entries of several lanes: by order while little waits, else from the lane that was served least."""
         fair = self.rows > CONTENDED * max_rows
         order = [
@@ -194,9 +195,9 @@ class Queue:
             item = lane.first_not_before(from_ns)
             assert item is not None, "a lane without an entry is not in the order"
             entry = item[3]
-            if taken and rows + entry.rows > max_rows:
+            if rows + entry.rows > max_rows and (taken or not whatever):
                 break
-            taken += lane.take(1, item[0])
+            taken += lane.take(1, item[0], whatever=True)
             rows += entry.rows
             if fair:
                 self._virtual = lane.served

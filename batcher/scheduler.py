@@ -36,6 +36,7 @@ from batcher.lifecycle import Entry, Request, StageRun
 from batcher.outcome import Outcome
 from batcher.plan import PipelineState, StageState
 from batcher.progress import observe_share, rows_for
+from batcher.ranking import Planner
 
 COMPACT_EVICTIONS = 1024
 """Planned evictions, at least, before those of entries that have left their queues are dropped."""
@@ -49,10 +50,10 @@ class Scheduler:
     one batch. It carries out the decisions in order. Every request gets exactly one settling decision.
     """
 
-    def __init__(self, spec: SchedulerSpec) -> None:
+    def __init__(self, spec: SchedulerSpec, planner: Planner | None = None) -> None:
         self.spec = spec
         self._limits = spec.limits
-        self.dispatcher = Dispatcher(spec, self._evict)
+        self.dispatcher = Dispatcher(spec, planner, self._evict)
         self.pipelines = {
             config.name: PipelineState(number, config, self.dispatcher.models)
             for number, config in enumerate(spec.pipelines)
@@ -285,6 +286,7 @@ class Scheduler:
                     assert run is not None, "a stage that ran has its record"
                     run.verdicts = tuple(values[first:last] for values in event.verdicts)
                     run.batch_key = event.batch_key
+                    request.ran_on = partition
                     self._stage_done(request, request.pipeline.stages[entry.stage], now_ns, decisions)
             first = last
 

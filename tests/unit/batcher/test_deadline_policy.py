@@ -199,7 +199,7 @@ def test_a_deadline_that_is_lost_anyway_does_not_make_the_batch_small() -> None:
     step(scheduler, 0, arrival(1, S))
     assert step(scheduler, 100 * US, arrival(2, 3 * MS)) == []
     assert step(scheduler, 4 * MS, *(arrival(number, S) for number in range(3, 10))) == [
-        dispatch(2, [2, 3, 4, 5, 6, 7, 8, 9], FULL)
+        dispatch(2, [3, 4, 5, 6, 7, 8, 9, 2], FULL)
     ]
 
 

@@ -162,9 +162,12 @@ def test_each_stage_may_lose_its_worker_once() -> None:
     step(scheduler, 0, arrival(1, S, "cascade:1"))
     step(scheduler, MS, PartitionLost("cpu0", "killed"), lost(1))
     step(scheduler, 2 * MS, PartitionReady("cpu0", tables))
-    assert step(scheduler, 2 * MS, completed(2, MS, 2 * MS, 0.1)) == [dispatch(3, [Member(1, 1, 1)], model="large:1")]
-    assert step(scheduler, 3 * MS, PartitionLost("cpu0", "killed"), lost(3)) == [
-        dispatch(4, [Member(1, 1, 1)], RETRY, model="large:1", partition="cpu1")
+    # Where the stage before ran, although the other partition is free as well.
+    assert step(scheduler, 2 * MS, completed(2, MS, 2 * MS, 0.1)) == [
+        dispatch(3, [Member(1, 1, 1)], model="large:1", partition="cpu1")
+    ]
+    assert step(scheduler, 3 * MS, PartitionLost("cpu1", "killed"), lost(3)) == [
+        dispatch(4, [Member(1, 1, 1)], RETRY, model="large:1")
     ]
 
 

@@ -73,7 +73,7 @@ def test_a_journal_is_a_line_for_the_spec_and_one_for_every_step() -> None:
     assert all(line.endswith(b"\n") and line.count(b"\n") == 1 for line in lines)
     assert msgspec.json.decode(lines[0], type=SchedulerSpec) == SPEC
     assert msgspec.json.decode(lines[5], type=Step) == Step(
-        3, None, (DispatchBatch(1, "cpu0", "m:1", 2, (Member(1, 0, 2),), ReleaseReason.IDLE),)
+        3, None, (DispatchBatch(1, "cpu0", "m:1", 2, (Member(1, 0, 2),), ReleaseReason.IDLE, 1_100_003),)
     )
 
 

@@ -118,5 +118,5 @@ def test_members_that_are_late_and_soft_do_not_hinder_the_others() -> None:
     step(scheduler, 0, arrival(2, 2200 * US, "soft:1"))
     assert step(scheduler, 6 * MS, completed(1, 0, 6 * MS), arrival(3, 8 * MS, "hard:1")) == [
         CompleteRequest(1, Outcome.COMPLETED),
-        dispatch(2, [Member(2, 0, 1), Member(3, 0, 1)], FULL),
+        dispatch(2, [Member(3, 0, 1), Member(2, 0, 1)], FULL),
     ]

@@ -127,7 +127,7 @@ def test_a_condition_on_a_combiner() -> None:
     step(scheduler, MS, completed(1, 0, MS))
     assert step(scheduler, MS, completed(2, 0, MS)) == [CombineOutputs(Member(1, 2, 3))]
     assert step(scheduler, MS, OutputsCombined(1, 2, ((0.95, 0.1, 0.99),))) == [
-        dispatch(3, [Member(1, 3, 1, (1,))], model="large:1")
+        dispatch(3, [Member(1, 3, 1, (1,))], model="large:1", partition="cpu1")
     ]
     assert step(scheduler, 2 * MS, completed(3, MS, 2 * MS)) == DONE
 
