@@ -1,0 +1,40 @@
+"""Builds the plan that the scheduler goes by: the exact planner on every pipeline, at the rates that were seen."""
+
+from batcher.config import PipelineConfig, SchedulerSpec
+from batcher.planner.exact import ExactPlanner
+from batcher.planner.problem import Problem
+from batcher.planner.stage_options import Demand, pipeline_problem
+from batcher.plans import Observed, PipelinePlan, Plan, StagePlan
+from models.errors import ConfigError
+
+
+def build_plan(spec: SchedulerSpec, observed: Observed) -> Plan:
+    """The plans of all pipelines that have an objective and whose models are all known on some partition.
+
+    Pure, and the same for the same arguments; milliseconds a pipeline, so a driver runs it beside its loop.
+    """
+    demand = Demand(spec, observed)
+    plans = []
+    for pipeline in spec.pipelines:
+        if pipeline.slo_ns:
+            try:
+                problem = pipeline_problem(demand, pipeline, pipeline.slo_ns)
+            except ConfigError:
+                continue  # a model that is not loaded anywhere yet: its pipelines go by the stages' own latencies
+            plans.append(_plan_pipeline(pipeline, problem))
+    return Plan(tuple(plans))
+
+
+def _plan_pipeline(pipeline: PipelineConfig, problem: Problem) -> PipelinePlan:
+    planner = ExactPlanner(problem)
+    paths = planner.paths()
+    path = paths[0] if paths else planner.quickest()
+    stages = []
+    for stage, choice, rest in zip(problem.stages, path.choices, planner.rests(), strict=True):
+        option = stage.options[choice]
+        stages.append(
+            StagePlan(
+                option.model, option.batch, option.kind, int(stage.latency_ns[choice]), float(stage.cost[choice]), rest
+            )
+        )
+    return PipelinePlan(pipeline.name, tuple(stages), path.latency_ns, path.cost, bool(paths))

@@ -1,0 +1,95 @@
+"""The stage latency model: what batching and queueing add to the time that a batch takes."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import NamedTuple
+
+from models.units import NS_PER_S
+
+RHO_MAX = 0.9
+"""Utilisation up to which a stage may be planned for: beyond it the predicted tail is too short."""
+_Z99 = 2.3263478740408408
+"""The 99th percentile of the standard normal distribution."""
+
+
+class StageLatency(NamedTuple):
+    """Predicted latency of a row in one stage, waits included.
+
+    `utilisation` is that of its servers in full batches; `rows` is how large a typical batch is.
+    """
+
+    p50_ns: int
+    p99_ns: int
+    utilisation: float
+    rows: int
+
+
+def stage_latency(
+    service_ns: Callable[[int], int],
+    batch: int,
+    rate: float,
+    servers: float,
+    max_wait_ns: int | None = None,
+    *,
+    rho_max: float = RHO_MAX,
+) -> StageLatency | None:
+    """Latency of a stage in batches of up to `batch` rows; one of b rows takes `service_ns(b)` on one of `servers`.
+
+    Rows arrive as a Poisson process of `rate` a second. None when there is no bound: they are more than `rho_max` of
+    what the servers can do in full batches, or none at all, so that a batch that has to fill never does. `max_wait_ns`
+    is how long the first row of a batch waits for company while a server is idle. It decides whether filling counts:
+
+    - None: until the batch is full. To the batch's time comes the longer of two waits, for the batch to fill and for a
+      server. They do not add up: batches fill slowly when there is little to do, and queue when there is much.
+    - 0: not at all, as under the policy `deadline` with objective `latency`, which never taxes a lone row: filling does
+      not count. A row waits for the batch that runs, and what arrives in the meantime is the next one, full or not.
+    - In between, filling counts up to that time, and batches may be any size.
+
+    A full batch's wait for a server is the approximation of Allen and Cunneen with Sakasegawa's exponent, for batches
+    that come with Erlang gaps and take a constant time; its tail is taken as exponential. O(log batch).
+    """
+    full_s = service_ns(batch) / NS_PER_S
+    utilisation = rate * full_s / (servers * batch)
+    if utilisation > rho_max:
+        return None
+    if rate <= 0:
+        if max_wait_ns is None and batch > 1:
+            return None
+        alone_ns = service_ns(1) + (max_wait_ns or 0 if batch > 1 else 0)
+        return StageLatency(alone_ns, alone_ns, 0.0, 1)
+    exponent = math.sqrt(2 * (servers + 1)) - 1
+    queues = utilisation**exponent
+    mean_wait_s = full_s / (2 * batch * servers * (1 - utilisation))
+    fill50_s, fill99_s = (batch - 1) / (2 * rate), _gamma_p99(batch - 1) / rate
+    size50 = size99 = batch
+    busy = 0.0
+    if max_wait_ns is not None:
+        max_wait_s = max_wait_ns / NS_PER_S
+        fill50_s, fill99_s = min(fill50_s, max_wait_s), min(fill99_s, max_wait_s)
+        gathered = min(1 + rate * max_wait_s, batch)
+        per_server = rate / servers / NS_PER_S
+        busy = min(per_server * service_ns(int(gathered)) / gathered, 1.0) ** exponent
+        # With every server busy, batches grow until one is what arrives while a server ends its batch.
+        steady = 1 + bisect_left(range(1, batch), True, key=lambda rows: rows >= per_server * service_ns(rows))
+        size50 = max(steady, int(gathered))
+        cycle_rows = max(per_server * service_ns(steady), rate * max_wait_s)
+        size99 = min(max(math.ceil(cycle_rows + _Z99 * math.sqrt(cycle_rows)), 1), batch)
+
+    def percentile_ns(beyond: float, size: int, fill_s: float) -> int:
+        queue_s = mean_wait_s * math.log(queues / beyond) if queues > beyond else 0.0
+        # Of what a running batch leaves to wait, any part is as likely; the first of the servers to end takes the row.
+        running_s = service_ns(size) / NS_PER_S * (1 - (beyond / busy) ** (1 / servers)) if busy > beyond else 0.0
+        return service_ns(size) + round(max(fill_s, queue_s, running_s) * NS_PER_S)
+
+    return StageLatency(
+        percentile_ns(0.5, size50, fill50_s), percentile_ns(0.01, size99, fill99_s), utilisation, size50
+    )
+
+
+def _gamma_p99(shape: int) -> float:
+    """The 99th percentile of the time until `shape` arrivals at rate 1, by Wilson and Hilferty."""
+    if not shape:
+        return 0.0
+    ninth = 1 / (9 * shape)
+    return shape * (1 - ninth + _Z99 * math.sqrt(ninth)) ** 3
