@@ -1,6 +1,6 @@
 """From what is served (model specs, pipelines, partitions) to the spec that builds a scheduler."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from batcher.config import (
     Limits,
@@ -16,6 +16,7 @@ from batcher.config import (
 from models.pipeline import REQUEST, Pipeline, Stage
 from models.spec import ModelSpec
 from models.tensor import TensorSpec
+from models.units import ms_to_ns
 
 
 def pipeline_key(pipeline: Pipeline) -> str:
@@ -31,17 +32,25 @@ def build_spec(
     limits: Limits | None = None,
     policies: Mapping[str, PolicyConfig] | None = None,
     default_policy: PolicyConfig | None = None,
+    memory_of: Mapping[str, int] | None = None,
 ) -> SchedulerSpec:
-    """The one spec that both drivers build their scheduler from; `policies` are by model key."""
+    """The one spec that both drivers build their scheduler from.
+
+    By model key, `policies` are those that differ from the default, and `memory_of` the bytes that a model takes.
+    """
     default_policy = default_policy or PolicyConfig()
-    policies = policies or {}
+    policies, memory_of = policies or {}, memory_of or {}
     specs = {spec.key: spec for spec in models}
     pipelines = tuple(pipelines)
     verdicts = _verdicts_of_models(pipelines)
     return SchedulerSpec(
         tuple(
             ModelConfig(
-                key, max(spec.max_batch_size, 1), tuple(verdicts.get(key, ())), policies.get(key, default_policy)
+                key,
+                max(spec.max_batch_size, 1),
+                tuple(verdicts.get(key, ())),
+                policies.get(key, default_policy),
+                memory_of.get(key, 0),
             )
             for key, spec in specs.items()
         ),
@@ -51,17 +60,26 @@ def build_spec(
     )
 
 
-def _verdicts_of_models(pipelines: Iterable[Pipeline]) -> dict[str, list[Verdict]]:
-    """All that some stage's condition asks of each model, each once."""
+def _verdicts_of_models(pipelines: Sequence[Pipeline]) -> dict[str, list[Verdict]]:
+    """All that some stage's condition asks of each model, each once.
+
+    A condition names a verdict by its number, whichever variant ran: models that may run the same stage have one list.
+    """
     verdicts: dict[str, list[Verdict]] = {}
+    groups: dict[str, list[str]] = {}
+    for pipeline in pipelines:
+        for stage in pipeline.stages:
+            group = list(dict.fromkeys(key for model in stage.models for key in groups.get(model, [model])))
+            shared: list[Verdict] = []
+            for key in group:
+                groups[key], verdicts[key] = group, shared
     for pipeline in pipelines:
         stages = {stage.name: stage for stage in pipeline.stages}
         for stage in pipeline.stages:
             if stage.when is not None and (model := stages[stage.when.stage].model) is not None:
                 asked = Verdict(stage.when.output, stage.when.confidence)
-                known = verdicts.setdefault(model, [])
-                if asked not in known:
-                    known.append(asked)
+                if asked not in verdicts[model]:
+                    verdicts[model].append(asked)
     return verdicts
 
 
@@ -89,9 +107,11 @@ def _pipeline_config(
                 tuple(combiners.get(stage.name, ())),
                 any(stage.inputs[name].stage == REQUEST for name in variable),
                 any(stage.inputs[name].stage != REQUEST for name in variable),
+                stage.variants,
             )
         )
-    return PipelineConfig(pipeline_key(pipeline), tuple(configs), pipeline.late)
+    slo_ns = 0 if pipeline.slo_ms is None else max(ms_to_ns(pipeline.slo_ms), 1)
+    return PipelineConfig(pipeline_key(pipeline), tuple(configs), pipeline.late, slo_ns, pipeline.weight)
 
 
 def _combiner_verdicts(name: str, pipeline: Pipeline) -> list[Verdict]:

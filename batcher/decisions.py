@@ -5,6 +5,7 @@ import enum
 import msgspec
 
 from batcher.outcome import Outcome
+from batcher.plans import Observed
 
 
 class ReleaseReason(enum.StrEnum):
@@ -86,6 +87,13 @@ class UnloadModel(Decision, frozen=True, gc=False):
     model: str
 
 
+class BuildPlan(Decision, frozen=True):
+    """Build a new plan from what was observed, beside everything else; answered by `PlanBuilt`."""
+
+    build: int
+    observed: Observed
+
+
 class CompleteRequest(Decision, frozen=True, gc=False):
     """All stages of a request are done: answer it."""
 
@@ -130,6 +138,7 @@ AnyDecision = (
     DispatchBatch
     | RevokeBatch
     | CombineOutputs
+    | BuildPlan
     | LoadModel
     | UnloadModel
     | CompleteRequest

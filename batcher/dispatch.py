@@ -157,9 +157,14 @@ class Dispatcher:
 
     def ready(self, event: PartitionReady, now_ns: int) -> None:
         """A partition's worker is up with these models."""
-        partition = self.fleet.ready(event, now_ns)
-        assert partition.pool is not None, "a partition that is ready has a pool"
-        self._wake(partition.pool, now_ns)
+        self.fleet.ready(event, now_ns)
+        self.look_at(event.partition, now_ns)
+
+    def look_at(self, name: str, now_ns: int) -> None:
+        """A partition may be given work that it could not before."""
+        pool = self.fleet.partitions[name].pool
+        assert pool is not None, "a partition that is ready has a pool"
+        self._wake(pool, now_ns)
 
     def lost(self, name: str, now_ns: int) -> None:
         """A partition's worker is gone; its batches fail one by one in events of their own."""

@@ -93,6 +93,11 @@ class LatencyEstimate:
         return self._efficient
 
     @property
+    def table(self) -> LatencyTable:
+        """The medians as they are corrected now."""
+        return LatencyTable(tuple((size, max(self.median_ns(size), 1)) for size in self._sizes))
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """The batch sizes that differ in latency, ascending; the last is the maximum."""
         return self._sizes

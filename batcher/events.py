@@ -8,6 +8,7 @@ import enum
 
 import msgspec
 
+from batcher.plans import Plan
 from models.profile import LatencyTable
 
 
@@ -131,6 +132,13 @@ class ModelUnloaded(Event, frozen=True, gc=False):
     model: str
 
 
+class PlanBuilt(Event, frozen=True):
+    """A plan was built, as ordered by `BuildPlan`; None when that failed."""
+
+    build: int
+    plan: Plan | None
+
+
 class DrainStarted(Event, frozen=True):
     """The gateway is stopping: what is in flight finishes, new requests are rejected."""
 
@@ -148,6 +156,7 @@ AnyEvent = (
     | ModelLoaded
     | ModelLoadFailed
     | ModelUnloaded
+    | PlanBuilt
     | DrainStarted
 )
 
@@ -157,6 +166,7 @@ PRIORITY: dict[type[Event], int] = {
     ModelLoaded: 0,
     ModelLoadFailed: 0,
     ModelUnloaded: 0,
+    PlanBuilt: 0,
     BatchCompleted: 0,
     BatchFailed: 0,
     BatchRevoked: 0,

@@ -7,6 +7,7 @@ import msgspec
 from batcher.config import SchedulerSpec
 from batcher.decisions import AnyDecision
 from batcher.events import AnyEvent
+from batcher.ranking import Planner
 from batcher.scheduler import Scheduler
 from models.errors import ConfigError
 
@@ -40,8 +41,10 @@ class Difference(msgspec.Struct, frozen=True):
     decisions: tuple[AnyDecision, ...]
 
 
-def replay(lines: Iterable[bytes]) -> Difference | None:
+def replay(lines: Iterable[bytes], planner: Planner | None = None) -> Difference | None:
     """Run a scheduler over a journal; the first step whose decisions differ, None if nothing has changed.
+
+    `planner` is what the scheduler that wrote it had.
 
     What follows a difference means nothing: later events answer decisions that were not taken. Raises ConfigError for a
     line that is not part of a journal.
@@ -51,7 +54,7 @@ def replay(lines: Iterable[bytes]) -> Difference | None:
     for number, line in enumerate(lines, start=1):
         try:
             if scheduler is None:
-                scheduler = Scheduler(msgspec.json.decode(line, type=SchedulerSpec))
+                scheduler = Scheduler(msgspec.json.decode(line, type=SchedulerSpec), planner)
                 continue
             step = decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

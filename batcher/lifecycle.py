@@ -64,7 +64,8 @@ class Entry(msgspec.Struct, eq=False):
 
     `lane` is the number of its pipeline, whose entries it waits with; `late` says that it waits behind those that can
     still be in time. `stage_deadline_ns` is the request's deadline less what the stages after this one take;
-    `row_index` and `rows` as in `StageRun`. `batch` is the batch that it runs in, `group` the one that it is to be retried with.
+    `row_index` and `rows` as in `StageRun`. `batch` is the batch that it runs in, `group` the one that it is to be
+    retried with.
     """
 
     request: Request

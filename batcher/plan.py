@@ -8,6 +8,7 @@ from batcher.plans import Front
 from batcher.pool import Pool
 from batcher.queue import Queue
 from batcher.ranking import LiveOption, Planner, Ranker
+from batcher.rate import RateEstimate
 from models.pipeline import Late
 
 RANKED_BATCHES = 16
@@ -128,6 +129,7 @@ class PipelineState:
         "number",
         "outstanding",
         "path_ns",
+        "rate",
         "roots",
         "single",
         "stage_count",
@@ -146,8 +148,8 @@ class PipelineState:
         for stage in self.stages:
             for source in stage.waits_for:
                 self.stages[source].dependents.append(stage.index)
-            if stage.model is not None:
-                stage.model.pipelines.append(self)
+            for key in stage.config.variants or filter(None, (stage.config.model,)):
+                models[key].pipelines.append(self)
         self.stage_count = len(self.stages)
         self.all_stages = (1 << self.stage_count) - 1
         self.missing = [len(stage.waits_for) for stage in self.stages]
@@ -157,6 +159,7 @@ class PipelineState:
         self.outstanding = 0
         self.last_probe_ns: int | None = None
         self.path_ns = 0
+        self.rate = RateEstimate()
         self.stale = True
         self.degraded = True
         self.work = Work(tuple(() for _ in self.stages))

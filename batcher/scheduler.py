@@ -25,9 +25,13 @@ from batcher.events import (
     CombinationFailed,
     DrainStarted,
     FailureCause,
+    ModelLoaded,
+    ModelLoadFailed,
+    ModelUnloaded,
     OutputsCombined,
     PartitionLost,
     PartitionReady,
+    PlanBuilt,
     RequestArrived,
     RequestCancelled,
 )
@@ -37,6 +41,8 @@ from batcher.outcome import Outcome
 from batcher.plan import PipelineState, StageState
 from batcher.progress import observe_share, rows_for
 from batcher.ranking import Planner
+from batcher.replan import Replanner
+from batcher.residency import Residency
 
 COMPACT_EVICTIONS = 1024
 """Planned evictions, at least, before those of entries that have left their queues are dropped."""
@@ -60,6 +66,9 @@ class Scheduler:
         }
         self.requests: dict[int, Request] = {}
         self.admission = Admission(spec.limits)
+        fleet = self.dispatcher.fleet
+        self._replanner = None if planner is None else Replanner(spec, fleet, self.pipelines)
+        self._residency = Residency(fleet)
         self._evictions: list[tuple[int, int, Entry]] = []
         self._compact_above = COMPACT_EVICTIONS
         # A request that is settled while a combiner runs is no longer among `requests`.
@@ -74,6 +83,10 @@ class Scheduler:
             CombinationFailed: self._combination_failed,
             PartitionReady: self._partition_ready,
             PartitionLost: self._partition_lost,
+            ModelLoaded: self._model_loaded,
+            ModelLoadFailed: self._model_load_failed,
+            ModelUnloaded: self._model_unloaded,
+            PlanBuilt: self._plan_built,
             DrainStarted: self._drain_started,
         }
 
@@ -98,6 +111,10 @@ class Scheduler:
             entry = heappop(self._evictions)[2]
             if entry.queued:
                 self._evict(entry.request, decisions)
+        if self._replanner is not None and now_ns >= self._replanner.next_ns:
+            order = self._replanner.review(now_ns)
+            if order is not None:
+                decisions.append(order)
         dispatcher.form(now_ns, decisions)
         if dispatcher.fleet.unserved:
             for entry in dispatcher.abandoned(now_ns):
@@ -121,6 +138,7 @@ class Scheduler:
     def _arrived(self, event: RequestArrived, now_ns: int, decisions: list[AnyDecision]) -> None:
         assert event.request not in self.requests, f"request {event.request} arrived twice"
         pipeline = self.pipelines[event.pipeline]
+        pipeline.rate.rows += event.rows
         if pipeline.stale:
             pipeline.refresh(self._limits.hand_off_ns)
         rejection = self.admission.judge(event, pipeline, now_ns)
@@ -334,9 +352,34 @@ class Scheduler:
 
     def _partition_ready(self, event: PartitionReady, now_ns: int, decisions: list[AnyDecision]) -> None:
         self.dispatcher.ready(event, now_ns)
+        self._residency.advance(decisions)
+        self._holdings_changed()
 
     def _partition_lost(self, event: PartitionLost, now_ns: int, decisions: list[AnyDecision]) -> None:
+        self._residency.lost(event.partition)
         self.dispatcher.lost(event.partition, now_ns)
+        self._holdings_changed()
+
+    def _model_loaded(self, event: ModelLoaded, now_ns: int, decisions: list[AnyDecision]) -> None:
+        self._residency.loaded(event.partition, event.model, event.table, decisions)
+        self.dispatcher.look_at(event.partition, now_ns)
+        self._holdings_changed()
+
+    def _model_load_failed(self, event: ModelLoadFailed, now_ns: int, decisions: list[AnyDecision]) -> None:
+        self._residency.failed(event.partition, event.model, decisions)
+
+    def _model_unloaded(self, event: ModelUnloaded, now_ns: int, decisions: list[AnyDecision]) -> None:
+        self._residency.unloaded(event.partition, event.model, decisions)
+
+    def _plan_built(self, event: PlanBuilt, now_ns: int, decisions: list[AnyDecision]) -> None:
+        assert self._replanner is not None, "only a scheduler with a planner asks for plans"
+        self._replanner.built(event.build, event.plan)
+        if event.plan is not None and event.plan.residency:
+            self._residency.aim(event.plan.residency, decisions)
+
+    def _holdings_changed(self) -> None:
+        if self._replanner is not None:
+            self._replanner.changed()
 
     def _drain_started(self, event: DrainStarted, now_ns: int, decisions: list[AnyDecision]) -> None:
         self.admission.draining = True

@@ -8,33 +8,39 @@ from typing import TypeVar
 import msgspec
 from msgspec import inspect
 
-from batcher.config import Limits, PolicyConfig, PolicyName
+from batcher.config import Limits, Objective, PolicyConfig, PolicyName
 from models.errors import ConfigError
 from models.spec import ModelSpec
 from models.units import NS_PER_US, ms_to_ns
+from mps.partition import CpuPartition, MigPartition, Partition
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 _MIB = 1 << 20
+_SECONDS_PER_HOUR = 3600
+_MIG_SLICES = 7
 _PLACE = re.compile(r"(?P<what>.*) - at (`key` in )?`\$(?P<where>.*)`", re.DOTALL)
 _STEP = re.compile(r"\w+|\[[^]]*\]")
 
 
 class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A batch policy; `preferred` sizes and `max_delay_ms` belong to `timeout`."""
+    """A batch policy; `preferred` sizes and `max_delay_ms` belong to `timeout`, `objective` to `deadline`."""
 
     name: PolicyName = PolicyName.DEADLINE
     preferred: tuple[int, ...] = ()
     max_delay_ms: float = 0.0
+    objective: Objective = Objective.LATENCY
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_delay_ms < math.inf or any(size < 1 for size in self.preferred):
             raise ValueError("expected preferred sizes of at least 1 and a max_delay_ms of at least 0")
         if self.name is not PolicyName.TIMEOUT and (self.preferred or self.max_delay_ms):
             raise ValueError(f"preferred and max_delay_ms belong to policy timeout, not to {self.name}")
+        if self.name is not PolicyName.DEADLINE and self.objective is not Objective.LATENCY:
+            raise ValueError(f"objective {self.objective} belongs to policy deadline, not to {self.name}")
 
     def config(self) -> PolicyConfig:
         """The policy as the scheduler takes it."""
-        return PolicyConfig(self.name, self.preferred, ms_to_ns(self.max_delay_ms))
+        return PolicyConfig(self.name, self.preferred, ms_to_ns(self.max_delay_ms), self.objective)
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,6 +76,28 @@ class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
+class PriceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an hour costs of a core and of a whole GPU, in whatever currency: dollars by default."""
+
+    core_hour: float = 0.034
+    gpu_hour: float = 4.69
+
+    def __post_init__(self) -> None:
+        if not all(0 <= price < math.inf for price in (self.core_hour, self.gpu_hour)):
+            raise ValueError("expected finite prices of at least 0")
+
+    def per_second(self, partition: Partition) -> float:
+        """What a second of a partition costs: by its own price, else by its cores or its share of a GPU."""
+        match partition:
+            case CpuPartition():
+                hour = partition.price if partition.price is not None else self.core_hour * len(partition.cores)
+            case MigPartition():
+                hour = self.gpu_hour * int(partition.profile.partition("g")[0]) / _MIG_SLICES
+            case _:
+                hour = self.gpu_hour * partition.share_percent / 100
+        return hour / _SECONDS_PER_HOUR
+
+
 class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How models are served, wherever that is; `models` has what is different for single ones, by name."""
 
@@ -78,6 +106,7 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     models: dict[str, ModelSettings] = {}
     default_slo_ms: float = 10_000
     limits: LimitSettings = LimitSettings()
+    prices: PriceSettings = PriceSettings()
 
     def __post_init__(self) -> None:
         if self.max_batch_size < 1:

@@ -1,14 +1,71 @@
 """The simulator: drives a scheduler in virtual time, with batches that take as long as a service model says."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush
 from typing import Protocol
 
-from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch, RevokeBatch
-from batcher.events import PRIORITY, AnyEvent, BatchCompleted, BatchRevoked, OutputsCombined
+import msgspec
+
+from batcher.config import SchedulerSpec
+from batcher.decisions import (
+    AnyDecision,
+    BuildPlan,
+    CancelRequest,
+    CombineOutputs,
+    CompleteRequest,
+    DispatchBatch,
+    EvictRequest,
+    FailRequest,
+    LoadModel,
+    RejectRequest,
+    RevokeBatch,
+    UnloadModel,
+)
+from batcher.events import (
+    PRIORITY,
+    AnyEvent,
+    BatchCompleted,
+    BatchRevoked,
+    ModelLoaded,
+    ModelUnloaded,
+    OutputsCombined,
+    PlanBuilt,
+)
+from batcher.plans import Observed, Plan
 from batcher.scheduler import Scheduler
+from models.profile import LatencyTable
 
 Verdicts = tuple[tuple[float, ...], ...]
+
+
+class Host(msgspec.Struct, frozen=True):
+    """What the machine around the workers takes, in nanoseconds; by default nothing.
+
+    The gateway is one event loop. In each of its turns it reads what has come, `receive_ns` a request and `complete_ns`
+    a batch that ended; it handles all that at one instant, which keeps it busy for `handle_ns` a request that came or
+    has its outcome; it sends batches, `dispatch_ns` each and `dispatch_row_ns` a row; and it writes answers,
+    `answers_ns` where there are any and `answer_ns` each. What comes meanwhile waits for the next turn. Nobody is busy
+    with the rest: a request takes `send_ns` to come and its answer `deliver_ns` to be read, a batch begins
+    `hand_off_ns` after it was sent and its end is known `return_ns` later. A worker takes `between_ns` from one batch
+    to the next.
+    """
+
+    send_ns: int = 0
+    receive_ns: int = 0
+    handle_ns: int = 0
+    dispatch_ns: int = 0
+    dispatch_row_ns: int = 0
+    hand_off_ns: int = 0
+    between_ns: int = 0
+    return_ns: int = 0
+    complete_ns: int = 0
+    answers_ns: int = 0
+    answer_ns: int = 0
+    deliver_ns: int = 0
+
+
+BuildPlans = Callable[[SchedulerSpec, Observed], Plan]
+"""Builds a plan; the simulator has it in no time."""
 
 
 class Service(Protocol):
@@ -31,7 +88,9 @@ class Simulator:
     """A discrete-event loop around a scheduler.
 
     A worker runs its batches one after the other; combiners take no time. `observe` is called with every step (time,
-    event or None for a wake-up, decisions), which is also what a journal records.
+    event or None for a wake-up, decisions), which is also what a journal records. `answered` is told when the client
+    of a request has its answer, which is later than the step unless `host` takes no time. `tables` are, by partition,
+    those of the models that may be loaded there; loading and planning take no time.
     """
 
     def __init__(
@@ -39,14 +98,27 @@ class Simulator:
         scheduler: Scheduler,
         service: Service,
         observe: Callable[[int, AnyEvent | None, list[AnyDecision]], None],
+        host: Host | None = None,
+        answered: Callable[[int, int], None] | None = None,
+        build_plan: BuildPlans | None = None,
+        tables: Mapping[str, Mapping[str, LatencyTable]] | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._service = service
         self._observe = observe
+        self._host = host or Host()
+        self._takes_time = self._host != Host()
+        self._answered = answered
+        self._build_plan = build_plan
+        self._tables = tables or {}
         self._agenda: list[tuple[int, int, int, AnyEvent]] = []
         self._sequence = 0
         self._free_ns: dict[str, int] = {}
         self._started_ns: dict[int, tuple[str, int]] = {}
+        self._answers: list[int] = []
+        # The loop took what had come by `_turn_ns`, handles it at `now_ns` and is busy until `_idle_ns`.
+        self._turn_ns = 0
+        self._idle_ns = 0
         self.now_ns = 0
 
     def at(self, time_ns: int, event: AnyEvent) -> None:
@@ -61,28 +133,56 @@ class Simulator:
         """
         upcoming = iter(arrivals)
         following = next(upcoming, None)
+        send_ns = self._host.send_ns
         while True:
             due_ns = self._scheduler.next_wakeup_ns()
             if self._agenda and (due_ns is None or self._agenda[0][0] < due_ns):
                 due_ns = self._agenda[0][0]
-            if following is not None and (due_ns is None or following[0] < due_ns):
-                due_ns = following[0]
+            if following is not None and (due_ns is None or following[0] + send_ns < due_ns):
+                due_ns = following[0] + send_ns
             if due_ns is None:
                 return
-            if due_ns > self.now_ns:
-                self.now_ns = due_ns
-            while self._agenda and self._agenda[0][0] <= self.now_ns:
-                event = heappop(self._agenda)[3]
-                if not isinstance(event, BatchCompleted) or self._started_ns.pop(event.batch, None) is not None:
-                    self._handle(event)
-            while following is not None and following[0] <= self.now_ns:
-                self._handle(following[1])
+            turn_ns = self._turn_ns = max(due_ns, self._idle_ns)
+            arrived: list[AnyEvent] = []
+            while following is not None and following[0] + send_ns <= turn_ns:
+                arrived.append(following[1])
                 following = next(upcoming, None)
-            wake_ns = self._scheduler.next_wakeup_ns()
-            if wake_ns is not None and wake_ns <= self.now_ns:
-                decisions = self._scheduler.handle_wakeup(self.now_ns)
-                self._observe(self.now_ns, None, decisions)
-                self._apply(decisions)
+            self._turn(arrived)
+
+    def _turn(self, arrived: list[AnyEvent]) -> None:
+        """One iteration of the loop: all that has come is handled at one instant, and what was decided is done."""
+        turn_ns = self._turn_ns
+        self.now_ns = self._idle_ns = turn_ns + (self._intake_ns(len(arrived)) if self._takes_time else 0)
+        while self._agenda and self._agenda[0][0] <= turn_ns:
+            event = heappop(self._agenda)[3]
+            if not isinstance(event, BatchCompleted) or self._started_ns.pop(event.batch, None) is not None:
+                self._handle(event)
+        for event in arrived:
+            self._handle(event)
+        self._idle_ns += len(arrived) * self._host.handle_ns
+        wake_ns = self._scheduler.next_wakeup_ns()
+        if wake_ns is not None and wake_ns <= self.now_ns:
+            decisions = self._scheduler.handle_wakeup(self.now_ns)
+            self._observe(self.now_ns, None, decisions)
+            self._apply(decisions)
+        if self._answers:
+            self._answer()
+
+    def _intake_ns(self, arrivals: int) -> int:
+        """How long the loop takes to read what has come."""
+        host = self._host
+        ended = sum(time_ns <= self._turn_ns and type(event) is BatchCompleted for time_ns, _, _, event in self._agenda)
+        return arrivals * host.receive_ns + ended * host.complete_ns
+
+    def _answer(self) -> None:
+        """Write the answers, which the loop does once everything else of the turn is done."""
+        assert self._answered is not None
+        host = self._host
+        self._idle_ns += host.answers_ns
+        for request in self._answers:
+            self._idle_ns += host.answer_ns
+            self._answered(request, self._idle_ns + host.deliver_ns)
+        self._answers.clear()
 
     def _handle(self, event: AnyEvent) -> None:
         decisions = self._scheduler.handle(event, self.now_ns)
@@ -97,16 +197,34 @@ class Simulator:
             elif isinstance(decision, CombineOutputs):
                 member = decision.member
                 verdicts = self._service.combined_verdicts(decision)
-                self.at(self.now_ns, OutputsCombined(member.request, member.stage, verdicts))
+                self.at(self._turn_ns, OutputsCombined(member.request, member.stage, verdicts))
             elif isinstance(decision, RevokeBatch):
                 self._revoke(decision.batch)
+            elif isinstance(decision, BuildPlan):
+                plan = self._build_plan(self._scheduler.spec, decision.observed) if self._build_plan else None
+                self.at(self._turn_ns, PlanBuilt(decision.build, plan))
+            elif isinstance(decision, LoadModel):
+                table = self._tables[decision.partition][decision.model]
+                self.at(self._turn_ns, ModelLoaded(decision.partition, decision.model, table))
+            elif isinstance(decision, UnloadModel):
+                ended_ns = self._free_ns.get(decision.partition, 0)
+                self.at(max(self._turn_ns, ended_ns), ModelUnloaded(decision.partition, decision.model))
+            elif self._answered is not None and isinstance(
+                decision, CompleteRequest | RejectRequest | EvictRequest | FailRequest | CancelRequest
+            ):
+                self._answers.append(decision.request)
+                self._idle_ns += self._host.handle_ns
 
     def _start(self, batch: DispatchBatch) -> None:
-        started_ns = max(self.now_ns, self._free_ns.get(batch.partition, 0))
+        host = self._host
+        self._idle_ns += host.dispatch_ns + batch.rows * host.dispatch_row_ns
+        free_ns = self._free_ns.get(batch.partition, -host.between_ns)
+        started_ns = max(self._idle_ns + host.hand_off_ns, free_ns + host.between_ns)
         ended_ns = started_ns + self._service.batch_ns(batch)
         self._free_ns[batch.partition] = ended_ns
         self._started_ns[batch.batch] = (batch.partition, started_ns)
-        self.at(ended_ns, BatchCompleted(batch.batch, started_ns, ended_ns, self._service.batch_verdicts(batch)))
+        completed = BatchCompleted(batch.batch, started_ns, ended_ns, self._service.batch_verdicts(batch))
+        self.at(ended_ns + host.return_ns, completed)
 
     def _revoke(self, batch: int) -> None:
         """Take a batch back that has not started: it is the last of its partition, since a worker holds two at most."""
@@ -114,4 +232,4 @@ class Simulator:
         if started_ns > self.now_ns:
             del self._started_ns[batch]
             self._free_ns[partition] = started_ns
-            self.at(self.now_ns, BatchRevoked(batch))
+            self.at(self._turn_ns, BatchRevoked(batch))

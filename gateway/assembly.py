@@ -100,7 +100,7 @@ class Assembly:
         """
         reads: list[Outputs] = []
         spec = self._models[batch.model]
-        gathered = [self._gather(batch.members, index, reads) for index in range(len(spec.inputs))]
+        gathered = [self._gather(batch.members, tensor.name, reads) for tensor in spec.inputs]
         layouts = [Layout(pieces) for pieces, _ in gathered]
         total = sum(layout.aligned_bytes for layout in layouts)
         slot = self._slots.take(total) if total else None
@@ -145,7 +145,7 @@ class Assembly:
         kept = self._kept[member.request]
         stage = kept.plan.stages[member.stage]
         assert stage.combine is not None
-        joined = combine(stage.combine, [_select(kept, wire, member.row_index) for wire in stage.inputs])
+        joined = combine(stage.combine, [_select(kept, wire, member.row_index) for wire in stage.inputs.values()])
         outputs = Outputs({stage.output: joined}, {}, _nothing)
         outputs.references = 1
         kept.parts[member.stage] = _Part(outputs, 0, member.rows, member.row_index)
@@ -182,13 +182,13 @@ class Assembly:
         return running
 
     def _gather(
-        self, members: Sequence[Member], index: int, reads: list[Outputs]
+        self, members: Sequence[Member], name: str, reads: list[Outputs]
     ) -> tuple[list[Array | Segment], tuple[int, ...]]:
-        """The rows of input number `index`, arrays to be copied or segments to be passed on, and one member's shape."""
+        """The rows of input `name`, arrays to be copied or segments to be passed on, and one member's shape."""
         pieces: list[Array | Segment] = []
         for member in members:
             kept = self._kept[member.request]
-            wire = kept.plan.stages[member.stage].inputs[index]
+            wire = kept.plan.stages[member.stage].inputs[name]
             if wire.stage == OF_REQUEST and member.row_index is None:
                 sample = kept.inputs[wire.tensor]
                 pieces.append(content(sample))

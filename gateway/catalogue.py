@@ -10,8 +10,8 @@ from models.repository import Broken
 class Catalogue:
     """The pipelines (a model by itself is one, too) that clients may name.
 
-    A pipeline is served once every model it uses has been loaded by some worker; one that is broken, or uses a model
-    that no worker could load, stays known with the reason. `partitions` are the workers.
+    A pipeline is served once some worker has loaded a model for each of its stages; one that is broken, or has a stage
+    whose models no worker could load, stays known with the reason. `partitions` are the workers.
     """
 
     def __init__(
@@ -70,16 +70,17 @@ class Catalogue:
         return max((version for version in versions if not self._hopeless(versions[version])), default=max(versions))
 
     def _hopeless(self, pipeline: Pipeline) -> bool:
-        """Whether a model that it uses did not load anywhere."""
-        return any(stage.model in self._failed and stage.model not in self._loaded_once for stage in pipeline.stages)
+        """Whether no model of one of its stages did load anywhere."""
+        failed = self._failed.keys() - self._loaded_once
+        return any(stage.models and failed.issuperset(stage.models) for stage in pipeline.stages)
 
     def _trouble(self, pipeline: Pipeline) -> str:
         """Why a pipeline cannot be served; "" when it can."""
         for stage in pipeline.stages:
-            if stage.model is not None and stage.model not in self._loaded_once:
-                if stage.model in self._failed:
-                    return f"model {stage.model} did not load: {self._failed[stage.model]}"
-                return f"model {stage.model} is still loading"
+            if stage.models and self._loaded_once.isdisjoint(stage.models):
+                if loading := [model for model in stage.models if model not in self._failed]:
+                    return f"model {loading[0]} is still loading"
+                return f"model {stage.models[0]} did not load: {self._failed[stage.models[0]]}"
         return ""
 
     def names(self) -> list[str]:
@@ -91,7 +92,7 @@ class Catalogue:
         return [str(version) for version in sorted(self._known.get(name, ()))]
 
     def ready(self, name: str, version: str) -> bool:
-        """Whether a worker that is up holds every model the pipeline uses.
+        """Whether workers that are up hold a model for each stage of the pipeline.
 
         Raises ModelNotFound, VersionNotFound, or BackendUnavailable for one that is broken.
         """
@@ -99,7 +100,7 @@ class Catalogue:
         if self.draining:
             return False
         held = frozenset[str]().union(*(self._holds[partition] for partition in self._up))
-        return all(stage.model is None or stage.model in held for stage in pipeline.stages)
+        return all(not stage.models or not held.isdisjoint(stage.models) for stage in pipeline.stages)
 
     def broken(self, name: str) -> str | None:
         """Why a model or pipeline cannot be served, or a version of it; None when all is well or still loading."""
@@ -122,6 +123,29 @@ class Catalogue:
         self._all_were_up |= len(self._up) == len(self._holds)
         self._loaded_once |= self._holds[partition]
         self._failed.update(failed)
+        self._find_serving()
+
+    def partition_lost(self, partition: str) -> None:
+        """A worker is gone, until `partition_ready`."""
+        self._up.discard(partition)
+
+    def model_loaded(self, partition: str, model: str) -> None:
+        """A worker that is up holds one more model."""
+        self._holds[partition] |= {model}
+        if model not in self._loaded_once:
+            self._loaded_once.add(model)
+            self._find_serving()
+
+    def model_load_failed(self, model: str, reason: str) -> None:
+        """A worker that is up could not load a model, which others may hold."""
+        self._failed[model] = reason
+        self._find_serving()
+
+    def model_unloaded(self, partition: str, model: str) -> None:
+        """A worker that is up does not hold a model any more."""
+        self._holds[partition] -= {model}
+
+    def _find_serving(self) -> None:
         self._serving = {
             (name, version): pipeline
             for name, versions in self._known.items()
@@ -131,7 +155,3 @@ class Catalogue:
             ]
             if not self._trouble(pipeline)
         }
-
-    def partition_lost(self, partition: str) -> None:
-        """A worker is gone, until `partition_ready`."""
-        self._up.discard(partition)

@@ -25,9 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"sluice runs on Linux only (memfd, timerfd, processor affinity); this is {sys.platform}", file=sys.stderr
         )
         return UNUSABLE
+    from gateway.profile_command import spelled_out
     from models.errors import ServingError
 
-    options = _parser().parse_args(arguments)
+    options = _parser().parse_args(spelled_out(sys.argv[1:] if arguments is None else arguments))
     try:
         status: int = options.command(options)
     except (ServingError, OSError) as error:
@@ -37,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from gateway.profile_command import add_profile_command
     from gateway.wiring import server_version
 
     parser = argparse.ArgumentParser(prog="sluice", description="An inference serving gateway with adaptive batching.")
@@ -52,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--grpc-port", type=int, metavar="PORT", help="0 takes a free one (default 8001)")
     serve.add_argument("--partitions", type=int, metavar="N", help="equal sets of cores (default: one for each core)")
     serve.add_argument("--policy", choices=["deadline", "timeout", "none"], help="batch policy (default deadline)")
+    serve.add_argument("--objective", choices=["latency", "cost"], help="of policy deadline (default latency)")
     serve.add_argument("--max-delay-ms", type=float, metavar="MS", help="for policy timeout (default 0)")
     serve.add_argument("--preferred", type=_sizes, metavar="N,N", help="preferred batch sizes, for policy timeout")
     serve.add_argument("--max-batch-size", type=int, metavar="N", help="for models with a batch dimension (default 64)")
@@ -64,9 +67,15 @@ def _parser() -> argparse.ArgumentParser:
     replay = commands.add_parser("replay", help="check that a journal leads to the same decisions again")
     replay.set_defaults(command=_replay)
     replay.add_argument("journal", type=Path, metavar="JOURNAL")
+    why = commands.add_parser("why", help="tell what took a request of a running server its time")
+    why.set_defaults(command=_why)
+    why.add_argument("request", metavar="REQUEST_ID", help="its id, or the one in the header x-sluice-request")
+    why.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (default %(default)s)")
+    why.add_argument("--json", action="store_true", help="all figures, for programs")
     validate = commands.add_parser("validate", help="check a model repository, or model files, without serving")
     validate.set_defaults(command=_validate)
     validate.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a model repository, or model files")
+    add_profile_command(commands)
     return parser
 
 
@@ -148,6 +157,8 @@ def _config(options: argparse.Namespace) -> "ServerConfig":
             settings[name] = value
     if options.policy is not None:
         settings["policy"] = {"name": options.policy}
+    if options.objective is not None:
+        settings["policy"]["objective"] = options.objective
     if options.max_delay_ms is not None:
         settings["policy"]["max_delay_ms"] = options.max_delay_ms
     if options.preferred is not None:
@@ -159,10 +170,11 @@ def _replay(options: argparse.Namespace) -> int:
     import msgspec
 
     from batcher.journal import replay
+    from batcher.planner.live import LivePlanner
 
     read = count()
     with options.journal.open("rb") as lines:
-        difference = replay(line for line, _ in zip(lines, read, strict=False))
+        difference = replay((line for line, _ in zip(lines, read, strict=False)), LivePlanner())
     if difference is None:
         # The first line is the spec.
         print(f"{options.journal}: the same decisions in {next(read) - 1} steps")
@@ -171,6 +183,14 @@ def _replay(options: argparse.Namespace) -> int:
     print(f"recorded: {msgspec.json.encode(difference.step).decode()}")
     print(f"replayed: {msgspec.json.encode(difference.decisions).decode()}")
     return 1
+
+
+def _why(options: argparse.Namespace) -> int:
+    from gateway.why_command import fetch, table
+
+    body, explanation = fetch(options.url, options.request)
+    print(body if options.json else table(explanation))
+    return 0
 
 
 def _validate(options: argparse.Namespace) -> int:
@@ -188,7 +208,8 @@ def _validate(options: argparse.Namespace) -> int:
     repository = read_models(directory, files, ServerConfig())
     unloadable = {key for key, entry in repository.models.items() if not _validate_model(key, entry)}
     for name, pipeline in repository.pipelines.items():
-        needed = sorted(unloadable & {stage.model for stage in pipeline.stages})
+        stages = [stage.models for stage in pipeline.stages if stage.models]
+        needed = sorted({model for models in stages if unloadable.issuperset(models) for model in models})
         print(f"{name}: cannot be served without {', '.join(needed)}" if needed else f"{name}: ok, pipeline")
     for broken in repository.broken:
         print(broken.reason)

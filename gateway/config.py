@@ -6,8 +6,11 @@ from pathlib import Path
 import yaml
 
 from batcher.settings import LimitSettings, ServingSettings, convert_settings
+from gateway.trace import TRACE_REQUESTS
 from models.errors import ConfigError
 from mps.partition import CpuPartition
+
+MAX_TRACE_REQUESTS = 1_000_000
 
 _MIB = 1 << 20
 
@@ -33,6 +36,7 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     partitions: int | tuple[CpuPartition, ...] | None = None
     limits: ServerLimits = ServerLimits()
     max_body_bytes: int = 64 * _MIB
+    trace_requests: int = TRACE_REQUESTS
     drain_timeout_s: float = 30
 
     def __post_init__(self) -> None:
@@ -41,6 +45,8 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
             raise ValueError("expected ports from 0 (any free one) to 65535")
         if self.max_body_bytes < 1:
             raise ValueError("expected a max_body_bytes of at least 1")
+        if not 0 <= self.trace_requests <= MAX_TRACE_REQUESTS:
+            raise ValueError(f"expected trace_requests from 0 to {MAX_TRACE_REQUESTS}")
         if not 0 <= self.drain_timeout_s < math.inf:
             raise ValueError("expected a finite drain_timeout_s of at least 0")
 

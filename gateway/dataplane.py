@@ -1,11 +1,13 @@
 """The data plane under both protocols: checks a request, hands it to the runtime and reads its answer."""
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.answer import Answer, Tensor
 from gateway.catalogue import Catalogue
+from gateway.explanation import explain as explain_trace
 from gateway.request import InferRequest, InferResponse, Parameters
 from gateway.runtime import Runtime, Submission
 from gateway.signature import Signature
@@ -17,19 +19,32 @@ from models.units import NS_PER_US
 EXTENSIONS = ("binary_tensor_data", "parameters")
 """The protocol's extensions that are served."""
 
+REQUEST_HEADER = "x-sluice-request"
+"""Tells the id that the gateway gave to a request whose client gave none."""
+EXPLAIN_HEADER = "x-sluice-explain"
+"""Asks for an explanation, like the parameter `sluice_explain`."""
+
+_YES_OR_NO = {"1": True, "true": True, "0": False, "false": False}
 _SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 _RESERVED_PARAMETERS = frozenset({"headers", "binary_data_output", *_SEQUENCE_PARAMETERS})
 _RESERVED_PREFIX = "triton_"
 
 
 class Terms(NamedTuple):
-    """What a request asks for, but for the contents of its tensors; `budget_ns` is the time it gives for the answer."""
+    """What a request asks for, but for the contents of its tensors.
+
+    `budget_ns` is the time it gives for the answer, `max_cost` the most that it may cost. `explain` says that the
+    response is to tell what became of it.
+    """
 
     names: Sequence[str]
     rows: int
     batch_key: str
     memory_bytes: int
     budget_ns: int
+    id: str = ""
+    max_cost: float | None = None
+    explain: bool = False
 
 
 class DataPlane:
@@ -58,38 +73,47 @@ class DataPlane:
 
         `transport_budget_ns` is the time the client's own deadline leaves. Raises RequestError, or a kind of it.
         """
-        slo_ms = None
+        slo_ms = max_cost = None
+        explain = False
         if request.parameters:
             slo_ms, transport_budget_ns = _objectives(request.parameters, transport_budget_ns)
+            max_cost, explain = _max_cost(request.parameters), _explain(request.parameters)
         inputs, rows, batch_key, memory_bytes = signature.accept(request.inputs)
         names = signature.select(request.outputs)
         budget_ns = deadline_ns(0, slo_ms, signature.pipeline.slo_ms, transport_budget_ns, self._default_slo_ms)
-        return inputs, Terms(names, rows, batch_key, memory_bytes, budget_ns)
+        return inputs, Terms(names, rows, batch_key, memory_bytes, budget_ns, request.id, max_cost, explain)
 
     def submit(self, signature: Signature, inputs: Mapping[str, Tensor], terms: Terms) -> Submission:
         """Hand a checked request to the runtime. Raises RejectedError when it is closed."""
         due_ns = self._clock() + terms.budget_ns
-        return self._runtime.submit(signature.key, inputs, terms.rows, terms.batch_key, due_ns, terms.memory_bytes)
+        return self._runtime.submit(
+            signature.key, inputs, terms.rows, terms.batch_key, due_ns, terms.memory_bytes, terms.id, terms.max_cost
+        )
 
     def cancel(self, submission: Submission) -> None:
         """Tell that nobody waits for a request any more; its answer, if one comes, is still to be released."""
         self._runtime.cancel(submission.request)
 
-    async def infer(
-        self, signature: Signature, request: InferRequest, transport_budget_ns: int | None = None
-    ) -> InferResponse:
-        """Run a request; the response is to be released once its bytes have been encoded.
-
-        As `check`, `submit` and `respond`. Cancelling the caller cancels the request.
-        """
-        inputs, terms = self.check(signature, request, transport_budget_ns)
-        submission = self.submit(signature, inputs, terms)
+    async def answer(self, submission: Submission) -> Answer:
+        """Wait for the answer to a request, which is to be released. Cancelling the caller cancels the request."""
         try:
-            answer = await submission.future
+            return await submission.future
         except asyncio.CancelledError:
             self.cancel(submission)
             raise
-        return respond(answer, terms.names, request.id)
+
+    def told(self, submission: Submission, explain: bool) -> list[tuple[str, str]]:
+        """What a response says beside the tensors, as headers: the id that the client did not give, the explanation."""
+        trace = submission.trace
+        headers = [] if trace.given_id else [(REQUEST_HEADER, trace.id)]
+        return headers + explain_trace(trace, self._clock()).headers() if explain else headers
+
+
+def asks_for_explanation(value: str) -> bool:
+    """The value of the header `x-sluice-explain`. Raises RequestError."""
+    if value not in _YES_OR_NO:
+        raise RequestError(f"header '{EXPLAIN_HEADER}' must be one of {', '.join(_YES_OR_NO)}, got '{value:.80}'")
+    return _YES_OR_NO[value]
 
 
 def respond(answer: Answer, names: Sequence[str], request_id: str) -> InferResponse:
@@ -116,3 +140,19 @@ def _objectives(parameters: Parameters, budget_ns: int | None) -> tuple[object, 
     if timeout:
         budget_ns = min(timeout * NS_PER_US, budget_ns) if budget_ns is not None else timeout * NS_PER_US
     return parameters.get("slo_ms"), budget_ns
+
+
+def _max_cost(parameters: Parameters) -> float | None:
+    value = parameters.get("max_cost")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise RequestError(f"parameter 'max_cost': expected a finite number of at least 0, got {value!r:.80}")
+    return float(value)
+
+
+def _explain(parameters: Parameters) -> bool:
+    value = parameters.get("sluice_explain", False)
+    if not isinstance(value, bool):
+        raise RequestError(f"parameter 'sluice_explain' must be true or false, got {value!r:.80}")
+    return value

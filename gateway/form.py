@@ -19,7 +19,7 @@ class Form:
     That goes for a form that is `repeatable`: all tensors came in wire form, and none of them are BYTES.
     """
 
-    __slots__ = ("_head", "_layout", "_length", "flags", "id", "repeatable", "signature", "terms")
+    __slots__ = ("_head", "_layout", "_length", "flags", "repeatable", "signature", "terms")
 
     def __init__(
         self,
@@ -29,12 +29,10 @@ class Form:
         inputs: Mapping[str, Tensor],
         terms: Terms,
         flags: tuple[bool, ...],
-        id: str,
     ) -> None:
         self.signature = signature
         self.terms = terms
         self.flags = flags
-        self.id = id
         self._length = len(body)
         self._head = b"" if json_length is None else bytes(body[:json_length])
         offset = len(self._head)

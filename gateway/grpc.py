@@ -1,5 +1,6 @@
 """The gRPC service: the six core calls of the protocol."""
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import grpc
@@ -8,7 +9,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from gateway.catalogue import Catalogue
 from gateway.codec_grpc import decode_request, encode_response
-from gateway.dataplane import EXTENSIONS, DataPlane
+from gateway.dataplane import EXPLAIN_HEADER, EXTENSIONS, DataPlane, asks_for_explanation, respond
 from gateway.request import is_version
 from gateway.status import error_message, grpc_status, retry_after_s
 from models.errors import ConfigError, RequestError, ServingError, UnsupportedRequest
@@ -68,15 +69,24 @@ class InferenceService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
         remaining_s = context.time_remaining()
         budget_ns = None if remaining_s is None else int(remaining_s * NS_PER_S)
+        told: list[tuple[str, str]] = []
         try:
             signature = self._dataplane.signature(request.model_name, _version(request.model_version))
-            response = await self._dataplane.infer(signature, decode_request(request), budget_ns)
+            explain = _explain(context)
+            inputs, terms = self._dataplane.check(signature, decode_request(request), budget_ns)
+            submission = self._dataplane.submit(signature, inputs, terms)
+            answer = await self._dataplane.answer(submission)
+            told = self._dataplane.told(submission, explain or terms.explain)
+            response = respond(answer, terms.names, terms.id)
             try:
-                return encode_response(response, signature)
+                reply = encode_response(response, signature)
             finally:
                 response.release()
+            if told:
+                context.set_trailing_metadata(told)
+            return reply
         except Exception as error:
-            await _abort(context, error)
+            await _abort(context, error, told)
 
     async def _unsupported(self, request: Any, context: Any) -> Any:
         await _abort(
@@ -108,12 +118,17 @@ def grpc_server(
         raise ConfigError(f"gRPC port {address} cannot be bound: it is in use or not allowed") from error
 
 
-async def _abort(context: Any, error: Exception) -> NoReturn:
-    """End the call with the status of an error."""
+async def _abort(context: Any, error: Exception, told: Sequence[tuple[str, str]] = ()) -> NoReturn:
+    """End the call with the status of an error, and with what is `told` beside it as trailing metadata."""
     wait_s = retry_after_s(error)
-    metadata = () if wait_s is None else (("retry-after", str(wait_s)),)
-    await context.abort(grpc_status(error), error_message(error), metadata)
+    metadata = told if wait_s is None else (*told, ("retry-after", str(wait_s)))
+    await context.abort(grpc_status(error), error_message(error), tuple(metadata))
     raise AssertionError("abort returns to no one")
+
+
+def _explain(context: Any) -> bool:
+    """Whether the call's metadata asks for an explanation."""
+    return any(name == EXPLAIN_HEADER and asks_for_explanation(value) for name, value in context.invocation_metadata())
 
 
 def _version(text: str) -> str:

@@ -1,7 +1,9 @@
 """The HTTP application: health, metadata, metrics and documentation; inference is served by `InferRoute`."""
 
+from collections.abc import Callable
 from typing import Annotated
 
+import msgspec
 from fastapi import FastAPI, Path, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
@@ -10,9 +12,11 @@ from starlette.routing import Route
 
 from gateway.catalogue import Catalogue
 from gateway.dataplane import EXTENSIONS
+from gateway.explanation import explain
 from gateway.http_infer import error_response
 from gateway.metrics import Metrics
 from gateway.request import MAX_VERSION_DIGITS
+from gateway.trace import Traces
 from models.errors import BackendUnavailable, NotFoundError, ServingError
 from models.pipeline import Pipeline
 from models.tensor import TensorSpec
@@ -52,8 +56,8 @@ class ErrorMessage(BaseModel):
     error: str
 
 
-def build_app(catalogue: Catalogue, metrics: Metrics) -> FastAPI:
-    """The ASGI application of a server: all but inference."""
+def build_app(catalogue: Catalogue, metrics: Metrics, traces: Traces, clock: Callable[[], int]) -> FastAPI:
+    """The ASGI application of a server: all but inference. `clock` gives nanoseconds of the clock of `traces`."""
     app = FastAPI(title="Sluice", version=catalogue.server_version, responses={"4XX": {"model": ErrorMessage}})
     _add_health(app, catalogue)
     _add_metadata(app, catalogue)
@@ -62,6 +66,11 @@ def build_app(catalogue: Catalogue, metrics: Metrics) -> FastAPI:
     @app.get("/metrics")
     async def metrics_exposition() -> Response:
         return Response(metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/v2/sluice/requests/{id:path}")
+    async def request_explanation(id: str) -> Response:
+        explanation = explain(traces.find(id), clock())
+        return Response(msgspec.json.encode(explanation), media_type="application/json")
 
     # The connections keep inference for themselves; the application knows the paths so that another method is a 405.
     for path in ("/v2/models/{name}/infer", "/v2/models/{name}/versions/{version}/infer"):

@@ -11,7 +11,7 @@ import orjson
 
 from gateway.answer import Answer, Tensor
 from gateway.codec_http import decode_request, encode_response
-from gateway.dataplane import DataPlane, respond
+from gateway.dataplane import EXPLAIN_HEADER, REQUEST_HEADER, DataPlane, asks_for_explanation, respond
 from gateway.form import Form
 from gateway.request import MAX_VERSION_DIGITS
 from gateway.runtime import Submission
@@ -26,6 +26,8 @@ MAX_LENGTH_DIGITS = 18
 _PATH = re.compile(rf"/v2/models/([^/]*)(?:/versions/([0-9]{{1,{MAX_VERSION_DIGITS}}}))?/infer", re.ASCII)
 _PLAIN_PATH = re.compile(r"/[^%?#]*")
 
+_EXPLAIN = EXPLAIN_HEADER.encode()
+_REQUEST_LINE = REQUEST_HEADER.encode() + b": %s\r\n"
 _JSON = (b"content-type", b"application/json")
 _JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
 _BINARY_HEAD = (
@@ -79,6 +81,7 @@ class Exchange:
         "_body",
         "_client",
         "_error",
+        "_explain",
         "_form",
         "_json_length",
         "_name",
@@ -109,7 +112,7 @@ class Exchange:
         self.keep_alive = True
         self.ready = self.started = self.response_complete = self.disconnected = False
         try:
-            self._json_length = _json_length(headers, route.max_body_bytes)
+            self._json_length, self._explain = _read_headers(headers, route.max_body_bytes)
         except RequestError as error:
             self._refuse(error)
 
@@ -160,7 +163,7 @@ class Exchange:
     def _read(self, body: bytes | bytearray, signature: Signature) -> tuple[Form, dict[str, Tensor]]:
         request, flags = decode_request(body, self._json_length, signature)
         inputs, terms = self._route.dataplane.check(signature, request)
-        form = Form(body, self._json_length, signature, inputs, terms, flags, request.id)
+        form = Form(body, self._json_length, signature, inputs, terms, flags)
         self._client.form = form if form.repeatable else None
         return form, inputs
 
@@ -193,7 +196,7 @@ class Exchange:
 
     def _response(self, answer: Answer) -> bytes:
         form = self._form
-        response = respond(answer, form.terms.names, form.id)
+        response = respond(answer, form.terms.names, form.terms.id)
         json, blobs, length = encode_response(response, form.flags, form.signature)
         head = _BINARY_HEAD % (len(json), length) if blobs else _JSON_HEAD % length
         return b"".join((head, self._last_headers(), json, *blobs))
@@ -205,7 +208,19 @@ class Exchange:
         return b"".join((b"\r\n".join((*lines, b"")), self._last_headers(), body))
 
     def _last_headers(self) -> bytes:
-        return self._client.common_headers() + (b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
+        end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
+        return self._client.common_headers() + self._told() + end
+
+    def _told(self) -> bytes:
+        """The header lines that belong to this request; none when the runtime never had it."""
+        submission = self._submission
+        if submission is None:
+            return b""
+        if self._explain or self._form.terms.explain:
+            headers = self._route.dataplane.told(submission, explain=True)
+            return b"".join([f"{name}: {value}\r\n".encode() for name, value in headers])
+        trace = submission.trace
+        return b"" if trace.given_id else _REQUEST_LINE % trace.id.encode()
 
     def _send(self, response: bytes) -> None:
         client, self._submission = self._client, None
@@ -230,20 +245,26 @@ def error_response(error: Exception) -> tuple[int, Headers, bytes]:
     return status, headers, orjson.dumps({"error": message})
 
 
-def _json_length(headers: Headers, max_body_bytes: int) -> int | None:
-    """The length of the JSON part of the body, None if it is all of it. Raises RequestError for what is refused."""
+def _read_headers(headers: Headers, max_body_bytes: int) -> tuple[int | None, bool]:
+    """The length of the JSON part of the body, None if it is all of it, and whether an explanation is asked for.
+
+    Raises RequestError for what is refused.
+    """
     length = None
+    explain = False
     for name, value in headers:
         if name == b"content-length":
             if int(value) > max_body_bytes:
                 raise RequestError(f"the body has {int(value)} bytes, the limit is {max_body_bytes}")
         elif name == b"inference-header-content-length":
             length = _parse_json_length(value)
+        elif name == _EXPLAIN:
+            explain = asks_for_explanation(value.decode("latin-1"))
         elif name == b"content-encoding" and value.lower() != b"identity":
             raise UnsupportedRequest(
                 f"Content-Encoding '{value.decode('latin-1')}' is not supported; send the body uncompressed"
             )
-    return length
+    return length, explain
 
 
 def _parse_json_length(value: bytes) -> int:

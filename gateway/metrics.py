@@ -45,11 +45,12 @@ class Histogram:
 class PipelineMeter:
     """What is counted of one pipeline; `stages` are the names of its stages."""
 
-    __slots__ = ("duration", "outcomes", "stage_rows", "stages")
+    __slots__ = ("cost", "duration", "outcomes", "stage_rows", "stages")
 
     def __init__(self, stages: Sequence[str]) -> None:
         self.stages = stages
         self.stage_rows = [0] * len(stages)
+        self.cost = 0.0
         self.outcomes: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
         self.duration = Histogram(DURATION_BOUNDS_NS)
 
@@ -59,9 +60,10 @@ class PipelineMeter:
         if outcome.answered:
             self.duration.observe(duration_ns)
 
-    def stage_ran(self, stage: int, rows: int) -> None:
-        """Count rows that stage number `stage` has run."""
+    def stage_ran(self, stage: int, rows: int, cost: float = 0.0) -> None:
+        """Count rows that stage number `stage` has run, and what they cost."""
         self.stage_rows[stage] += rows
+        self.cost += cost
 
     @property
     def attainment(self) -> float | None:
@@ -84,7 +86,8 @@ class BatchMeter:
 class Metrics(Collector):
     """All metrics of one server; `stages` are the names of the stages of each pipeline, by `name:version`.
 
-    `queue_depths` (requests waiting, by model) and `arena_bytes` are asked for at each scrape.
+    `queue_depths` (requests waiting, by model), `arena_bytes`, and `corrections` (by model and kind of partition: how
+    many times as long as their profile says batches take) are asked for at each scrape.
     """
 
     def __init__(
@@ -93,13 +96,16 @@ class Metrics(Collector):
         partitions: Sequence[str],
         queue_depths: Callable[[], Mapping[str, int]],
         arena_bytes: Callable[[], int],
+        corrections: Callable[[], Mapping[tuple[str, str], float]] = dict,
     ) -> None:
         self._pipelines = {pipeline: PipelineMeter(names) for pipeline, names in stages.items()}
         self._batches: dict[tuple[str, str], BatchMeter] = {}
         self._ready = dict.fromkeys(partitions, False)
         self._restarts = dict.fromkeys(partitions, 0)
+        self._busy_ns = dict.fromkeys(partitions, 0)
         self._queue_depths = queue_depths
         self._arena_bytes = arena_bytes
+        self._corrections = corrections
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -116,6 +122,7 @@ class Metrics(Collector):
         meter.reasons[batch.reason] += 1
         meter.rows.observe(batch.rows)
         meter.compute.observe(compute_ns)
+        self._busy_ns[batch.partition] += compute_ns
 
     def partition_ready(self, partition: str) -> None:
         """The worker of a partition is up."""
@@ -139,12 +146,23 @@ class Metrics(Collector):
             queue.add_metric([model], depth)
         ready = GaugeMetricFamily("sluice_partition_ready", "1 while the worker is up.", labels=["partition"])
         restarts = CounterMetricFamily("sluice_worker_restarts", "Workers that were lost.", labels=["partition"])
+        busy = CounterMetricFamily("sluice_partition_busy_seconds", "Time in the backend.", labels=["partition"])
         for partition, is_ready in self._ready.items():
             ready.add_metric([partition], int(is_ready))
             restarts.add_metric([partition], self._restarts[partition])
+            busy.add_metric([partition], self._busy_ns[partition] / NS_PER_S)
         arena = GaugeMetricFamily("sluice_arena_used_bytes", "Bytes of the input arena in use.")
         arena.add_metric([], self._arena_bytes())
-        yield from (queue, ready, restarts, arena)
+        yield self._correction_family()
+        yield from (queue, ready, restarts, busy, arena)
+
+    def _correction_family(self) -> Metric:
+        family = GaugeMetricFamily(
+            "sluice_latency_correction", "Latency at the median, against the profile's.", labels=["model", "kind"]
+        )
+        for key, correction in self._corrections().items():
+            family.add_metric(key, correction)
+        return family
 
     def _request_families(self) -> Iterator[Metric]:
         requests = CounterMetricFamily("sluice_requests", "Requests by how they ended.", labels=["pipeline", "outcome"])
@@ -157,7 +175,16 @@ class Metrics(Collector):
         stage_rows = CounterMetricFamily(
             "sluice_stage_rows", "Rows that a stage has run.", labels=["pipeline", "stage"]
         )
+        cost = CounterMetricFamily("sluice_cost", "What computing has cost, in units of currency.", labels=["pipeline"])
+        cost_of_good = GaugeMetricFamily(
+            "sluice_cost_per_1000_good_requests",
+            "The same for 1000 completed within the objective.",
+            labels=["pipeline"],
+        )
         for pipeline, meter in self._pipelines.items():
+            cost.add_metric([pipeline], meter.cost)
+            if good := meter.outcomes[Outcome.COMPLETED]:
+                cost_of_good.add_metric([pipeline], 1000 * meter.cost / good)
             for outcome, count in meter.outcomes.items():
                 requests.add_metric([pipeline, outcome], count)
             meter.duration.add_to(duration, [pipeline], NS_PER_S)
@@ -165,7 +192,7 @@ class Metrics(Collector):
                 attainment.add_metric([pipeline], share)
             for stage, rows in zip(meter.stages, meter.stage_rows, strict=True):
                 stage_rows.add_metric([pipeline, stage], rows)
-        yield from (requests, duration, attainment, stage_rows)
+        yield from (requests, duration, attainment, stage_rows, cost, cost_of_good)
 
     def _batch_families(self) -> Iterator[Metric]:
         batches = CounterMetricFamily(

@@ -20,9 +20,9 @@ class Wire(NamedTuple):
 
 
 class StagePlan(NamedTuple):
-    """One stage: `inputs` in the order of the model's, or the combiner's; a combiner's output is called `output`."""
+    """One stage: `inputs` by name, in order for a combiner, whose output is called `output`."""
 
-    inputs: tuple[Wire, ...]
+    inputs: Mapping[str, Wire]
     combine: Combiner | None
     output: str
     verdicts: tuple[Verdict, ...]
@@ -46,11 +46,9 @@ def plan_pipeline(
     for stage, reports in zip(pipeline.stages, verdicts, strict=True):
         wires = {name: Wire(numbers[source.stage], source.tensor) for name, source in stage.inputs.items()}
         if stage.model is not None:
-            spec = models[stage.model]
-            plans.append(StagePlan(tuple(wires[tensor.name] for tensor in spec.inputs), None, "", ()))
+            plans.append(StagePlan(wires, None, "", ()))
         else:
-            ordered = tuple(wires[str(index)] for index in range(len(wires)))
-            plans.append(StagePlan(ordered, stage.combine, ordered[0].tensor, reports))
+            plans.append(StagePlan(wires, stage.combine, wires["0"].tensor, reports))
     return PipelinePlan(
         pipeline.batchable,
         tuple(plans),

@@ -4,19 +4,26 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+import msgspec
+
+from batcher.config import SchedulerSpec
 from batcher.decisions import (
     AnyDecision,
+    BuildPlan,
     CancelRequest,
     CombineOutputs,
     CompleteRequest,
     DispatchBatch,
     EvictRequest,
     FailRequest,
+    LoadModel,
     RejectRequest,
     RevokeBatch,
+    UnloadModel,
 )
 from batcher.events import (
     PRIORITY,
@@ -28,14 +35,17 @@ from batcher.events import (
     DrainStarted,
     FailureCause,
     OutputsCombined,
+    PlanBuilt,
     RequestArrived,
     RequestCancelled,
 )
 from batcher.outcome import Outcome
+from batcher.plans import Observed, Plan
 from batcher.scheduler import Scheduler
 from gateway.answer import Answer, Tensor
 from gateway.executors.base import Executor
 from gateway.metrics import Metrics, PipelineMeter
+from gateway.trace import TRACE_REQUESTS, BatchRun, Trace, Traces
 from models.errors import PartitionError, RejectedError, RequestError
 from models.units import NS_PER_S
 
@@ -61,26 +71,23 @@ class Timer(Protocol):
         ...
 
 
+BuildPlans = Callable[[SchedulerSpec, Observed], Plan]
+"""Builds a plan; called in a thread of its own."""
+
 Observe = Callable[[int, AnyEvent | None, list[AnyDecision]], None]
 """Is told every step of the scheduler: the time, the event (None for a wake-up) and the decisions."""
 
 
-class Submission(NamedTuple):
-    """A request that was handed to the runtime: its number and what it will resolve to."""
+class Submission(msgspec.Struct, eq=False):
+    """A request that was handed to the runtime: its number, what it will resolve to, and what is remembered of it.
+
+    `meter` counts it.
+    """
 
     request: int
     future: asyncio.Future[Answer]
-
-
-class _Open:
-    """A request that has no outcome yet."""
-
-    __slots__ = ("arrived_ns", "future", "meter")
-
-    def __init__(self, future: asyncio.Future[Answer], meter: PipelineMeter, arrived_ns: int) -> None:
-        self.future = future
-        self.meter = meter
-        self.arrived_ns = arrived_ns
+    trace: Trace
+    meter: PipelineMeter
 
 
 class Runtime:
@@ -89,7 +96,7 @@ class Runtime:
     Events of one loop iteration are handled together at one instant, so requests that arrive together share a batch.
     Whatever goes wrong while a decision is carried out is reported to the scheduler as a failed batch or combination.
     When the scheduler itself fails, all open requests are answered with an error and `failed` is set; when `observe`
-    raises OSError, no more steps are told.
+    raises OSError, no more steps are told. Without `build_plan` there are no plans.
     """
 
     def __init__(
@@ -101,6 +108,8 @@ class Runtime:
         timer: Timer,
         metrics: Metrics,
         observe: Observe | None = None,
+        trace_requests: int = TRACE_REQUESTS,
+        build_plan: BuildPlans | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
@@ -109,8 +118,14 @@ class Runtime:
         self._metrics = metrics
         self._observe = observe
         self._loop = asyncio.get_running_loop()
-        self._open: dict[int, _Open] = {}
-        self._batches: dict[int, DispatchBatch] = {}
+        self._open: dict[int, Submission] = {}
+        self._batches: dict[int, tuple[BatchRun, list[Submission]]] = {}
+        self._last_runs: dict[str, BatchRun] = {}
+        self._prices = {partition.name: partition.price / NS_PER_S for partition in scheduler.spec.partitions}
+        self._stages = {pipeline.name: pipeline.stages for pipeline in scheduler.spec.pipelines}
+        self.traces = Traces(trace_requests)
+        self._build_plan = build_plan
+        self._planning = ThreadPoolExecutor(1, "planning")
         self._memory_limit = scheduler.spec.limits.memory_bytes
         self._next_request = 0
         self._last_arrived = 0
@@ -126,6 +141,9 @@ class Runtime:
             DispatchBatch: self._dispatch,
             RevokeBatch: self._revoke,
             CombineOutputs: self._combine,
+            BuildPlan: self._build,
+            LoadModel: executor.load,
+            UnloadModel: executor.unload,
             CompleteRequest: self._complete,
             RejectRequest: self._refuse,
             EvictRequest: self._refuse,
@@ -151,12 +169,14 @@ class Runtime:
         batch_key: str,
         deadline_ns: int,
         memory_bytes: int,
+        id: str = "",
+        max_cost: float | None = None,
     ) -> Submission:
         """Hand over a valid request; its tensors belong to the runtime until the future is done.
 
         `pipeline` is `name:version`. `memory_bytes` is the size of the inputs, to which that of the stages' outputs
-        is added. Raises RejectedError once the runtime is closed, and RequestError when they are over the memory limit
-        by themselves.
+        is added. The request is remembered by `id`. Raises RejectedError once the runtime is closed, and RequestError
+        when they are over the memory limit by themselves.
         """
         if self._closed:
             raise RejectedError("the server is stopping")
@@ -169,9 +189,12 @@ class Runtime:
                 f"{self._memory_limit} bytes"
             )
         future: asyncio.Future[Answer] = self._loop.create_future()
-        self._open[request] = _Open(future, self._metrics.pipeline(pipeline), self._clock())
-        self.post(RequestArrived(request, pipeline, rows, deadline_ns, batch_key, memory_bytes))
-        return Submission(request, future)
+        arrival = RequestArrived(request, pipeline, rows, deadline_ns, batch_key, memory_bytes, max_cost)
+        trace = Trace(id, arrival, self._clock(), self._stages[pipeline])
+        submission = self._open[request] = Submission(request, future, trace, self._metrics.pipeline(pipeline))
+        self.traces.add(trace)
+        self.post(arrival)
+        return submission
 
     def cancel(self, request: int) -> None:
         """Tell that nobody waits for a request any more; nothing happens when it has its outcome already."""
@@ -203,6 +226,7 @@ class Runtime:
         """Refuse requests from now on, and answer the open ones that the server has stopped."""
         self._closed = True
         self._timer.close()
+        self._planning.shutdown(wait=False, cancel_futures=True)
         for request in list(self._open):
             self._settle(request, Answer(Outcome.FAILED_UNAVAILABLE, "the server stopped before the request was done"))
             self._executor.forget(request)
@@ -244,7 +268,7 @@ class Runtime:
             if completions:
                 event = completions.popleft()
                 if isinstance(event, BatchCompleted | BatchFailed | BatchRevoked):
-                    self._count_batch(event)
+                    self._end_batch(event)
             elif cancellations:
                 event = cancellations.popleft()
             elif arrivals:
@@ -254,13 +278,26 @@ class Runtime:
                 return
             carry_out(event, handle(event, now_ns))
 
-    def _count_batch(self, event: BatchCompleted | BatchFailed | BatchRevoked) -> None:
-        batch = self._batches.pop(event.batch)
+    def _end_batch(self, event: BatchCompleted | BatchFailed | BatchRevoked) -> None:
+        """Count a batch, and note in its requests' traces how it went; one that was revoked leaves no trace."""
+        run, opened = self._batches.pop(event.batch)
+        batch = run.batch
+        run.told_ns = self._now_ns
         if isinstance(event, BatchCompleted):
-            self._metrics.batch_completed(batch, event.ended_ns - event.started_ns)
-            for member in batch.members:
-                if (opened := self._open.get(member.request)) is not None:
-                    opened.meter.stage_ran(member.stage, member.rows)
+            compute_ns = event.ended_ns - event.started_ns
+            run.follow(self._last_runs.get(batch.partition))
+            run.started_ns, run.ended_ns = event.started_ns, event.ended_ns
+            run.cost = compute_ns * self._prices[batch.partition]
+            self._last_runs[batch.partition] = run
+            self._metrics.batch_completed(batch, compute_ns)
+            row_cost = run.cost / batch.rows
+            for member, each in zip(batch.members, opened, strict=True):
+                each.meter.stage_ran(member.stage, member.rows, member.rows * row_cost)
+                each.trace.runs += (run,)
+        elif isinstance(event, BatchFailed):
+            run.failed = event.cause
+            for each in opened:
+                each.trace.runs += (run,)
 
     def _carry_out(self, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
         if self._observe is not None:
@@ -274,7 +311,9 @@ class Runtime:
             apply[type(decision)](decision)
 
     def _dispatch(self, batch: DispatchBatch) -> None:
-        self._batches[batch.batch] = batch
+        opened = self._open
+        members = [opened[member.request] for member in batch.members]
+        self._batches[batch.batch] = BatchRun(batch, self._now_ns), members
         try:
             self._executor.run(batch)
         except PartitionError as error:
@@ -285,6 +324,25 @@ class Runtime:
 
     def _revoke(self, decision: RevokeBatch) -> None:
         self._executor.revoke(decision.batch)
+
+    def _build(self, order: BuildPlan) -> None:
+        """Build a plan in a thread: it takes milliseconds, for which the loop must not stand still."""
+        if self._build_plan is None:
+            self.post(PlanBuilt(order.build, None))
+            return
+        spec = self._scheduler.spec
+        built = self._loop.run_in_executor(self._planning, self._build_plan, spec, order.observed)
+        built.add_done_callback(lambda future: self._built(order.build, future))
+
+    def _built(self, build: int, future: asyncio.Future[Plan]) -> None:
+        if self._closed or future.cancelled():
+            return
+        plan = None
+        if (error := future.exception()) is None:
+            plan = future.result()
+        else:
+            logger.error("plan %d could not be built; the one before stays", build, exc_info=error)
+        self.post(PlanBuilt(build, plan))
 
     def _combine(self, decision: CombineOutputs) -> None:
         member = decision.member
@@ -324,7 +382,11 @@ class Runtime:
 
     def _settle(self, request: int, answer: Answer) -> None:
         opened = self._open.pop(request)
-        opened.meter.request_ended(answer.outcome, self._now_ns - opened.arrived_ns)
+        trace = opened.trace
+        trace.outcome, trace.reason, trace.ended_ns = answer.outcome, answer.reason, self._now_ns
+        if answer.outcome is not Outcome.COMPLETED:
+            self.traces.add_missed(trace)
+        opened.meter.request_ended(answer.outcome, self._now_ns - trace.arrived_ns)
         if opened.future.done():
             answer.release()
         else:

@@ -63,6 +63,21 @@ class PartitionWatch:
         self._metrics.partition_lost(partition)
         self._catalogue.partition_lost(partition)
 
+    def model_loaded(self, partition: str, model: str) -> None:
+        """A worker that is up holds one more model."""
+        log(logger, logging.INFO, "model loaded", model=model, partition=partition)
+        self._catalogue.model_loaded(partition, model)
+
+    def model_load_failed(self, partition: str, model: str, reason: str) -> None:
+        """A worker that is up could not load a model."""
+        log(logger, logging.ERROR, "model failed to load", model=model, partition=partition, reason=reason)
+        self._catalogue.model_load_failed(model, reason)
+
+    def model_unloaded(self, partition: str, model: str) -> None:
+        """A worker that is up does not hold a model any more."""
+        log(logger, logging.INFO, "model unloaded", model=model, partition=partition)
+        self._catalogue.model_unloaded(partition, model)
+
 
 @dataclass(frozen=True, slots=True)
 class Server:

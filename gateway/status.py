@@ -25,6 +25,7 @@ _CODES: dict[type[Exception], tuple[int, grpc.StatusCode]] = {
 
 _ERRORS: dict[Outcome, tuple[type[errors.ServingError], str]] = {
     Outcome.REJECTED_DEADLINE: (errors.RejectedError, "the request cannot be answered by its deadline"),
+    Outcome.REJECTED_COST: (errors.RejectedError, "the request cannot be answered at that price"),
     Outcome.REJECTED_QUEUE_FULL: (errors.RejectedError, "Exceeds maximum queue size"),
     Outcome.REJECTED_MEMORY: (errors.RejectedError, "no memory is left for the request's tensors"),
     Outcome.REJECTED_UNAVAILABLE: (errors.BackendUnavailable, "the model is not at ready state"),

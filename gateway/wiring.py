@@ -1,15 +1,20 @@
 """The composition root: builds a server out of its parts and runs it."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import monotonic_ns
 from typing import BinaryIO
 
+import msgspec
+
 from batcher.build import build_spec, pipeline_key
 from batcher.config import PartitionConfig, SchedulerSpec
 from batcher.journal import JournalWriter
+from batcher.planner.build import build_plan
+from batcher.planner.live import LivePlanner
+from batcher.planner.residency import ModelNeed, place_models
 from batcher.scheduler import Scheduler
 from gateway.catalogue import Catalogue
 from gateway.config import ServerConfig
@@ -24,12 +29,14 @@ from gateway.metrics import Metrics
 from gateway.plan import plan_pipeline
 from gateway.runtime import Runtime
 from gateway.server import PartitionWatch, Server
+from gateway.stored_profiles import model_memory, stored_entries, stored_tables
 from models.errors import ConfigError
 from models.pipeline import Pipeline
 from models.pipeline_check import single_model
+from models.profile_file import Entry
 from models.repository import Broken, ModelEntry, Repository, entry_of_file, name_of_file
 from mps.alarm import Alarm
-from mps.cpu import default_partitions
+from mps.cpu import available_cores, default_partitions
 from mps.messages import ModelFile
 from mps.partition import CpuPartition
 from mps.supervisor import WorkerSpec
@@ -79,8 +86,10 @@ def build_server(config: ServerConfig, repository: Repository, journal: BinaryIO
         log(logger, logging.ERROR, "cannot be served", name=each.name, version=each.version, reason=each.reason)
     partitions = _partitions(config)
     pipelines = [*(single_model(entry.spec) for entry in repository.models.values()), *repository.pipelines.values()]
-    spec = _scheduler_spec(config, repository, pipelines, partitions)
-    scheduler = Scheduler(spec)
+    kinds = [partition.profile_kind for partition in partitions]
+    stored = {key: stored_entries(entry, kinds) for key, entry in repository.models.items()}
+    spec = _scheduler_spec(config, repository, pipelines, partitions, stored)
+    scheduler = Scheduler(spec, LivePlanner())
     specs = {key: entry.spec for key, entry in repository.models.items()}
     plans = {
         pipeline_key(pipeline): plan_pipeline(pipeline, specs, [stage.verdicts for stage in scheduled.stages])
@@ -93,20 +102,31 @@ def build_server(config: ServerConfig, repository: Repository, journal: BinaryIO
         names,
         queue_depths=scheduler.queue_depths,
         arena_bytes=lambda: executor.arena_bytes,
+        corrections=lambda: _corrections(scheduler),
     )
     watch = PartitionWatch(catalogue, metrics)
     executor = WorkerExecutor(
-        _worker_specs(config, repository, spec, partitions),
+        _worker_specs(config, repository, spec, partitions, stored, _residency(spec, catalogue)),
         plans,
         specs,
         config.limits.input_arena_mb * _MIB,
         watch,
     )
     observe = None if journal is None else JournalWriter(journal.write, spec).record
-    runtime = Runtime(scheduler, executor, clock=monotonic_ns, timer=Alarm(), metrics=metrics, observe=observe)
+    runtime = Runtime(
+        scheduler,
+        executor,
+        clock=monotonic_ns,
+        timer=Alarm(),
+        metrics=metrics,
+        observe=observe,
+        trace_requests=config.trace_requests,
+        build_plan=build_plan,
+    )
     dataplane = DataPlane(catalogue, runtime, config.default_slo_ms, monotonic_ns)
     infer = InferRoute(dataplane, config.max_body_bytes)
-    http = http_server(http_config(build_app(catalogue, metrics), infer), config.host, config.http_port)
+    app = build_app(catalogue, metrics, runtime.traces, monotonic_ns)
+    http = http_server(http_config(app, infer), config.host, config.http_port)
     grpc, grpc_port = grpc_server(dataplane, catalogue, config.host, config.grpc_port, config.max_body_bytes)
     return Server(
         catalogue=catalogue,
@@ -118,6 +138,15 @@ def build_server(config: ServerConfig, repository: Repository, journal: BinaryIO
         address=(config.host, http.port, grpc_port),
         drain_timeout_s=config.drain_timeout_s,
     )
+
+
+def _corrections(scheduler: Scheduler) -> dict[tuple[str, str], float]:
+    """How many times as long as their tables say batches take, by model and kind of partition."""
+    return {
+        (key, kind): estimate.correction
+        for key, model in scheduler.dispatcher.models.items()
+        for kind, estimate in model.estimates.items()
+    }
 
 
 def _check_names(config: ServerConfig, repository: Repository) -> None:
@@ -134,23 +163,51 @@ def _partitions(config: ServerConfig) -> tuple[CpuPartition, ...]:
 
 
 def _scheduler_spec(
-    config: ServerConfig, repository: Repository, pipelines: Sequence[Pipeline], partitions: Sequence[CpuPartition]
+    config: ServerConfig,
+    repository: Repository,
+    pipelines: Sequence[Pipeline],
+    partitions: Sequence[CpuPartition],
+    stored: Mapping[str, Mapping[str, Entry]],
 ) -> SchedulerSpec:
     specs = [entry.spec for entry in repository.models.values()]
     return build_spec(
         specs,
         pipelines,
-        [PartitionConfig(partition.name, partition.profile_kind) for partition in partitions],
+        [_partition_config(config, partition) for partition in partitions],
         limits=config.limits.config(),
         policies=config.policies(specs),
         default_policy=config.policy.config(),
+        memory_of={key: model_memory(entry, stored[key]) for key, entry in repository.models.items()},
     )
 
 
+def _partition_config(config: ServerConfig, partition: CpuPartition) -> PartitionConfig:
+    share = len(partition.cores) / len(available_cores())
+    memory_bytes = 0 if partition.memory_mb is None else max(round(partition.memory_mb * _MIB), 1)
+    price = config.prices.per_second(partition)
+    return PartitionConfig(partition.name, partition.profile_kind, price, share, memory_bytes)
+
+
+def _residency(spec: SchedulerSpec, catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
+    """The keys of the models that each partition begins with; one for which there is no room is not served."""
+    needs = {model.key: ModelNeed(model.memory_bytes) for model in spec.models}
+    placement = place_models(needs, spec.partitions)
+    for key in placement.unplaced:
+        reason = f"no partition has room for the {needs[key].memory_bytes / _MIB:.3g} MiB that it takes"
+        log(logger, logging.ERROR, "model has no place", model=key, reason=reason)
+        catalogue.model_load_failed(key, reason)
+    return placement.residency
+
+
 def _worker_specs(
-    config: ServerConfig, repository: Repository, spec: SchedulerSpec, partitions: Sequence[CpuPartition]
+    config: ServerConfig,
+    repository: Repository,
+    spec: SchedulerSpec,
+    partitions: Sequence[CpuPartition],
+    stored: Mapping[str, Mapping[str, Entry]],
+    residency: Mapping[str, tuple[str, ...]],
 ) -> list[WorkerSpec]:
-    """Every partition holds every model."""
+    """Every partition may hold every model, begins with some, and is told what stored profiles say."""
     files = tuple(
         ModelFile(
             model.key,
@@ -163,5 +220,14 @@ def _worker_specs(
         for model in spec.models
         for entry in [repository.models[model.key]]
     )
+    tables = {key: stored_tables(repository.models[key], entries) for key, entries in stored.items()}
     output_bytes = config.limits.output_arena_mb * _MIB
-    return [WorkerSpec(partition, files, output_bytes) for partition in partitions]
+    return [
+        WorkerSpec(
+            partition,
+            tuple(msgspec.structs.replace(file, table=tables[file.key].get(partition.profile_kind)) for file in files),
+            output_bytes,
+            residency[partition.name],
+        )
+        for partition in partitions
+    ]

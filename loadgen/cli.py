@@ -8,13 +8,18 @@ from typing import NoReturn
 
 import msgspec
 
+from loadgen.arrivals import DEFAULT_CV, ArrivalProcess, Arrivals
+from loadgen.comparison import comparison_json, table
 from loadgen.findmax import MAX_PROBES, MAX_RATE, Probe, find_max
 from loadgen.report import peak_json, peak_text, probe_text, run_json, run_text
 from loadgen.result import RunConfig, RunResult
 from loadgen.samples import SampleSource
 from loadgen.scenario import run_server_scenario
 from loadgen.target.base import TargetUnreachable
-from models.errors import ServingError
+from loadgen.target.simulated import SIMULATED
+from loadgen.validate_sim import Validation, validate
+from models.errors import ConfigError, ServingError
+from mps.cpu import available_cores
 
 MET, USAGE, MISSED, INVALID, UNREACHABLE = 0, 1, 2, 4, 5
 """Exit codes: the objective was met; wrong usage; missed; the run proves nothing; the target is not there."""
@@ -29,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE
     options = _parser().parse_args(arguments)
     try:
-        return _find_max(options) if options.command == "find-max" else _run(options)
+        return _COMMANDS[options.command](options)
     except TargetUnreachable as error:
         print(f"loadgen: {error}", file=sys.stderr)
         return UNREACHABLE
@@ -65,6 +70,32 @@ def _find_max(options: argparse.Namespace) -> int:
     return MISSED if peak.rate is None else MET
 
 
+def _validate_sim(options: argparse.Namespace) -> int:
+    if not options.target.startswith(SIMULATED):
+        raise ConfigError(f"--target {options.target}: expected sim:FILE.yaml, which describes the live server as well")
+    simulation = Path(options.target.removeprefix(SIMULATED))
+    if not options.loads or min(options.loads) <= 0 or options.seeds < 1 or not options.duration > options.warmup:
+        raise ConfigError("--loads and --seeds: expected some above 0; --duration: expected more than --warmup")
+    validation = Validation(
+        run=_config(options, rate=1.0),
+        simulation=simulation,
+        loads=tuple(load / 100 for load in options.loads),
+        seeds=options.seeds,
+        cores=tuple(options.cores) or available_cores(),
+        capacity=options.capacity,
+    )
+    write = simulation.with_suffix(".calibrated.yaml") if options.write is None else Path(options.write)
+    capacity, loads = validate(validation, write, lambda line: print(line, file=sys.stderr, flush=True))
+    print(table(loads), end="")
+    _write(options.json, comparison_json(capacity, loads))
+    if any(load.limits for load in loads):
+        return INVALID
+    return MET if all(cell.within for load in loads for cell in load.cells) else MISSED
+
+
+_COMMANDS = {"run": _run, "find-max": _find_max, "validate-sim": _validate_sim}
+
+
 def _config(options: argparse.Namespace, rate: float) -> RunConfig:
     return RunConfig(
         target=options.target,
@@ -83,7 +114,17 @@ def _config(options: argparse.Namespace, rate: float) -> RunConfig:
         drain_timeout_s=options.drain_timeout,
         connections=options.connections,
         metrics_url=options.metrics_url,
+        arrivals=_arrivals(options),
     )
+
+
+def _arrivals(options: argparse.Namespace) -> Arrivals:
+    process = ArrivalProcess(options.arrivals)
+    if options.cv is not None and process is not ArrivalProcess.GAMMA:
+        raise ConfigError("--cv: belongs to --arrivals gamma")
+    if bool(options.trace) != (process is ArrivalProcess.TRACE):
+        raise ConfigError("--trace: expected a file with --arrivals trace, and only there")
+    return Arrivals(process, DEFAULT_CV if options.cv is None else options.cv, options.trace)
 
 
 def _write(file: str | None, content: bytes) -> None:
@@ -116,7 +157,24 @@ def _parser() -> argparse.ArgumentParser:
     _add_shared(find)
     # A number of queries would last shorter than the objective at a high rate, and then proves nothing.
     find.set_defaults(queries=None, each_once=False)
+    _add_validate_sim(commands.add_parser("validate-sim", help="the same schedules live and simulated", epilog=_EPILOG))
     return parser
+
+
+def _add_validate_sim(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--loads", type=_numbers, default=[20, 40, 60, 80, 120], metavar="%,%", help="of capacity (20,40,60,80,120)")
+    add("--capacity", type=float, metavar="RATE", help="queries a second that are 100 %% (default: measured)")
+    add("--seeds", type=int, default=5, metavar="N", help="pairs of runs a load, from --seed on (default 5)")
+    add("--duration", type=float, default=6.0, metavar="S", help="seconds of every run (default 6)")
+    add("--cores", type=_numbers, default=[], metavar="N,N", help="gateway's and client's first, then the partitions'")
+    add("--write", metavar="FILE", help="calibrated simulation (default: beside the file, as .calibrated.yaml)")
+    _add_shared(parser)
+    parser.set_defaults(queries=None, each_once=False)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
 
 
 def _add_shared(parser: argparse.ArgumentParser) -> None:
@@ -127,6 +185,10 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
     add("--drain-timeout", type=float, default=10.0, metavar="S", help="wait for the last answers (default 10)")
     add("--slo-ms", type=float, metavar="MS", help="latency objective; also sent with every query")
     add("--percentile", type=float, default=99.0, help="%% of the queries that must meet it (default 99)")
+    processes = [process.value for process in ArrivalProcess]
+    add("--arrivals", choices=processes, default="poisson", help="how they are spread over time (default poisson)")
+    add("--cv", type=float, help=f"for gamma: coefficient of variation of the gaps (default {DEFAULT_CV:g})")
+    add("--trace", default="", metavar="FILE", help="for trace: a CSV file of times, stretched to the rate")
     add("--seed", type=int, default=0, help="master seed of arrivals, samples and data (default 0)")
     add("--samples", default="random", metavar="FILE", help="an .npz file, or random (default)")
     add("--input", type=_pair, action="append", default=[], metavar="NAME=KEY", help="array of a model input")

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from loadgen.arrivals import ArrivalProcess
 from loadgen.findmax import Peak, Probe
 from loadgen.result import RunResult
 from loadgen.seeds import STREAMS, sub_seed
@@ -88,6 +89,8 @@ def _run_lines(result: RunResult) -> Iterator[str]:
     config, metrics = result.config, result.metrics
     yield f"Server scenario: {config.model} at {config.target}" + (" (SIMULATED)" if result.simulated else "")
     yield f"  seed {config.seed}, schedule {result.schedule_digest[:16]}, {config.warmup_s:g} s of warm-up left out"
+    if config.arrivals.process is not ArrivalProcess.POISSON:
+        yield f"  arrivals   {config.arrivals.describe()}"
     yield (
         f"  queries    {metrics.queries}: {metrics.ok} ok, {metrics.shed} shed, {metrics.error} error, "
         f"{metrics.timeout} timeout, {metrics.dropped} dropped"

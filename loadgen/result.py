@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from loadgen.arrivals import Arrivals
 from loadgen.record import Record
 from loadgen.samples import SampleSource
 from loadgen.server_metrics import ServerSide
@@ -40,6 +41,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout_s: float = 10.0
     connections: int = 256
     metrics_url: str = ""
+    arrivals: Arrivals = Arrivals()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""MLPerf's Server scenario: independent queries at Poisson times, against a live or a simulated target."""
+"""MLPerf's Server scenario: independent queries at Poisson (or other) times, against a live or a simulated target."""
 
 import asyncio
 import os
@@ -108,7 +108,13 @@ async def _server_side(url: str, before: Counters, record: Record) -> ServerSide
 def _plan(config: RunConfig, metadata: ModelMetadata) -> tuple[Samples, Schedule]:
     samples = load_samples(config.samples, metadata, config.rows, config.seed)
     schedule = server_schedule(
-        config.rate, config.duration_s, config.queries, len(samples), each_once=config.each_once, seed=config.seed
+        config.rate,
+        config.duration_s,
+        config.queries,
+        len(samples),
+        each_once=config.each_once,
+        seed=config.seed,
+        arrivals=config.arrivals,
     )
     return samples, schedule
 

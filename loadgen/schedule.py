@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.arrivals import poisson
+from loadgen.arrivals import Arrivals
 from loadgen.seeds import generator
 from models.errors import ConfigError
 
@@ -29,17 +29,27 @@ class Schedule:
         return content.hexdigest()
 
 
-def server_schedule(
-    rate: float, duration_s: float | None, queries: int | None, samples: int, *, each_once: bool, seed: int
-) -> Schedule:
-    """Poisson arrivals; samples drawn uniformly with replacement out of `samples`, or each of them once, shuffled.
+POISSON = Arrivals()
 
-    With `each_once` the number of samples bounds the run as `queries` does. Raises `ConfigError` as `poisson` does, and
-    when no query falls into the duration.
+
+def server_schedule(
+    rate: float,
+    duration_s: float | None,
+    queries: int | None,
+    samples: int,
+    *,
+    each_once: bool,
+    seed: int,
+    arrivals: Arrivals = POISSON,
+) -> Schedule:
+    """Samples drawn uniformly with replacement out of `samples`, or each of them once, shuffled.
+
+    With `each_once` the number of samples bounds the run as `queries` does. Raises `ConfigError` as the arrivals do,
+    and when no query falls into the duration.
     """
     if each_once:
         queries = min(samples, queries or samples)
-    due_ns = poisson(rate, duration_s, queries, generator(seed, "arrivals"))
+    due_ns = arrivals.draw(rate, duration_s, queries, generator(seed, "arrivals"))
     if not len(due_ns):
         raise ConfigError(f"schedule: no query falls into {duration_s} s at {rate}/s; give a longer duration")
     rng = generator(seed, "samples")

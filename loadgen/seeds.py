@@ -2,7 +2,7 @@
 
 import numpy as np
 
-STREAMS = ("arrivals", "samples", "data", "verdicts")
+STREAMS = ("arrivals", "samples", "data", "verdicts", "service", "ways")
 """What chance is used for; a new use goes to the end, or the others' numbers change."""
 
 

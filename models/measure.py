@@ -1,7 +1,8 @@
 """The first latency table of a model: every batch size of its menu is warmed and timed when it is loaded."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,39 +12,60 @@ from models.profile import LatencyTable
 from models.tensor import VARIABLE, DataType, TensorSpec
 from models.units import NS_PER_MS
 
+_T = TypeVar("_T")
 _BUDGET_NS = 250 * NS_PER_MS
 
 
-def warm(backend: Backend, batchable: bool, menu: Iterable[int]) -> None:
-    """Run every batch size of the menu once, so that no request pays for a first run; raises BackendFailed."""
+def finish(steps: Generator[None, None, _T]) -> _T:
+    """Take all steps at once; returns what they come to."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: _T = end.value
+            return result
+
+
+def warming(backend: Backend, batchable: bool, menu: Iterable[int]) -> Generator[None, None, None]:
+    """Run every batch size of the menu once, one a step, so that no request pays for a first run.
+
+    Raises BackendFailed.
+    """
     for rows in menu:
-        backend.run(_blank_batch(backend, batchable, rows))
+        backend.run(blank_batch(backend, batchable, rows))
+        yield
+
+
+def measuring(
+    backend: Backend, batchable: bool, menu: Iterable[int], repeats: int = 5
+) -> Generator[None, None, LatencyTable]:
+    """Warm every batch size of the menu, time it, and return the medians; a step is one run. Raises BackendFailed.
+
+    The inputs are zeros, with variable dimensions of 1. A size takes a warming run and up to `repeats` timed ones,
+    at least one, of which no further begins after a quarter of a second. What happens between two steps does not count.
+    """
+    cells: list[tuple[int, int]] = []
+    for rows in menu:
+        inputs = blank_batch(backend, batchable, rows)
+        backend.run(inputs)
+        yield
+        times: list[int] = []
+        while not times or (len(times) < repeats and sum(times) < _BUDGET_NS):
+            started = time.monotonic_ns()
+            backend.run(inputs)
+            times.append(max(1, time.monotonic_ns() - started))
+            yield
+        cells.append((rows, sorted(times)[len(times) // 2]))
+    return LatencyTable(tuple(cells))
 
 
 def measure_table(backend: Backend, batchable: bool, menu: Iterable[int], repeats: int = 5) -> LatencyTable:
-    """Warm every batch size of the menu, time it, and return the medians; raises BackendFailed.
-
-    The inputs are zeros, with variable dimensions of 1. A size takes a warming run and up to `repeats` timed ones,
-    at least one, of which no further begins after a quarter of a second.
-    """
-    return LatencyTable(
-        tuple((rows, _median_ns(backend, _blank_batch(backend, batchable, rows), repeats)) for rows in menu)
-    )
+    """All of `measuring` at once."""
+    return finish(measuring(backend, batchable, menu, repeats))
 
 
-def _median_ns(backend: Backend, inputs: dict[str, Array], repeats: int) -> int:
-    backend.run(inputs)
-    times: list[int] = []
-    begun = ended = time.monotonic_ns()
-    while not times or (len(times) < repeats and ended - begun < _BUDGET_NS):
-        started = time.monotonic_ns()
-        backend.run(inputs)
-        ended = time.monotonic_ns()
-        times.append(max(1, ended - started))
-    return sorted(times)[len(times) // 2]
-
-
-def _blank_batch(backend: Backend, batchable: bool, rows: int) -> dict[str, Array]:
+def blank_batch(backend: Backend, batchable: bool, rows: int) -> dict[str, Array]:
+    """Inputs of zeros, with variable dimensions of 1."""
     return {tensor.name: _blank(tensor, batchable, rows) for tensor in backend.inputs}
 
 

@@ -9,6 +9,8 @@ from models.tensor import TensorSpec
 
 REQUEST = "request"
 """The name under which stages and outputs refer to the tensors of the request itself."""
+PLATFORM = "sluice_pipeline"
+"""What stands for the platform of a model where clients ask for that of a pipeline."""
 
 
 class Confidence(enum.StrEnum):
@@ -61,7 +63,8 @@ class Stage(msgspec.Struct, frozen=True):
     """A checked stage: either `model` (a key such as `mlp:1`) or `combine` is set.
 
     It runs for the rows for which all its sources ran and, with `when`, whose confidence is below the threshold.
-    A combiner's inputs are named "0", "1", …; its one output is named like the tensor of its first source.
+    A combiner's inputs are named "0", "1", …; its one output is named like the tensor of its first source. `variants`
+    are all models that may run the stage, the most accurate, which is `model`, first; empty when there is no choice.
     """
 
     name: str
@@ -69,14 +72,21 @@ class Stage(msgspec.Struct, frozen=True):
     model: str | None = None
     combine: Combiner | None = None
     when: When | None = None
+    variants: tuple[str, ...] = ()
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The keys of the models of which any may run the stage; empty for a combiner."""
+        return self.variants or (() if self.model is None else (self.model,))
 
 
 class Pipeline(msgspec.Struct, frozen=True):
     """A checked pipeline; a model served by itself is a pipeline of one stage that bears the model's name.
 
     `stages` are in topological order. `sources` names, for every output, the stages that may have produced it: row i
-    comes from the first source that ran it. `max_batch_size` bounds a request's rows (the smallest of its stages; 0
-    when the one model it consists of is not batchable).
+    comes from the first source that ran it. `max_batch_size` bounds a request's rows (the smallest of its models; 0
+    when the one model it consists of is not batchable). `weight` is its share of a model that other pipelines use, too,
+    against their weights.
     """
 
     name: str
@@ -88,7 +98,8 @@ class Pipeline(msgspec.Struct, frozen=True):
     max_batch_size: int
     slo_ms: float | None = None
     late: Late = Late.SERVE
-    platform: str = "sluice_pipeline"
+    platform: str = PLATFORM
+    weight: float = 1.0
 
     @property
     def batchable(self) -> bool:

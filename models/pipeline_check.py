@@ -1,10 +1,14 @@
 """Check a pipeline as written against the models there are, and make of it what the rest of the system serves."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
 
 from models.errors import ConfigError
-from models.pipeline import REQUEST, Combiner, Pipeline, Source, Stage
+from models.family_file import Family
+from models.model_reference import find_model, there_are
+from models.pipeline import PLATFORM, REQUEST, Combiner, Pipeline, Source, Stage, When
 from models.pipeline_file import PipelineFile, StageFile
 from models.pipeline_graph import find_cycle, reachable, topological_order
 from models.spec import ModelSpec
@@ -30,24 +34,56 @@ def single_model(spec: ModelSpec) -> Pipeline:
     )
 
 
-def check_pipeline(file: PipelineFile, models: Mapping[str, ModelSpec], *, name: str, path: str) -> Pipeline:
-    """The pipeline `name`, checked against `models` (by key); raises ConfigError, its message starting with the place.
+def single_family(family: Family, models: Mapping[str, ModelSpec]) -> Pipeline:
+    """The pipeline of one stage as which a family is served by itself: by any of its variants, which `models` has."""
+    specs = [models[variant.model] for variant in family.variants]
+    seen = msgspec.structs.replace(
+        specs[0],
+        name=family.name,
+        version=_VERSION,
+        max_batch_size=min(spec.max_batch_size for spec in specs),
+        platform=PLATFORM,
+    )
+    pipeline = single_model(seen)
+    stage = _model_stage(family.name, pipeline.stages[0].inputs, specs)
+    return msgspec.structs.replace(pipeline, stages=(stage,))
 
-    Its inputs are what its stages take from the request; its version is 1.
+
+def check_pipeline(
+    file: PipelineFile,
+    models: Mapping[str, ModelSpec],
+    families: Mapping[str, Family] | None = None,
+    *,
+    name: str,
+    path: str,
+) -> Pipeline:
+    """The pipeline `name`, checked against `models` (by key) and `families` (by name).
+
+    Its inputs are what its stages take from the request; its version is 1. Raises ConfigError, whose message starts
+    with the place.
     """
-    return _Check(file, models, name, path).pipeline()
+    return _Check(file, models, families or {}, name, path).pipeline()
 
 
 class _Check:
     """One check; the steps of `pipeline` rely on what the steps before them have established."""
 
-    def __init__(self, file: PipelineFile, models: Mapping[str, ModelSpec], name: str, path: str) -> None:
+    def __init__(
+        self,
+        file: PipelineFile,
+        models: Mapping[str, ModelSpec],
+        families: Mapping[str, Family],
+        name: str,
+        path: str,
+    ) -> None:
         self._stages = file.stages
         self._file = file
         self._models = models
+        self._families = families
         self._name = name
         self._path = path
-        self._specs: dict[str, ModelSpec] = {}
+        # The first of a stage's variants stands for all: they agree in all that is checked.
+        self._specs: dict[str, tuple[ModelSpec, ...]] = {}
         self._produced: dict[str, dict[str, TensorSpec]] = {}
         self._inputs: dict[str, TensorSpec] = {}
 
@@ -68,9 +104,10 @@ class _Check:
             outputs=outputs,
             stages=tuple(self._checked_stage(name) for name in order),
             sources=dict(self._file.outputs),
-            max_batch_size=min(spec.max_batch_size for spec in self._specs.values()),
+            max_batch_size=min(spec.max_batch_size for specs in self._specs.values() for spec in specs),
             slo_ms=self._file.slo_ms,
             late=self._file.late,
+            weight=self._file.weight,
         )
 
     def _check_names(self) -> None:
@@ -78,6 +115,8 @@ class _Check:
             raise self._error("", f"there is already a model named '{self._name}'; expected a name of its own")
         if self._file.slo_ms is not None and not 0 < self._file.slo_ms < math.inf:
             raise self._error("slo_ms", f"expected a finite number above 0, got {self._file.slo_ms}")
+        if not 0 < self._file.weight < math.inf:
+            raise self._error("weight", f"expected a finite number above 0, got {self._file.weight}")
         if not self._stages:
             raise self._error("stages", "expected at least one stage")
         if not self._file.outputs:
@@ -91,27 +130,40 @@ class _Check:
 
     def _find_models(self) -> None:
         for name, stage in self._stages.items():
-            if stage.model is None:
-                continue
-            versions = {spec.version: spec for spec in self._models.values() if spec.name == stage.model}
-            if not versions:
-                known = sorted({spec.name for spec in self._models.values()})
-                raise self._error(f"stages.{name}.model", f"no model '{stage.model}'; {_there_are(known)}")
-            version = max(versions) if stage.version is None else stage.version
-            if version not in versions:
-                raise self._error(
-                    f"stages.{name}.version",
-                    f"model '{stage.model}' has no version {version}; {_there_are(map(str, sorted(versions)))}",
+            if stage.model is not None:
+                self._specs[name] = (
+                    find_model(self._models, stage.model, stage.version, self._path, f"stages.{name}"),
                 )
-            self._specs[name] = versions[version]
-            if len(self._stages) > 1 and not versions[version].batchable:
+            elif stage.family is not None:
+                self._specs[name] = self._find_variants(f"stages.{name}", stage.family, stage.min_accuracy)
+            else:
+                continue
+            spec = self._specs[name][0]
+            if len(self._stages) > 1 and not spec.batchable:
                 raise self._error(
-                    f"stages.{name}.model",
-                    f"model '{versions[version].key}' has no batch dimension; expected one in a pipeline of several "
+                    f"stages.{name}.{'family' if stage.model is None else 'model'}",
+                    f"model '{spec.key}' has no batch dimension; expected one in a pipeline of several "
                     "stages, whose rows take different ways",
                 )
         if not self._specs:
             raise self._error("stages", "expected at least one stage with a model")
+
+    def _find_variants(self, at: str, name: str, min_accuracy: float | None) -> tuple[ModelSpec, ...]:
+        """The models of a family that are accurate enough, the most accurate first."""
+        if name not in self._families:
+            raise self._error(f"{at}.family", f"no family '{name}'; {there_are(sorted(self._families))}")
+        variants = self._families[name].variants
+        if min_accuracy is not None:
+            if not 0 <= min_accuracy <= 1:
+                raise self._error(f"{at}.min_accuracy", f"expected a number from 0 to 1, got {min_accuracy}")
+            best = variants[0]
+            variants = tuple(variant for variant in variants if variant.accuracy >= min_accuracy)
+            if not variants:
+                raise self._error(
+                    f"{at}.min_accuracy",
+                    f"no variant of family '{name}' reaches {min_accuracy}; the best, {best.model}, has {best.accuracy}",
+                )
+        return tuple(self._models[variant.model] for variant in variants)
 
     def _find_needs(self) -> dict[str, list[str]]:
         """What each stage needs; the graph has no cycle."""
@@ -140,7 +192,7 @@ class _Check:
 
     def _check_stage_exists(self, where: str, name: str) -> None:
         if name not in self._stages:
-            raise self._error(where, f"no stage '{name}'; {_there_are(self._stages)}")
+            raise self._error(where, f"no stage '{name}'; {there_are(self._stages)}")
 
     def _refuse_cycle(self, needs: Mapping[str, list[str]]) -> None:
         if cycle := find_cycle(needs):
@@ -151,7 +203,7 @@ class _Check:
         if stage.combine is not None:
             self._produced[name] = self._check_combiner(name, stage, stage.combine)
         else:
-            spec = self._specs[name]
+            spec = self._specs[name][0]
             self._check_model_inputs(name, stage, spec)
             self._produced[name] = {tensor.name: tensor for tensor in spec.outputs}
         if stage.when is not None:
@@ -171,7 +223,7 @@ class _Check:
         for tensor_name, source in stage.inputs.items():
             where = f"stages.{name}.inputs.{tensor_name}"
             if tensor_name not in wanted:
-                raise self._error(where, f"model '{spec.key}' has no such input; {_there_are(wanted)}")
+                raise self._error(where, f"model '{spec.key}' has no such input; {there_are(wanted)}")
             sink = wanted[tensor_name]
             if source.stage == REQUEST:
                 self._take_from_request(where, source.tensor, sink)
@@ -230,7 +282,7 @@ class _Check:
         self._check_stage_exists(where, source.stage)
         produced = self._produced[source.stage]
         if source.tensor not in produced:
-            raise self._error(where, f"stage '{source.stage}' has no output '{source.tensor}'; {_there_are(produced)}")
+            raise self._error(where, f"stage '{source.stage}' has no output '{source.tensor}'; {there_are(produced)}")
         return produced[source.tensor]
 
     def _check_reached(self, needs: Mapping[str, list[str]]) -> None:
@@ -263,10 +315,15 @@ class _Check:
         if stage.combine is not None:
             members = {str(index): source for index, source in enumerate(stage.of)}
             return Stage(name, members, combine=stage.combine, when=stage.when)
-        return Stage(name, dict(stage.inputs), model=self._specs[name].key, when=stage.when)
+        return _model_stage(name, dict(stage.inputs), self._specs[name], stage.when)
 
     def _error(self, where: str, what: str) -> ConfigError:
         return ConfigError(f"{self._path}: {where}: {what}" if where else f"{self._path}: {what}")
+
+
+def _model_stage(name: str, inputs: dict[str, Source], specs: Sequence[ModelSpec], when: When | None = None) -> Stage:
+    variants = tuple(spec.key for spec in specs) if len(specs) > 1 else ()
+    return Stage(name, inputs, model=specs[0].key, when=when, variants=variants)
 
 
 def _sources(stage: StageFile) -> list[tuple[str, Source]]:
@@ -286,8 +343,3 @@ def _merged(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...] | N
 
 def _kind(tensor: TensorSpec) -> str:
     return f"{tensor.datatype} {list(tensor.shape)}"
-
-
-def _there_are(names: Iterable[str]) -> str:
-    listed = ", ".join(names)
-    return f"there is {listed}" if listed else "there are none"

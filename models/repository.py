@@ -1,4 +1,4 @@
-"""The model repository: `<name>/<version>/model.onnx` as Triton lays it out, and `<name>/pipeline.yaml` beside them."""
+"""The model repository: `<name>/<version>/model.onnx` as Triton lays it out, pipelines and families beside them."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -8,13 +8,15 @@ from typing import NamedTuple
 
 from models import onnx_file, timed_file
 from models.errors import ConfigError
+from models.family_file import Family, read_family
 from models.pipeline import REQUEST, Pipeline
-from models.pipeline_check import check_pipeline
+from models.pipeline_check import check_pipeline, single_family
 from models.pipeline_file import decode_pipeline
 from models.spec import ModelSpec
 
 DEFAULT_MAX_BATCH_SIZE = 64
 PIPELINE_FILE = "pipeline.yaml"
+FAMILY_FILE = "family.yaml"
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
@@ -41,7 +43,7 @@ class ModelEntry(NamedTuple):
 
 
 class Broken(NamedTuple):
-    """Something in the repository that cannot be served; `version` is None for a pipeline or a whole model."""
+    """Something in the repository that cannot be served; `version` is None for a pipeline, a family, a whole model."""
 
     name: str
     version: int | None
@@ -50,7 +52,10 @@ class Broken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """What a directory holds: model versions by key (`mlp:1`), pipelines by name, and what is broken, with reasons."""
+    """What a directory holds: model versions by key (`mlp:1`), pipelines by name, and what is broken, with reasons.
+
+    A family is a pipeline, too: of one stage, which any of its models may run.
+    """
 
     models: dict[str, ModelEntry]
     pipelines: dict[str, Pipeline]
@@ -72,20 +77,25 @@ class Repository:
             raise ConfigError(f"{directory}: expected a directory, the model repository")
         limits = max_batch_sizes or {}
         models: dict[str, ModelEntry] = {}
+        families: dict[str, Family] = {}
         pipelines: dict[str, Pipeline] = {}
         broken: list[Broken] = []
         entries = [entry for entry in sorted(directory.iterdir()) if entry.is_dir() and entry.name[0] != "."]
-        # A pipeline is checked against the models, so they come first.
-        for entry in sorted(entries, key=lambda entry: (entry / PIPELINE_FILE).exists()):
+        # Families are checked against the models, and pipelines against both.
+        for entry in sorted(entries, key=_order):
             try:
                 _check_name(entry, entry.name)
                 if (entry / PIPELINE_FILE).exists():
-                    pipelines[entry.name] = _read_pipeline(entry, models)
+                    pipelines[entry.name] = _read_pipeline(entry, models, families)
+                elif (entry / FAMILY_FILE).exists():
+                    families[entry.name] = _read_family(entry, models)
                 else:
                     _read_model(entry, limits.get(entry.name, max_batch_size), models, broken)
             except ConfigError as error:
                 broken.append(Broken(entry.name, None, str(error)))
-        return cls(models, pipelines, tuple(broken))
+        specs = _specs(models)
+        alone = {name: single_family(family, specs) for name, family in families.items()}
+        return cls(models, alone | pipelines, tuple(broken))
 
 
 def name_of_file(path: Path) -> str:
@@ -114,7 +124,9 @@ def _read_model(entry: Path, max_batch_size: int, models: dict[str, ModelEntry],
         )
     versions = sorted(int(child.name) for child in entry.iterdir() if child.is_dir() and _VERSION.fullmatch(child.name))
     if not versions:
-        raise ConfigError(f"{entry}: expected a version directory such as {entry.name}/1, or a {PIPELINE_FILE}")
+        raise ConfigError(
+            f"{entry}: expected a version directory such as {entry.name}/1, a {PIPELINE_FILE} or a {FAMILY_FILE}"
+        )
     for version in versions:
         try:
             model = _read_version(entry, version, max_batch_size)
@@ -131,16 +143,35 @@ def _read_version(entry: Path, version: int, max_batch_size: int) -> ModelEntry:
     raise ConfigError(f"{entry / str(version)}: expected a file model{_one_of_formats(' or model')}")
 
 
-def _read_pipeline(entry: Path, models: Mapping[str, ModelEntry]) -> Pipeline:
+def _read_family(entry: Path, models: Mapping[str, ModelEntry]) -> Family:
+    path = entry / FAMILY_FILE
+    return read_family(_read_text(path), _specs(models), name=entry.name, path=str(path))
+
+
+def _read_pipeline(entry: Path, models: Mapping[str, ModelEntry], families: Mapping[str, Family]) -> Pipeline:
     path = entry / PIPELINE_FILE
-    if any(child.is_dir() and _VERSION.fullmatch(child.name) for child in entry.iterdir()):
+    if (entry / FAMILY_FILE).exists():
+        raise ConfigError(f"{path}: the directory also holds a {FAMILY_FILE}, which would have the same name")
+    file = decode_pipeline(_read_text(path), str(path))
+    return check_pipeline(file, _specs(models), families, name=entry.name, path=str(path))
+
+
+def _read_text(path: Path) -> str:
+    """The text of a file that has its directory to itself."""
+    if any(child.is_dir() and _VERSION.fullmatch(child.name) for child in path.parent.iterdir()):
         raise ConfigError(f"{path}: the directory also holds versions of a model, which would have the same name")
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
-    specs = {key: model.spec for key, model in models.items()}
-    return check_pipeline(decode_pipeline(text, str(path)), specs, name=entry.name, path=str(path))
+
+
+def _specs(models: Mapping[str, ModelEntry]) -> dict[str, ModelSpec]:
+    return {key: model.spec for key, model in models.items()}
+
+
+def _order(entry: Path) -> tuple[bool, bool]:
+    return (entry / PIPELINE_FILE).exists(), (entry / FAMILY_FILE).exists()
 
 
 def _check_name(path: Path, name: str) -> None:

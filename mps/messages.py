@@ -14,7 +14,7 @@ from models.tensor import DataType
 class ModelFile(msgspec.Struct, frozen=True, array_like=True):
     """A model to load. `backend` names a module of `models.backends`; `menu` are the batch sizes to warm and time.
 
-    A worker that restarts is given the `table` it measured the first time and then only warms.
+    A worker that is given the `table`, as one that restarts is, only warms.
     """
 
     key: str
@@ -64,13 +64,30 @@ class OutputTensor(msgspec.Struct, frozen=True, array_like=True):
 class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """First message to a worker: pin to `cores`, make an output region of `output_bytes`, load these models.
 
-    `output_region` is the number under which everybody will know that region.
+    `output_region` is the number under which everybody will know that region. Every batch takes `slowdown` times as
+    long as it would.
     """
 
     cores: tuple[int, ...]
     output_region: int
     output_bytes: int
     models: tuple[ModelFile, ...]
+    slowdown: float = 1.0
+
+
+class LoadModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Load one more model while batches run; answered by `Loaded`."""
+
+    file: ModelFile
+
+
+class UnloadModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Forget a model after the batches of it that were sent before; answered by `Unloaded`.
+
+    `LoadModel` and `UnloadModel` are carried out, and answered, in the order in which they were sent.
+    """
+
+    key: str
 
 
 class MapRegion(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -101,7 +118,7 @@ class Revoke(msgspec.Struct, frozen=True, tag=True, array_like=True):
     batch: int
 
 
-ToWorker = Load | MapRegion | UnmapRegion | Run | Revoke
+ToWorker = Load | LoadModel | UnloadModel | MapRegion | UnmapRegion | Run | Revoke
 
 
 class LoadedModel(msgspec.Struct, frozen=True, array_like=True):
@@ -122,6 +139,18 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     cores: tuple[int, ...]
     threads: int
     models: tuple[LoadedModel, ...]
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A model that was to be loaded is held from now on, or could not be loaded."""
+
+    model: LoadedModel
+
+
+class Unloaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The worker does not hold the model any more, and its memory was given back."""
+
+    key: str
 
 
 class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -162,4 +191,4 @@ class Revoked(msgspec.Struct, frozen=True, tag=True, array_like=True):
     batch: int
 
 
-FromWorker = Ready | Done | Overflow | Failed | Revoked
+FromWorker = Ready | Loaded | Unloaded | Done | Overflow | Failed | Revoked

@@ -1,30 +1,76 @@
-"""Runs batches: loads the models of a worker, turns one `Run` into its answer."""
+"""Runs batches: holds the models of a worker, turns one `Run` into its answer."""
 
+import ctypes
+import gc
 import importlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from models.arrays import Array
 from models.backends.base import Backend
+from models.backends.timed import Slowed
 from models.confidence import confidence
 from models.errors import BackendFailed
-from models.measure import measure_table, warm
+from models.measure import finish, measuring, warming
+from models.profile import LatencyTable
 from mps.arena import Region
 from mps.messages import Done, Failed, LoadedModel, ModelFile, Overflow, Run
 from mps.tensors import WorkerTensors
 
+# glibc keeps what a model leaves behind until it is told not to; another C library has no such call.
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+
+class _Model(NamedTuple):
+    file: ModelFile
+    backend: Backend
+    table: LatencyTable
+
 
 class Runner:
-    """The models of one worker over its `tensors`."""
+    """The models of one worker over its `tensors`; each runs `slowdown` times as long as it could."""
 
-    def __init__(self, tensors: WorkerTensors, threads: int) -> None:
+    def __init__(self, tensors: WorkerTensors, threads: int, slowdown: float = 1.0) -> None:
         self._tensors = tensors
         self._threads = threads
-        self._models: dict[str, tuple[ModelFile, Backend]] = {}
+        self._slowdown = slowdown
+        self._models: dict[str, _Model] = {}
 
     def load(self, files: Sequence[ModelFile]) -> tuple[LoadedModel, ...]:
         """Load, warm and time models; one that fails is reported and does not keep the others from serving."""
-        return tuple(self._load(file) for file in files)
+        return tuple(finish(self.loading(file, partial(self.backend, file))) for file in files)
+
+    def backend(self, file: ModelFile) -> Backend:
+        """The backend of a model, cold; any thread may make it. Raises whatever its module does."""
+        backend: Backend = importlib.import_module(f"models.backends.{file.backend}").load(file.path, self._threads)
+        return backend if self._slowdown == 1 else Slowed(backend, self._slowdown)
+
+    def loading(self, file: ModelFile, backend: Callable[[], Backend]) -> Generator[None, None, LoadedModel]:
+        """Take what `backend` returns, warm and time it, a run a step, and hold it; never raises."""
+        try:
+            made, table = backend(), file.table
+            if table is None:
+                table = yield from measuring(made, file.batchable, file.menu)
+            else:
+                yield from warming(made, file.batchable, file.menu)
+        except Exception as error:
+            return LoadedModel(file.key, None, _first_line(error))
+        self._models[file.key] = _Model(file, made, table)
+        return LoadedModel(file.key, table)
+
+    def held(self, key: str) -> LoadedModel | None:
+        """What was said of a model when it was loaded; None when it is not held."""
+        model = self._models.get(key)
+        return model and LoadedModel(key, model.table)
+
+    def unload(self, key: str) -> None:
+        """Forget a model, if it is held, and give its memory back to the system."""
+        if self._models.pop(key, None):
+            gc.collect()
+            if _trim is not None:
+                _trim(ctypes.c_size_t(0))
 
     def run(self, run: Run) -> tuple[Done | Failed, tuple[Overflow, Region] | None]:
         """Run a batch; the overflow region, where there is one, is to be sent before the answer."""
@@ -33,23 +79,10 @@ class Runner:
         except Exception as error:  # Whatever a backend raises, MemoryError included, is this batch's failure alone.
             return Failed(run.batch, f"{run.model}: {_first_line(error)}"), None
 
-    def _load(self, file: ModelFile) -> LoadedModel:
-        try:
-            backend: Backend = importlib.import_module(f"models.backends.{file.backend}").load(file.path, self._threads)
-            table = file.table
-            if table is None:
-                table = measure_table(backend, file.batchable, file.menu)
-            else:
-                warm(backend, file.batchable, file.menu)
-        except Exception as error:
-            return LoadedModel(file.key, None, _first_line(error))
-        self._models[file.key] = file, backend
-        return LoadedModel(file.key, table)
-
     def _run(self, run: Run) -> tuple[Done, tuple[Overflow, Region] | None]:
         if run.model not in self._models:
             raise BackendFailed("the model is not loaded on this worker")
-        file, backend = self._models[run.model]
+        file, backend, _ = self._models[run.model]
         started_ns = time.monotonic_ns()
         outputs = backend.run({tensor.name: self._tensors.read(tensor) for tensor in run.inputs})
         if file.batchable:

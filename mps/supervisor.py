@@ -10,40 +10,45 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
 from models.errors import PartitionError
+from models.profile import LatencyTable
 from mps.arena import Region
-from mps.back_off import BackOff
 from mps.cpu import check_partitions
 from mps.messages import (
     Done,
     Failed,
     FromWorker,
-    Load,
+    Loaded,
+    LoadedModel,
+    LoadModel,
     MapRegion,
     ModelFile,
     Overflow,
     Ready,
     Revoked,
-    ToWorker,
+    Unloaded,
+    UnloadModel,
     UnmapRegion,
 )
 from mps.partition import CpuPartition
+from mps.post import Post
 from mps.process import WorkerProcess
 
 KILL_TIMEOUT_S = 5.0
 
 
 class WorkerSpec(msgspec.Struct, frozen=True):
-    """What one partition's worker is to hold."""
+    """One partition's worker: the models that it may hold, and the keys of those it begins with (None: all)."""
 
     partition: CpuPartition
     models: tuple[ModelFile, ...]
     output_bytes: int
+    initial: tuple[str, ...] | None = None
 
 
 class WorkerCallbacks(Protocol):
@@ -55,43 +60,14 @@ class WorkerCallbacks(Protocol):
     def worker_lost(self, partition: str, reason: str) -> None:
         """Give up what was sent to the worker: its process is gone. Also called when a start failed before ready."""
 
+    def model_loaded(self, partition: str, model: LoadedModel) -> None:
+        """Take in how `Supervisor.load` ended: what it was told without a table did not load."""
+
+    def model_unloaded(self, partition: str, key: str) -> None:
+        """Take in that `Supervisor.unload` is done."""
+
     def message(self, partition: str, message: Done | Failed | Revoked) -> None:
         """Take an answer of a worker; all regions it names are mapped (`Supervisor.region`)."""
-
-
-class _Post:
-    """One partition over all the workers that come and go on it."""
-
-    def __init__(self, spec: WorkerSpec) -> None:
-        self.spec = spec
-        self.name = spec.partition.name
-        self.process: WorkerProcess | None = None
-        self.output_region = 0
-        self.ready = False
-        self.back_off = BackOff()
-        self.unclaimed_overflow: int | None = None
-        self.timer: asyncio.TimerHandle | None = None
-
-    def wait(self, delay_s: float, then: Callable[[], None]) -> None:
-        """Call `then` later, in place of what waited before: the restart, or the end of a start that takes too long."""
-        self.stop_waiting()
-        self.timer = asyncio.get_running_loop().call_later(delay_s, then)
-
-    def stop_waiting(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-
-    def send(self, message: ToWorker, fds: Sequence[int] = ()) -> None:
-        """Send to the worker, if one is ready: while it loads it reads nothing."""
-        if self.ready and self.process:
-            self.process.send(message, fds)
-
-    def keep_tables(self, ready: Ready) -> None:
-        """Remember what the first worker measured: the next one only warms its models."""
-        tables = {model.key: model.table for model in ready.models}
-        models = tuple(msgspec.structs.replace(file, table=tables.get(file.key)) for file in self.spec.models)
-        self.spec = msgspec.structs.replace(self.spec, models=models)
 
 
 class Supervisor:
@@ -104,9 +80,10 @@ class Supervisor:
         self, workers: Sequence[WorkerSpec], callbacks: WorkerCallbacks, ready_timeout_s: float = 120.0
     ) -> None:
         check_partitions([spec.partition for spec in workers])
-        self._posts = [_Post(spec) for spec in workers]
+        self._posts = [Post(spec, ready_timeout_s) for spec in workers]
+        self._by_name = {post.name: post for post in self._posts}
         self._callbacks = callbacks
-        self._ready_timeout_s = ready_timeout_s
+        self._tables: dict[tuple[str, str], LatencyTable] = {}
         self._regions: dict[int, Region] = {}
         self._numbers = itertools.count(1)
         self._draining = False
@@ -115,6 +92,24 @@ class Supervisor:
         """Start all workers at once; `worker_ready` follows for each."""
         for post in self._posts:
             self._launch(post)
+
+    def load(self, partition: str, file: ModelFile) -> None:
+        """Have the worker of a partition hold one more model, as will those that follow it; `model_loaded` follows.
+
+        Without a `table`, one that was measured on a partition of the same kind is taken. Nothing happens, and nothing
+        follows, when there is no worker, or when it is lost first: `worker_ready` tells what the next one holds. One
+        that takes longer than a worker has to get ready is killed.
+        """
+        post = self._by_name[partition]
+        table = file.table or self._tables.get((post.kind, file.key))
+        self._change(post, LoadModel(msgspec.structs.replace(file, table=table)))
+
+    def unload(self, partition: str, key: str) -> None:
+        """Have the worker of a partition give up a model after the batches that were sent; as `load`.
+
+        `model_unloaded` follows.
+        """
+        self._change(self._by_name[partition], UnloadModel(key))
 
     def share_region(self, region: Region) -> int:
         """Give a region of the gateway to every worker, present and future; returns its number (>= 1).
@@ -158,7 +153,7 @@ class Supervisor:
             region.close()
         self._regions.clear()
 
-    def _launch(self, post: _Post) -> None:
+    def _launch(self, post: Post) -> None:
         post.output_region = next(self._numbers)
         try:
             process = WorkerProcess(
@@ -169,11 +164,13 @@ class Supervisor:
         except OSError as error:
             self._lost(post, f"the worker cannot be started: {error}")
             return
-        post.process = process
-        post.wait(self._ready_timeout_s, lambda: process.kill(f"not ready within {self._ready_timeout_s:g} s"))
-        process.send(Load(post.spec.partition.cores, post.output_region, post.spec.output_bytes, post.spec.models))
+        post.started(process)
 
-    def _take(self, post: _Post, message: FromWorker, fds: tuple[int, ...]) -> None:
+    def _change(self, post: Post, change: LoadModel | UnloadModel) -> None:
+        if not self._draining:
+            post.change(change)
+
+    def _take(self, post: Post, message: FromWorker, fds: tuple[int, ...]) -> None:
         assert post.process is not None
         match message:
             case Ready():
@@ -184,19 +181,30 @@ class Supervisor:
                     post.send(MapRegion(number, region.nbytes), [region.fd])
                 self._add(post.output_region, output, maker=post)
                 post.back_off.ready(time.monotonic())
-                post.keep_tables(message)
+                for model in message.models:
+                    post.keep(post.models[model.key], model.table)
+                    self._learn(post, model)
                 self._callbacks.worker_ready(post.name, post.process, message, post.output_region)
             case Overflow():
                 self._add(message.region, _attach(fds, message.nbytes), maker=post)
                 post.unclaimed_overflow = message.region
+            case Loaded():
+                post.loaded(message.model)
+                self._learn(post, message.model)
+                self._callbacks.model_loaded(post.name, message.model)
+            case Unloaded():
+                post.unloaded(message.key)
+                self._callbacks.model_unloaded(post.name, message.key)
             case Done() | Failed() | Revoked():
                 post.unclaimed_overflow = None
                 self._callbacks.message(post.name, message)
 
-    def _lost(self, post: _Post, reason: str) -> None:
-        post.process = None
-        post.ready = False
-        post.stop_waiting()
+    def _learn(self, post: Post, model: LoadedModel) -> None:
+        if model.table is not None:
+            self._tables[post.kind, model.key] = model.table
+
+    def _lost(self, post: Post, reason: str) -> None:
+        post.lost()
         if post.unclaimed_overflow is not None:  # Its batch was never reported done.
             self.drop_region(post.unclaimed_overflow)
             post.unclaimed_overflow = None
@@ -204,7 +212,7 @@ class Supervisor:
             post.wait(post.back_off.lost(time.monotonic()), lambda: self._launch(post))
             self._callbacks.worker_lost(post.name, reason)
 
-    def _add(self, number: int, region: Region, maker: _Post | None) -> None:
+    def _add(self, number: int, region: Region, maker: Post | None) -> None:
         self._regions[number] = region
         for post in self._posts:
             if post is not maker:

@@ -17,10 +17,23 @@ from typing import TYPE_CHECKING
 from models.errors import PartitionError
 from mps.arena import Region
 from mps.channel import Channel
-from mps.messages import Failed, Load, MapRegion, Ready, Revoke, Revoked, Run, ToWorker, UnmapRegion
+from mps.messages import (
+    Failed,
+    Load,
+    LoadModel,
+    MapRegion,
+    Ready,
+    Revoke,
+    Revoked,
+    Run,
+    ToWorker,
+    UnloadModel,
+    UnmapRegion,
+)
 from mps.pinning import pin
 
 if TYPE_CHECKING:
+    from mps.loader import Loader
     from mps.runner import Runner
     from mps.tensors import WorkerTensors
 
@@ -31,24 +44,36 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Worker:
-    """Takes the gateway's messages in turn; between two batches it reads what came, so that a batch can be revoked."""
+    """Takes the gateway's messages in turn; between two batches it reads what came, so that a batch can be revoked.
 
-    def __init__(self, channel: Channel[ToWorker], tensors: "WorkerTensors", runner: "Runner") -> None:
+    While there are models to load or unload, one step of that follows each batch.
+    """
+
+    def __init__(
+        self, channel: Channel[ToWorker], tensors: "WorkerTensors", runner: "Runner", loader: "Loader"
+    ) -> None:
         self._channel = channel
         self._tensors = tensors
         self._runner = runner
+        self._loader = loader
         self._queue: deque[Run] = deque()
 
     def serve(self) -> None:
         """Run batches until the gateway closes the channel (EOFError or ConnectionError)."""
         while True:
-            for message, fds in self._channel.receive(wait=not self._queue):
+            idle = not self._queue
+            if self._loader.busy and idle:
+                self._loader.wait(self._channel)
+                idle = False
+            for message, fds in self._channel.receive(wait=idle):
                 self.take(message, fds)
             if self._queue:
                 answer, overflow = self._runner.run(self._queue.popleft())
                 if overflow:
                     self._channel.send(overflow[0], [overflow[1].fd])
                 self._channel.send(answer)
+            if self._loader.busy and (change := self._loader.step({run.model for run in self._queue})):
+                self._channel.send(change)
 
     def take(self, message: ToWorker, fds: tuple[int, ...]) -> None:
         """Handle one message; a batch is queued."""
@@ -66,8 +91,10 @@ class Worker:
                 self._tensors.map(message.region, Region.attach(fds[0], message.nbytes))
             case UnmapRegion():
                 self._tensors.unmap(message.region)
+            case LoadModel() | UnloadModel():
+                self._loader.take(message)
             case Load():
-                raise PartitionError("worker: models are loaded once, expected no second Load")
+                raise PartitionError("worker: the partition is set up once, expected no second Load")
 
     def _revoke(self, batch: int) -> None:
         for run in self._queue:
@@ -84,16 +111,17 @@ def start(channel: Channel[ToWorker]) -> Worker:
         raise PartitionError(f"worker: the first message is {type(load).__name__}, expected Load")
     cores = pin(load.cores)
 
+    from mps.loader import Loader
     from mps.runner import Runner
     from mps.tensors import WorkerTensors
 
     tensors = WorkerTensors(load.output_region, load.output_bytes)
-    runner = Runner(tensors, threads=len(cores))
+    runner = Runner(tensors, len(cores), load.slowdown)
     models = runner.load(load.models)
     gc.collect()
     gc.freeze()
     channel.send(Ready(os.getpid(), cores, len(cores), models), [tensors.output.fd])
-    return Worker(channel, tensors, runner)
+    return Worker(channel, tensors, runner, Loader(runner))
 
 
 def main() -> int:

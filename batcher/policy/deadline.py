@@ -1,14 +1,20 @@
-"""The policy `deadline`, the default: batches as big as is worthwhile and as deadlines allow, without a fixed delay."""
+"""The policy `deadline`, the default: batches as big as is worthwhile and as deadlines allow, without a fixed delay.
+
+Its objective says what to do with slack: `latency` (the default) answers soon, `cost` waits for fuller batches.
+"""
 
 from batcher.config import Limits
 from batcher.decisions import ReleaseReason
 from batcher.estimate import LatencyEstimate
+from batcher.lifecycle import Entry
 from batcher.placement import ModelState, PartitionState
 from batcher.policy.base import WAIT, Choice
 from batcher.queue import Queue
 
 DEEP = 2
 """Efficient batches in a queue from which on the rate counts for more than the head."""
+FULL_ENOUGH = 0.7
+"""Share of the best rate from which on a batch is not deferred."""
 
 
 class DeadlinePolicy:
@@ -66,3 +72,47 @@ class DeadlinePolicy:
         if first is None:
             return limit
         return estimate.rows_within(first.stage_deadline_ns - ready_ns, limit) or 1
+
+
+class DeferringPolicy(DeadlinePolicy):
+    """The policy `deadline` with objective `cost`: a batch that is not worthwhile yet starts as late as it safely can.
+
+    That is the deadline of the head's stage, less the time of a batch with one row more and once more that of the batch
+    as it is: so much is kept for another batch that is in the way when the time has come, as it will be when models
+    share partitions. (Symphony, arXiv 2308.07470, defers without this guard.) A batch with `FULL_ENOUGH` of the best
+    rate starts at once: to wait for the rest of it would save little, and leave it in the way of a burst. A lone
+    request waits like any other.
+
+    A stage may use up only its share of what is left to the request, as its predicted time is to that of all that is
+    ahead of the request (the slack of Llama, SoCC'21): early stages leave as much for later ones.
+    """
+
+    def choose(
+        self, queue: Queue, model: ModelState, partition: PartitionState, estimate: LatencyEstimate, now_ns: int
+    ) -> Choice:
+        """Decide by the rows queued and the last moment at which they can safely start."""
+        pending = queue.rows
+        worthwhile = estimate.efficient_rows
+        if pending >= DEEP * worthwhile:
+            return Choice(worthwhile, ReleaseReason.FULL)
+        start_ns = partition.start_ns(now_ns)
+        size = min(pending, worthwhile)
+        # Rates compared by cross-multiplication.
+        best_ns, batch_ns = estimate.service_ns(worthwhile), estimate.service_ns(size)
+        if size * (best_ns + self._hand_off_ns) >= FULL_ENOUGH * worthwhile * (batch_ns + self._hand_off_ns):
+            return Choice(self._size(queue, estimate, size, start_ns), ReleaseReason.FULL)
+        reserve_ns = estimate.service_ns(pending + 1) + batch_ns
+        latest_ns = self._stage_end_ns(queue.head(), model, estimate) - self._hand_off_ns - reserve_ns
+        if start_ns >= latest_ns:
+            return Choice(self._size(queue, estimate, pending, start_ns), ReleaseReason.DEADLINE)
+        return WAIT if partition.batches else Choice(0, ReleaseReason.DEADLINE, latest_ns)
+
+    def _stage_end_ns(self, entry: Entry, model: ModelState, estimate: LatencyEstimate) -> int:
+        """When the entry's stage is to have ended, so that those after it have their shares of the time left."""
+        deadline_ns = entry.request.deadline_ns
+        rest_ns = deadline_ns - entry.stage_deadline_ns
+        if not rest_ns:
+            return deadline_ns
+        own_ns = estimate.service_ns(min(int(model.typical_rows + 0.5), estimate.max_rows) or 1) + self._hand_off_ns
+        allowed_ns = (deadline_ns - entry.enqueued_ns) * own_ns // (own_ns + rest_ns)
+        return min(entry.enqueued_ns + allowed_ns, entry.stage_deadline_ns)

@@ -1,8 +1,8 @@
 """From a policy's configuration to the policy."""
 
-from batcher.config import Limits, PolicyConfig, PolicyName
+from batcher.config import Limits, Objective, PolicyConfig, PolicyName
 from batcher.policy.base import BatchPolicy
-from batcher.policy.deadline import DeadlinePolicy
+from batcher.policy.deadline import DeadlinePolicy, DeferringPolicy
 from batcher.policy.fixed import NoBatching
 from batcher.policy.timeout import TimeoutPolicy
 
@@ -15,4 +15,4 @@ def select_policy(config: PolicyConfig, limits: Limits) -> BatchPolicy:
         case PolicyName.TIMEOUT:
             return TimeoutPolicy(config)
         case PolicyName.DEADLINE:
-            return DeadlinePolicy(limits)
+            return DeferringPolicy(limits) if config.objective is Objective.COST else DeadlinePolicy(limits)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from batcher.decisions import DispatchBatch, Member
+from batcher.decisions import DispatchBatch, LoadModel, Member, UnloadModel
 from batcher.events import AnyEvent
 from gateway.answer import Tensor
 
@@ -38,6 +38,14 @@ class Executor(Protocol):
 
     def revoke(self, batch: int) -> None:
         """Take a batch back if it has not started; it yields its one event all the same."""
+        ...
+
+    def load(self, order: LoadModel) -> None:
+        """Begin to load a model while batches run; it yields its one event, unless the partition is lost first."""
+        ...
+
+    def unload(self, order: UnloadModel) -> None:
+        """Unload a model after the batches that were started; as `load`."""
         ...
 
     def combine(self, member: Member) -> Combined:

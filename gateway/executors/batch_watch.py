@@ -1,7 +1,7 @@
 """Notices that a worker hangs: the batch that it runs does not end."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from batcher.decisions import DispatchBatch
 from models.profile import LatencyTable
@@ -17,18 +17,21 @@ class BatchWatch:
     """Watches the first of `batches`, which a worker runs in this order.
 
     `overdue` is told, in a sentence, of a batch that has run for `timeout_s` and for 20 times the latency in `tables`.
-    There is one timer, which is left alone while batches come and go.
+    While models are `loading`, batches wait for the runs that warm those, which the supervisor bounds: nothing is
+    overdue then. There is one timer, which is left alone while batches come and go.
     """
 
     def __init__(
         self,
         batches: Mapping[int, DispatchBatch],
         tables: Mapping[str, LatencyTable],
+        loading: Collection[str],
         timeout_s: float,
         overdue: Callable[[str], None],
     ) -> None:
         self._batches = batches
         self._tables = tables
+        self._loading = loading
         self._timeout_s = timeout_s
         self._overdue = overdue
         self._loop = asyncio.get_running_loop()
@@ -50,6 +53,9 @@ class BatchWatch:
     def _check(self) -> None:
         self._timer = None
         if not self._batches:
+            return
+        if self._loading:
+            self._timer = self._loop.call_later(self._timeout_s, self._check)
             return
         batch = next(iter(self._batches.values()))
         latency_s = self._tables[batch.model].latency_ns(batch.rows) / NS_PER_S

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from batcher.decisions import CombineOutputs, DispatchBatch, Member
-from batcher.events import AnyEvent, BatchCompleted, BatchRevoked
+from batcher.decisions import CombineOutputs, DispatchBatch, LoadModel, Member, UnloadModel
+from batcher.events import AnyEvent, BatchCompleted, BatchRevoked, ModelLoaded, ModelUnloaded, PartitionReady
 from batcher.simulator import Service
 from gateway.answer import Tensor
 from gateway.executors.base import Combined, Post
@@ -21,6 +21,9 @@ class TimedExecutor:
         self._service = service
         self._clock = clock
         self._ready = ready
+        self._tables = {
+            key: table for event in ready if isinstance(event, PartitionReady) for key, table in event.tables.items()
+        }
         self._loop = asyncio.get_running_loop()
         self._free_ns: dict[str, int] = {}
         self._pending: dict[int, tuple[asyncio.TimerHandle, str, int]] = {}
@@ -53,6 +56,15 @@ class TimedExecutor:
             del self._pending[batch]
             self._free_ns[partition] = started_ns
             self._post(BatchRevoked(batch))
+
+    def load(self, order: LoadModel) -> None:
+        """Loading takes no time; the table is that of a partition that began with the model."""
+        self._post(ModelLoaded(order.partition, order.model, self._tables[order.model]))
+
+    def unload(self, order: UnloadModel) -> None:
+        """Unload when the partition has run what it was given."""
+        due_ns = max(self._clock(), self._free_ns.get(order.partition, 0))
+        self._loop.call_at(due_ns / NS_PER_S, self._post, ModelUnloaded(order.partition, order.model))
 
     def combine(self, member: Member) -> Combined:
         """Nothing is joined."""

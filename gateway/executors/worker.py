@@ -5,12 +5,15 @@ from typing import Protocol
 
 import numpy as np
 
-from batcher.decisions import DispatchBatch, Member
+from batcher.decisions import DispatchBatch, LoadModel, Member, UnloadModel
 from batcher.events import (
     BatchCompleted,
     BatchFailed,
     BatchRevoked,
     FailureCause,
+    ModelLoaded,
+    ModelLoadFailed,
+    ModelUnloaded,
     PartitionLost,
     PartitionReady,
 )
@@ -25,7 +28,7 @@ from models.errors import PartitionError
 from models.pipeline import batch_key
 from models.profile import LatencyTable
 from models.spec import ModelSpec
-from mps.messages import Done, Failed, OutputTensor, Ready, Revoke, Revoked, Run
+from mps.messages import Done, Failed, LoadedModel, OutputTensor, Ready, Revoke, Revoked, Run
 from mps.process import WorkerProcess
 from mps.supervisor import Supervisor, WorkerSpec
 
@@ -41,9 +44,24 @@ class Watcher(Protocol):
         """A worker is gone; another one will be started."""
         ...
 
+    def model_loaded(self, partition: str, model: str) -> None:
+        """A worker that is up holds one more model."""
+        ...
+
+    def model_load_failed(self, partition: str, model: str, reason: str) -> None:
+        """A worker that is up could not load a model."""
+        ...
+
+    def model_unloaded(self, partition: str, model: str) -> None:
+        """A worker that is up does not hold a model any more."""
+        ...
+
 
 class _Worker:
-    """A worker that is, or was, up: what it runs, in order of dispatch, and which of its output slots are in use."""
+    """A worker that is, or was, up: what it runs, in order of dispatch, and which of its output slots are in use.
+
+    `tables` are of all models that it has held, `loading` those that are on their way in.
+    """
 
     def __init__(
         self, process: WorkerProcess, region: int, tables: Mapping[str, LatencyTable], batch_timeout_s: float
@@ -51,7 +69,9 @@ class _Worker:
         self.process = process
         self.region = region
         self.batches: dict[int, DispatchBatch] = {}
-        self.watch = BatchWatch(self.batches, tables, batch_timeout_s, process.kill)
+        self.tables = dict(tables)
+        self.loading: set[str] = set()
+        self.watch = BatchWatch(self.batches, self.tables, self.loading, batch_timeout_s, process.kill)
         self.slots_in_use = 0
         self.freed: list[int] = []
         self.lost = False
@@ -61,8 +81,8 @@ class WorkerExecutor:
     """Runs batches on worker processes that share memory with the gateway.
 
     `plans` are the pipelines by `name:version`, `models` the specs by key; `input_bytes` is the size of the arena for
-    inputs. The workers start with `start` and end with `drain`. One that does not end a batch within `batch_timeout_s`
-    (more for a slow model, see `BatchWatch`) is killed.
+    inputs. The workers start with `start` and end with `drain`, and hold any of the models of their specs. One that
+    does not end a batch within `batch_timeout_s` (more for a slow model, see `BatchWatch`) is killed.
     """
 
     def __init__(
@@ -75,6 +95,7 @@ class WorkerExecutor:
         batch_timeout_s: float = BATCH_TIMEOUT_S,
     ) -> None:
         self._supervisor = Supervisor(workers, self)
+        self._files = {spec.partition.name: {file.key: file for file in spec.models} for spec in workers}
         self._slots = InputSlots(self._supervisor, input_bytes)
         self._assembly = Assembly(plans, models, self._slots)
         self._watcher = watcher
@@ -130,6 +151,17 @@ class WorkerExecutor:
             if batch in worker.batches:
                 worker.process.send(Revoke(batch))
 
+    def load(self, order: LoadModel) -> None:
+        """Have a worker load a model; to one that is gone nothing is sent, since its loss has been reported."""
+        if worker := self._workers.get(order.partition):
+            worker.loading.add(order.model)
+            self._supervisor.load(order.partition, self._files[order.partition][order.model])
+
+    def unload(self, order: UnloadModel) -> None:
+        """Have a worker give up a model after the batches that it was sent; as `load`."""
+        if order.partition in self._workers:
+            self._supervisor.unload(order.partition, order.model)
+
     def combine(self, member: Member) -> Combined:
         """Join the answers of an ensemble, in this process."""
         return self._assembly.combine(member)
@@ -155,6 +187,25 @@ class WorkerExecutor:
             self._post(BatchFailed(batch, FailureCause.WORKER_LOST, reason))
         if not worker.slots_in_use:
             self._supervisor.drop_region(worker.region)
+
+    def model_loaded(self, partition: str, model: LoadedModel) -> None:
+        """Report that a worker loaded a model, or could not."""
+        worker = self._workers[partition]
+        worker.loading.discard(model.key)
+        if worker.batches:
+            worker.watch.restart()
+        if model.table is None:
+            self._watcher.model_load_failed(partition, model.key, model.error)
+            self._post(ModelLoadFailed(partition, model.key, model.error))
+        else:
+            worker.tables[model.key] = model.table
+            self._watcher.model_loaded(partition, model.key)
+            self._post(ModelLoaded(partition, model.key, model.table))
+
+    def model_unloaded(self, partition: str, key: str) -> None:
+        """Report that a worker gave a model up."""
+        self._watcher.model_unloaded(partition, key)
+        self._post(ModelUnloaded(partition, key))
 
     def message(self, partition: str, message: Done | Failed | Revoked) -> None:
         """Take a worker's answer."""

@@ -18,26 +18,29 @@ from batcher.decisions import (
     RejectRequest,
 )
 from batcher.events import AnyEvent, BatchCompleted, BatchRevoked, PartitionReady, RequestArrived
+from batcher.planner.build import build_plan
+from batcher.planner.live import LivePlanner
 from batcher.scheduler import Scheduler
-from batcher.simulator import Simulator, Verdicts
+from batcher.simulator import Simulator
 from loadgen.record import Record, Status
 from loadgen.samples import Samples
 from loadgen.schedule import Schedule
 from loadgen.seeds import generator
 from loadgen.server_metrics import ServerSide, server_side
 from loadgen.target.base import ModelMetadata
+from loadgen.target.service import ChanceService, ServiceTimes
 from loadgen.target.simulation_file import latency_table, read_simulation
 from loadgen.target.v2 import wire_bytes
 from models.errors import ConfigError
 from models.pipeline import Pipeline, batch_key
 from models.pipeline_check import single_model
 from models.pipeline_memory import output_memory
-from models.profile import LatencyTable
 from models.slo import deadline_ns
 from models.tensor import TensorSpec
+from models.units import NS_PER_US
+from mps.partition import CpuPartition
 
 SIMULATED = "sim:"
-_EVEN_ODDS = 0.5
 
 
 class SimulatedTarget:
@@ -54,7 +57,14 @@ class SimulatedTarget:
             raise ConfigError(f"--model {name}: {path} serves {', '.join(sorted(served))}" + "".join(reasons))
         self.pipeline: Pipeline = served[name]
         kinds = {partition.name: f"cpu{partition.cores}" for partition in self._file.partitions}
-        partitions = [PartitionConfig(partition, kind) for partition, kind in kinds.items()]
+        partitions = [
+            PartitionConfig(
+                each.name,
+                kinds[each.name],
+                self._file.prices.per_second(CpuPartition(each.name, tuple(range(each.cores)))),
+            )
+            for each in self._file.partitions
+        ]
         self._spec = build_spec(
             specs,
             served.values(),
@@ -69,6 +79,12 @@ class SimulatedTarget:
             for cores in {partition.cores for partition in self._file.partitions}
         }
         self._tables = {partition: by_kind[kind] for partition, kind in kinds.items()}
+        self._times = {
+            spec.key: ServiceTimes(quantiles)
+            for spec in specs
+            if (quantiles := self._file.service_ms.get(spec.name)) is not None
+        }
+        self._host = self._file.host.config()
 
     def metadata(self) -> ModelMetadata:
         """Describe the model."""
@@ -81,12 +97,22 @@ class SimulatedTarget:
         key = pipeline_key(self.pipeline)
         config = next(config for config in self._spec.pipelines if config.name == key)
         counts = {model.key: len(model.verdicts) for model in self._spec.models}
-        service = _Service(self._tables, counts, config, self._file.escalation.get(self.pipeline.name, {}), seed)
+        chances = self._file.escalation.get(self.pipeline.name, {})
+        service = ChanceService(self._tables, self._times, counts, config, chances, seed)
         observer = _Observer(Record.of(schedule), config)
-        simulator = Simulator(Scheduler(self._spec), service, observer.observe)
+        simulator = Simulator(
+            Scheduler(self._spec, LivePlanner()),
+            service,
+            observer.observe,
+            self._host,
+            observer.answered,
+            build_plan,
+            self._tables,
+        )
         for partition, tables in self._tables.items():
             simulator.at(0, PartitionReady(partition, tables))
         simulator.run(self._arrivals(key, schedule, samples, slo_ms))
+        self._stray(observer.record, seed)
         return observer.record, observer.server_side(key)
 
     def _arrivals(
@@ -94,11 +120,20 @@ class SimulatedTarget:
     ) -> Iterator[tuple[int, RequestArrived]]:
         sizes = {sample: self._size(samples, sample) for sample in np.unique(schedule.sample).tolist()}
         budget_ns = deadline_ns(0, slo_ms, self.pipeline.slo_ms, None, self._file.default_slo_ms)
+        # A live server stamps the deadline when it has read the request.
+        budget_ns += self._host.send_ns + self._host.receive_ns
         variable = (tensor.name for tensor in self.pipeline.inputs if not tensor.fixed)
         shapes = batch_key((name, samples.inputs[name].shape[1:]) for name in variable)
         for query, (due_ns, sample) in enumerate(zip(schedule.due_ns.tolist(), schedule.sample.tolist(), strict=True)):
             rows, memory_bytes = sizes[sample]
             yield due_ns, RequestArrived(query, key, rows, due_ns + budget_ns, shapes, memory_bytes)
+
+    def _stray(self, record: Record, seed: int) -> None:
+        """Let the ways of queries take as much longer or shorter as they do by chance."""
+        if quantiles_us := self._file.ways_us:
+            chances = generator(seed, "ways").random(len(record)) * (len(quantiles_us) - 1)
+            strayed_ns = np.interp(chances, np.arange(len(quantiles_us)), quantiles_us) * NS_PER_US
+            record.done_ns[:] = np.maximum(record.done_ns + strayed_ns.astype(np.int64), record.due_ns)
 
     def _size(self, samples: Samples, sample: int) -> tuple[int, int]:
         """Rows of a sample, and the bytes that a query with it takes on the server."""
@@ -108,73 +143,6 @@ class SimulatedTarget:
 
     def _on_the_wire(self, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
         return tuple(TensorSpec(t.name, t.datatype, self.pipeline.wire_shape(t)) for t in tensors)
-
-
-class _Service:
-    """How long batches take, from the tables, and how sure their answers are, by chance."""
-
-    def __init__(
-        self,
-        tables: dict[str, dict[str, LatencyTable]],
-        verdict_counts: dict[str, int],
-        pipeline: PipelineConfig,
-        escalation: dict[str, float],
-        seed: int,
-    ) -> None:
-        self._tables = tables
-        self._verdict_counts = verdict_counts
-        self._curves = _confidence_curves(pipeline, escalation)
-        self._rng = generator(seed, "verdicts")
-
-    def batch_ns(self, batch: DispatchBatch) -> int:
-        """The cell of the latency table."""
-        return self._tables[batch.partition][batch.model].latency_ns(batch.rows)
-
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
-        """Confidences of the members' rows, in order."""
-        count = self._verdict_counts[batch.model]
-        if not count:
-            return ()
-        parts = [self._verdicts(member.stage, member.rows) for member in batch.members]
-        return tuple(
-            tuple(
-                confidence
-                for part, member in zip(parts, batch.members, strict=True)
-                for confidence in (part[verdict] if verdict < len(part) else (1.0,) * member.rows)
-            )
-            for verdict in range(count)
-        )
-
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
-        """Confidences of a combiner's rows."""
-        return self._verdicts(combination.member.stage, combination.member.rows)
-
-    def _verdicts(self, stage: int, rows: int) -> Verdicts:
-        return tuple(
-            tuple(np.interp(self._rng.random(rows), chances, levels).tolist())
-            for chances, levels in self._curves.get(stage, ())
-        )
-
-
-Curve = tuple[list[float], list[float]]
-"""Chances, ascending, and the confidence below which a row stays with that chance."""
-
-
-def _confidence_curves(pipeline: PipelineConfig, escalation: dict[str, float]) -> dict[int, list[Curve]]:
-    """By stage, one curve a verdict: the distribution of confidence under which every `when` is met as asked."""
-    points: dict[int, dict[int, list[tuple[float, float]]]] = {}
-    for stage in pipeline.stages:
-        if (when := stage.when) is not None:
-            point = (when.below, escalation.get(stage.name, _EVEN_ODDS))
-            points.setdefault(when.stage, {}).setdefault(when.verdict, []).append(point)
-    curves: dict[int, list[Curve]] = {}
-    for asked, verdicts in points.items():
-        for verdict in range(max(verdicts) + 1):
-            levels, chances = zip(*sorted(verdicts.get(verdict, [(_EVEN_ODDS, _EVEN_ODDS)])), strict=True)
-            if list(chances) != sorted(chances):
-                raise ConfigError(f"escalation: {pipeline.name}: a higher threshold cannot be met less often")
-            curves.setdefault(asked, []).append(([0.0, *chances, 1.0], [0.0, *levels, 1.0]))
-    return curves
 
 
 class _Observer:
@@ -199,13 +167,17 @@ class _Observer:
                 case DispatchBatch():
                     self._under_way[decision.batch] = decision
                 case CompleteRequest():
-                    self._settle(decision.request, now_ns, Status.OK)
+                    self._settle(decision.request, Status.OK)
                 case RejectRequest() | EvictRequest():
-                    self._settle(decision.request, now_ns, Status.SHED, f"{decision.outcome}")
+                    self._settle(decision.request, Status.SHED, f"{decision.outcome}")
                 case FailRequest() | CancelRequest():
-                    self._settle(decision.request, now_ns, Status.ERROR, f"{decision.outcome}")
+                    self._settle(decision.request, Status.ERROR, f"{decision.outcome}")
                 case CombineOutputs():
                     self._rows[decision.member.stage] += decision.member.rows
+
+    def answered(self, query: int, done_ns: int) -> None:
+        """Note when the client had its answer."""
+        self.record.done_ns[query] = done_ns
 
     def server_side(self, pipeline: str) -> ServerSide:
         """Batches and stages, as a live server would report them."""
@@ -219,9 +191,8 @@ class _Observer:
         for member in batch.members:
             self._rows[member.stage] += member.rows
 
-    def _settle(self, query: int, now_ns: int, status: Status, reason: str = "") -> None:
+    def _settle(self, query: int, status: Status, reason: str = "") -> None:
         record = self.record
-        record.done_ns[query] = now_ns
         record.status[query] = status
         if reason:
             record.count_reason(reason)

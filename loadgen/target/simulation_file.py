@@ -1,5 +1,6 @@
 """The YAML file behind `sim:FILE`: a machine and what it serves."""
 
+import math
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
@@ -9,10 +10,13 @@ import msgspec
 import yaml
 
 from batcher.settings import ServingSettings, convert_settings
+from batcher.simulator import Host
+from loadgen.target.service import ServiceTimes
 from models.errors import ConfigError
 from models.measure import measure_table
 from models.profile import LatencyTable
 from models.repository import ModelEntry, Repository
+from models.units import NS_PER_US
 
 
 class SimulatedPartition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,17 +26,48 @@ class SimulatedPartition(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     cores: int
 
 
+class HostSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What requests and batches take besides the models, in microseconds, as in `batcher.simulator.Host`."""
+
+    send_us: float = 0
+    receive_us: float = 0
+    handle_us: float = 0
+    dispatch_us: float = 0
+    dispatch_row_us: float = 0
+    hand_off_us: float = 0
+    between_us: float = 0
+    return_us: float = 0
+    complete_us: float = 0
+    answers_us: float = 0
+    answer_us: float = 0
+    deliver_us: float = 0
+
+    def __post_init__(self) -> None:
+        if not all(0 <= value < math.inf for value in msgspec.structs.astuple(self)):
+            raise ValueError("expected finite times of at least 0")
+
+    def config(self) -> Host:
+        """The times as the simulator takes them."""
+        return Host(*(round(value * NS_PER_US) for value in msgspec.structs.astuple(self)))
+
+
 class SimulationFile(ServingSettings, frozen=True, forbid_unknown_fields=True):
     """Content of the file: the settings of a server, with the same keys, and what stands for its machine.
 
     `repository` is relative to the file. `latency_ms` gives the latency table of a model (by name) for every partition;
-    a model without one is loaded and timed. `escalation` gives, by pipeline and stage, the probability that a row meets
-    the stage's `when` (0.5 unless given).
+    a model without one is loaded and timed. `service_ms` gives what batches of a model really take, by their rows, as
+    quantiles at equal steps of probability; without it they take what the table says. `host` is what the gateway and
+    the ways between client, gateway and workers take, and `ways_us` how much longer or shorter than that the ways of
+    a query are, as such quantiles in microseconds. `escalation` gives, by pipeline and stage, the probability that a
+    row meets the stage's `when` (0.5 unless given).
     """
 
     repository: str
     partitions: tuple[SimulatedPartition, ...]
     latency_ms: dict[str, dict[int, float]] = msgspec.field(default_factory=dict)
+    service_ms: dict[str, dict[int, tuple[float, ...]]] = msgspec.field(default_factory=dict)
+    host: HostSettings = HostSettings()
+    ways_us: tuple[float, ...] = ()
     escalation: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
 
 
@@ -56,14 +91,33 @@ def _mistakes(file: SimulationFile, repository: Repository) -> Iterator[str]:
         if partition.cores < 1:
             yield f"partitions[{number}]: {partition.name} must have at least 1 core, got {partition.cores}"
     names = {entry.spec.name for entry in repository.models.values()} | {each.name for each in repository.broken}
-    for setting, given in (("models", file.models), ("latency_ms", file.latency_ms)):
+    for setting, given in (
+        ("models", file.models),
+        ("latency_ms", file.latency_ms),
+        ("service_ms", file.service_ms),
+    ):
         if unknown := given.keys() - names:
             yield f"{setting}: no model {min(unknown)!r} in the repository"
+    yield from _bad_times(file)
+    yield from _bad_escalations(file, repository)
+
+
+def _bad_times(file: SimulationFile) -> Iterator[str]:
     for model, table in file.latency_ms.items():
         try:
             LatencyTable.from_ms(table)
         except ConfigError as error:
             yield f"latency_ms.{model}: {error}"
+    for model, quantiles in file.service_ms.items():
+        try:
+            ServiceTimes(quantiles)
+        except ConfigError as error:
+            yield f"service_ms.{model}: {error}"
+    if list(file.ways_us) != sorted(file.ways_us) or not all(map(math.isfinite, file.ways_us)):
+        yield "ways_us: expected finite ascending times"
+
+
+def _bad_escalations(file: SimulationFile, repository: Repository) -> Iterator[str]:
     for name, probabilities in file.escalation.items():
         pipeline = repository.pipelines.get(name)
         if pipeline is None:

@@ -1,10 +1,11 @@
-"""A model that only takes time: it sleeps as long as its latency table says and echoes its inputs."""
+"""Models that take time: one that only sleeps as long as its latency table says, and any other made slower."""
 
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from models.arrays import Array
+from models.backends.base import Backend
 from models.errors import BackendFailed
 from models.tensor import VARIABLE, TensorSpec
 from models.timed_file import TimedFile, read_timed_file
@@ -31,6 +32,23 @@ class TimedBackend:
     def _whole(self, items: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
         batch = (VARIABLE,) if self._batchable else ()
         return tuple(TensorSpec(tensor.name, tensor.datatype, batch + tensor.shape) for tensor in items)
+
+
+class Slowed:
+    """A backend whose every run takes `factor` times as long; the core is free for the rest of it. See `Backend`."""
+
+    def __init__(self, backend: Backend, factor: float) -> None:
+        self.inputs = backend.inputs
+        self.outputs = backend.outputs
+        self._backend = backend
+        self._added = factor - 1
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run, then sleep; what fails fails at once."""
+        started_ns = time.monotonic_ns()
+        outputs = self._backend.run(inputs)
+        time.sleep(self._added * (time.monotonic_ns() - started_ns) / 1e9)
+        return outputs
 
 
 def load(path: str, threads: int) -> TimedBackend:

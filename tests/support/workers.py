@@ -18,7 +18,7 @@ from models.pipeline import Confidence
 from models.tensor import DataType
 from mps.arena import Region
 from mps.cpu import default_partitions
-from mps.messages import Done, Failed, InputTensor, ModelFile, OutputTensor, Ready, Revoked, Segment
+from mps.messages import Done, Failed, InputTensor, LoadedModel, ModelFile, OutputTensor, Ready, Revoked, Segment
 from mps.partition import CpuPartition
 from mps.process import WorkerProcess
 from mps.supervisor import Supervisor, WorkerSpec
@@ -29,7 +29,7 @@ class Gateway:
     """What the gateway does with its supervisor, cut down to one region of inputs and a queue of what was reported."""
 
     def __init__(self, specs: list[WorkerSpec], ready_timeout_s: float = 60.0) -> None:
-        self.reports: asyncio.Queue[Ready | Done | Failed | Revoked | str] = asyncio.Queue()
+        self.reports: asyncio.Queue[Ready | LoadedModel | Done | Failed | Revoked | str] = asyncio.Queue()
         self.workers: dict[str, WorkerProcess] = {}
         self.output_regions: dict[str, int] = {}
         self.supervisor = Supervisor(specs, self, ready_timeout_s)
@@ -44,6 +44,12 @@ class Gateway:
     def worker_lost(self, partition: str, reason: str) -> None:
         self.workers.pop(partition, None)
         self.reports.put_nowait(f"{partition}: {reason}")
+
+    def model_loaded(self, partition: str, model: LoadedModel) -> None:
+        self.reports.put_nowait(model)
+
+    def model_unloaded(self, partition: str, key: str) -> None:
+        self.reports.put_nowait(f"{partition}: {key} unloaded")
 
     def message(self, partition: str, message: Done | Failed | Revoked) -> None:
         self.reports.put_nowait(message)

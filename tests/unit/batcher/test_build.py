@@ -116,6 +116,37 @@ def test_batches_are_keyed_where_a_dimension_is_variable() -> None:
     ]
 
 
+def test_variants_report_the_same_verdicts_in_the_same_order() -> None:
+    third = ModelSpec("third", 1, (X,), (PROBS,), 8)
+    cascade = pipeline(
+        "cascade",
+        Stage("first", {"x": Source("request", "x")}, model="large:2", variants=("large:2", "small:1")),
+        stage("second", "fixed:1", when=When("first", "probs", 0.9), x="request.x"),
+    )
+    other = pipeline(
+        "other",
+        Stage("first", {"x": Source("request", "x")}, model="small:1", variants=("small:1", "third:1")),
+        stage("second", "fixed:1", when=When("first", "probs", 0.5, Confidence.MARGIN), x="request.x"),
+    )
+    spec = build_spec([SMALL, LARGE, third, FIXED], [cascade, other], [CPU0])
+    assert {config.key: config.verdicts for config in spec.models} == {
+        "small:1": (MAX, MARGIN),
+        "large:2": (MAX, MARGIN),
+        "third:1": (MAX, MARGIN),
+        "fixed:1": (),
+    }
+    first, second = spec.pipelines[1].stages
+    assert (first.model, first.variants) == ("small:1", ("small:1", "third:1"))
+    assert second.when == WhenConfig(0, 1, 0.5)
+
+
+def test_a_pipeline_s_objective_and_weight_and_a_model_s_memory() -> None:
+    served = Pipeline("p", 1, (X,), (PROBS,), single_model(SMALL).stages, {}, 8, slo_ms=2.5, weight=3.0)
+    spec = build_spec([SMALL, LARGE], [served, single_model(LARGE)], [CPU0], memory_of={"small:1": 4096})
+    assert [(config.slo_ns, config.weight) for config in spec.pipelines] == [(2_500_000, 3.0), (0, 1.0)]
+    assert [config.memory_bytes for config in spec.models] == [4096, 0]
+
+
 def test_a_policy_is_a_model_s_own_or_the_default() -> None:
     none, timeout = PolicyConfig(PolicyName.NONE), PolicyConfig(PolicyName.TIMEOUT, (4,), 1_000)
     spec = build_spec(

@@ -136,3 +136,12 @@ def test_the_next_batch_is_closed_earlier_when_hand_offs_take_longer_than_config
     step(scheduler, 1_550 * US, completed(1, 200 * US, 1_200 * US))
     step(scheduler, 10 * MS, arrival(2, S), arrival(3, S))
     assert scheduler.next_wakeup_ns() == 10 * MS + 975 * US - 170 * US
+
+
+def test_the_correction_is_the_middle_one_of_the_sizes_that_ran() -> None:
+    estimate = LatencyEstimate(MLP, 64, HAND_OFF_NS)
+    assert estimate.correction == 1
+    for rows, factor in ((1, 3), (4, 2), (64, 0.5)):
+        for _ in range(200):
+            estimate.observe(rows, int(estimate.profile_ns(rows) * factor))
+    assert estimate.correction == pytest.approx(2, rel=0.05)

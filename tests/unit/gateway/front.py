@@ -10,6 +10,8 @@ import uvloop
 from fastapi import FastAPI
 from uvicorn.server import ServerState
 
+from batcher.config import StageConfig
+from batcher.events import RequestArrived
 from batcher.outcome import Outcome
 from gateway.answer import Answer, Tensor
 from gateway.catalogue import Catalogue
@@ -17,8 +19,9 @@ from gateway.dataplane import DataPlane
 from gateway.http import build_app
 from gateway.http_infer import InferRoute
 from gateway.http_server import Connection, http_config
-from gateway.metrics import Metrics
+from gateway.metrics import Metrics, PipelineMeter
 from gateway.runtime import Runtime, Submission
+from gateway.trace import Trace, Traces
 from models.pipeline import Pipeline, Source, Stage
 from models.repository import Broken
 from models.tensor import DataType, TensorSpec
@@ -35,6 +38,7 @@ class InstantRuntime:
     def __init__(self) -> None:
         self.submitted: list[dict[str, Any]] = []
         self.cancelled: list[int] = []
+        self.traces = Traces(8)
         self.arrived = asyncio.Event()
         self.gone = asyncio.Event()
         self.released = 0
@@ -50,6 +54,8 @@ class InstantRuntime:
         batch_key: str,
         deadline_ns: int,
         memory_bytes: int,
+        id: str = "",
+        max_cost: float | None = None,
     ) -> Submission:
         self.submitted.append(
             {
@@ -59,6 +65,8 @@ class InstantRuntime:
                 "batch_key": batch_key,
                 "deadline_ns": deadline_ns,
                 "memory_bytes": memory_bytes,
+                "id": id,
+                "max_cost": max_cost,
             }
         )
         self.arrived.set()
@@ -68,7 +76,11 @@ class InstantRuntime:
             self._held.append((future, answer))
         else:
             future.set_result(answer)
-        return Submission(len(self.submitted), future)
+        arrival = RequestArrived(len(self.submitted), pipeline, rows, deadline_ns, batch_key, memory_bytes, max_cost)
+        trace = Trace(id, arrival, ARRIVED_NS, (StageConfig("only", pipeline),))
+        trace.outcome, trace.reason, trace.ended_ns = answer.outcome, answer.reason, ARRIVED_NS
+        self.traces.add(trace)
+        return Submission(arrival.request, future, trace, PipelineMeter(["only"]))
 
     def let_go(self) -> None:
         """Answer what was held, and hold no more."""
@@ -129,7 +141,7 @@ def front(*pipelines: Pipeline, max_body_bytes: int = 1 << 20) -> Front:
     catalogue.partition_ready("cpu0", [f"{pipeline.name}:{pipeline.version}" for pipeline in pipelines], {})
     runtime = InstantRuntime()
     dataplane = DataPlane(catalogue, cast(Runtime, runtime), 1000.0, lambda: ARRIVED_NS)
-    app = build_app(catalogue, cast(Metrics, Exposition()))
+    app = build_app(catalogue, cast(Metrics, Exposition()), runtime.traces, lambda: ARRIVED_NS)
     return Front(runtime, catalogue, dataplane, app, InferRoute(dataplane, max_body_bytes))
 
 

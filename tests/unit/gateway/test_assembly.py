@@ -29,14 +29,15 @@ MODELS = {
     "small:1": ModelSpec("small", 1, (X,), (PROBS,), 8),
     "large:1": ModelSpec("large", 1, (X,), (PROBS,), 8),
     "chained:1": ModelSpec("chained", 1, (X, PROBS), (PROBS,), 8),
+    "turned:1": ModelSpec("turned", 1, (PROBS, X), (PROBS,), 8),
     "words:1": ModelSpec("words", 1, (TEXT,), (TEXT,), 8),
     "single:1": ModelSpec("single", 1, (TensorSpec("x", DataType.FP32, ()),), (X,), 0),
 }
-FROM_REQUEST = (Wire(OF_REQUEST, "x"),)
+FROM_REQUEST = Wire(OF_REQUEST, "x")
 FIRST_PROBS = (Wire(0, "probs"),)
 
 
-def stage(*inputs: Wire) -> StagePlan:
+def stage(**inputs: Wire) -> StagePlan:
     return StagePlan(inputs, None, "", ())
 
 
@@ -45,23 +46,26 @@ def plan(stages: Sequence[StagePlan], outputs: dict[str, tuple[Wire, ...]], batc
 
 
 PLANS = {
-    "small:1": plan([stage(*FROM_REQUEST)], {"probs": FIRST_PROBS}),
-    "cascade:1": plan([stage(*FROM_REQUEST), stage(*FROM_REQUEST)], {"probs": (Wire(1, "probs"), Wire(0, "probs"))}),
+    "small:1": plan([stage(x=FROM_REQUEST)], {"probs": FIRST_PROBS}),
+    "cascade:1": plan([stage(x=FROM_REQUEST), stage(x=FROM_REQUEST)], {"probs": (Wire(1, "probs"), Wire(0, "probs"))}),
     "chain:1": plan(
-        [stage(*FROM_REQUEST), stage(Wire(OF_REQUEST, "x"), Wire(0, "probs"))], {"probs": (Wire(1, "probs"),)}
+        [stage(x=FROM_REQUEST), stage(x=FROM_REQUEST, probs=Wire(0, "probs"))], {"probs": (Wire(1, "probs"),)}
     ),
     "ensemble:1": plan(
         [
-            stage(*FROM_REQUEST),
-            stage(*FROM_REQUEST),
+            stage(x=FROM_REQUEST),
+            stage(x=FROM_REQUEST),
             StagePlan(
-                (Wire(0, "probs"), Wire(1, "probs")), Combiner.MEAN, "probs", (Verdict("probs", Confidence.MAX),)
+                {"0": Wire(0, "probs"), "1": Wire(1, "probs")},
+                Combiner.MEAN,
+                "probs",
+                (Verdict("probs", Confidence.MAX),),
             ),
         ],
         {"probs": (Wire(2, "probs"),)},
     ),
-    "words:1": plan([stage(Wire(OF_REQUEST, "text"))], {"text": (Wire(0, "text"),)}),
-    "single:1": plan([stage(*FROM_REQUEST)], {"x": (Wire(0, "x"),)}, batchable=False),
+    "words:1": plan([stage(text=Wire(OF_REQUEST, "text"))], {"text": (Wire(0, "text"),)}),
+    "single:1": plan([stage(x=FROM_REQUEST)], {"x": (Wire(0, "x"),)}, batchable=False),
 }
 
 
@@ -209,6 +213,17 @@ def test_outputs_of_a_stage_are_passed_on_by_reference() -> None:
     # Row 0 by itself; rows 2 and 3 and the next request's row touch.
     assert referred.segments == (Segment(bench.output, 0, 8), Segment(bench.output, 16, 24))
     np.testing.assert_array_equal(bench.regions.array(referred), rows(10, 30, 40, 50))
+
+
+def test_a_variant_gets_its_inputs_by_name_whatever_their_order() -> None:
+    bench = Bench()
+    bench.admit(1, "chain:1", x=rows(1, 2))
+    bench.begin(10, "small:1", Member(1, 0, 2))
+    bench.complete(10, "probs", rows(10, 20))
+    tensors = bench.begin(11, "turned:1", Member(1, 1, 2))
+    assert [tensor.name for tensor in tensors] == ["probs", "x"]
+    np.testing.assert_array_equal(bench.regions.array(tensors[0]), rows(10, 20))
+    np.testing.assert_array_equal(bench.regions.array(tensors[1]), rows(1, 2))
 
 
 def test_rows_are_found_in_a_stage_that_ran_only_some() -> None:

@@ -42,6 +42,27 @@ def test_a_pipeline_is_served_once_a_worker_has_loaded_all_its_models() -> None:
         catalogue.pipeline("cascade", "")
 
 
+def test_a_stage_with_variants_needs_one_of_them() -> None:
+    family = Pipeline("any", 1, (), (), (Stage("any", {}, model="big:1", variants=("big:1", "mlp:1")),), {}, 8)
+    catalogue = Catalogue("1.2.3", [family], [], WORKERS)
+    catalogue.model_load_failed("big:1", "no room")
+    with pytest.raises(BackendUnavailable, match="'any' cannot be served: model mlp:1 is still loading"):
+        catalogue.pipeline("any", "")
+    assert catalogue.broken("any") is None
+    catalogue.partition_ready("cpu0", ["mlp:1"], {})
+    assert catalogue.pipeline("any", "") is family
+    assert catalogue.ready("any", "")
+    catalogue.partition_lost("cpu0")
+    assert not catalogue.ready("any", "")
+
+
+def test_a_stage_of_which_no_variant_loaded_cannot_be_served() -> None:
+    family = Pipeline("any", 1, (), (), (Stage("any", {}, model="big:1", variants=("big:1", "mlp:1")),), {}, 8)
+    catalogue = Catalogue("1.2.3", [family], [], WORKERS)
+    catalogue.partition_ready("cpu0", [], {"big:1": "no room", "mlp:1": "torn"})
+    assert catalogue.broken("any") == "model big:1 did not load: no room"
+
+
 def test_no_version_means_the_latest_that_loaded() -> None:
     catalogue = new_catalogue()
     catalogue.partition_ready("cpu0", ["mlp:1", "mlp:2"], {})
@@ -100,6 +121,37 @@ def test_the_server_gets_ready_with_every_worker_and_stays_so_with_any_even_if_a
     catalogue.draining = True
     assert not catalogue.server_ready()
     assert not catalogue.ready("mlp", "1")
+
+
+def test_models_that_move_stay_ready_and_those_that_fail_elsewhere_stay_served() -> None:
+    catalogue = new_catalogue()
+    catalogue.partition_ready("cpu0", ["mlp:1"], {})
+    catalogue.partition_ready("cpu1", ["big:1"], {})
+    assert catalogue.ready("cascade", "")
+    catalogue.model_loaded("cpu1", "mlp:1")
+    catalogue.model_unloaded("cpu0", "mlp:1")
+    assert catalogue.ready("cascade", "")
+    catalogue.model_load_failed("mlp:1", "out of memory")
+    assert catalogue.ready("cascade", "")
+    assert catalogue.pipeline("mlp", "1") is PIPELINES[0]
+    catalogue.partition_lost("cpu1")
+    assert not catalogue.ready("cascade", "")
+    catalogue.partition_ready("cpu1", ["big:1", "mlp:1"], {})
+    assert catalogue.ready("cascade", "")
+
+
+def test_a_model_that_is_first_loaded_by_a_worker_in_service_is_served_from_then_on() -> None:
+    catalogue = new_catalogue()
+    catalogue.partition_ready("cpu0", ["mlp:1"], {})
+    with pytest.raises(BackendUnavailable, match="model mlp:2 is still loading"):
+        catalogue.pipeline("mlp", "2")
+    catalogue.model_load_failed("mlp:2", "out of memory")
+    assert catalogue.pipeline("mlp", "") is PIPELINES[0]
+    with pytest.raises(BackendUnavailable, match="model mlp:2 did not load: out of memory"):
+        catalogue.pipeline("mlp", "2")
+    catalogue.model_loaded("cpu0", "mlp:2")
+    assert catalogue.pipeline("mlp", "") is PIPELINES[1]
+    assert catalogue.ready("mlp", "2")
 
 
 def test_names_versions_and_reasons_are_listed() -> None:

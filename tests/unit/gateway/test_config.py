@@ -6,12 +6,12 @@ import msgspec
 import pytest
 import yaml
 
-from batcher.config import Limits, PolicyConfig, PolicyName
-from batcher.settings import PolicySettings
+from batcher.config import Limits, Objective, PolicyConfig, PolicyName
+from batcher.settings import PolicySettings, PriceSettings
 from gateway.config import ServerConfig, ServerLimits, read_config
 from models.errors import ConfigError
 from models.units import NS_PER_MS
-from mps.partition import CpuPartition
+from mps.partition import CpuPartition, MigPartition, MpsPartition, Partition
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encoding="utf-8")
 
@@ -52,6 +52,11 @@ def test_every_setting_can_be_written(tmp_path: Path) -> None:
     assert config.limits.config() == Limits(queue_requests=10, memory_bytes=1 << 20, hand_off_ns=80_000)
 
 
+def test_the_objective_of_the_policy_can_be_written(tmp_path: Path) -> None:
+    config = read_config(write(tmp_path, "policy: {objective: cost}"))
+    assert config.policy.config() == PolicyConfig(PolicyName.DEADLINE, objective=Objective.COST)
+
+
 def test_the_documented_example_is_a_configuration_with_every_key(tmp_path: Path) -> None:
     (example,) = re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)
     config = read_config(write(tmp_path, example))
@@ -60,7 +65,7 @@ def test_the_documented_example_is_a_configuration_with_every_key(tmp_path: Path
     assert yaml.safe_load(example).keys() == set(ServerConfig.__struct_fields__)
 
 
-@pytest.mark.parametrize("settings", [ServerConfig(), ServerLimits(), PolicySettings()])
+@pytest.mark.parametrize("settings", [ServerConfig(), ServerLimits(), PolicySettings(), PriceSettings()])
 def test_every_key_is_documented_and_so_are_the_defaults(settings: msgspec.Struct) -> None:
     defaults = dict(re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", DOCUMENT, re.MULTILINE))
     for key, value in json.loads(msgspec.json.encode(settings)).items():
@@ -70,12 +75,26 @@ def test_every_key_is_documented_and_so_are_the_defaults(settings: msgspec.Struc
 
 
 @pytest.mark.parametrize(
+    ("partition", "hour"),
+    [
+        (CpuPartition("cpu0", (0, 1, 2)), 0.06),
+        (CpuPartition("cpu0", (0, 1, 2), price=0.5), 0.5),
+        (CpuPartition("cpu0", (0,), price=0), 0),
+        (MigPartition("mig0", "MIG-0", "2g.20gb"), 2),
+        (MpsPartition("mps0", "GPU-0", 30, 1 << 30), 2.1),
+    ],
+)
+def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition, hour: float) -> None:
+    assert PriceSettings(core_hour=0.02, gpu_hour=7).per_second(partition) * 3600 == pytest.approx(hour)
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         (
             "port: 1",
             "Object contains unknown field `port`; expected limits, host, http_port, grpc_port, partitions, "
-            "max_body_bytes, drain_timeout_s, policy, max_batch_size, models, default_slo_ms",
+            "max_body_bytes, trace_requests, drain_timeout_s, policy, max_batch_size, models, default_slo_ms, prices",
         ),
         (
             "models: {mlp: {policy: {delay: 1}}}",
@@ -83,20 +102,42 @@ def test_every_key_is_documented_and_so_are_the_defaults(settings: msgspec.Struc
         ),
         (
             "partitions: [{name: a, cores: [0], core: 0}]",
-            "partitions[0]: Object contains unknown field `core`; expected name, cores",
+            "partitions[0]: Object contains unknown field `core`; expected name, cores, slowdown, price, memory_mb",
         ),
         ("policy: {name: timeout, preferred: [0]}", "policy: expected preferred sizes of at least 1"),
         ("policy: {max_delay_ms: 3}", "policy: preferred and max_delay_ms belong to policy timeout, not to deadline"),
+        (
+            "policy: {name: timeout, objective: cost}",
+            "policy: objective cost belongs to policy deadline, not to timeout",
+        ),
         ("policy: {name: greedy}", "policy.name: Invalid enum value 'greedy'"),
         ("limits: {queue_requests: many}", "limits.queue_requests: Expected `int`, got `str`"),
         ("limits: {queue_requests: 0}", "limits: expected limits of at least 1"),
         ("partitions: [{kind: cpu, name: a}]", "partitions[0]: Object missing required field `cores`"),
+        (
+            "partitions: [{name: a, cores: [0], slowdown: 0.5}]",
+            "partitions[0]: partition a: expected a finite slowdown of at least 1, got 0.5",
+        ),
+        (
+            "partitions: [{name: a, cores: [0], slowdown: .inf}]",
+            "partitions[0]: partition a: expected a finite slowdown of at least 1, got inf",
+        ),
+        (
+            "partitions: [{name: a, cores: [0], price: .nan}]",
+            "partitions[0]: partition a: expected a finite price of at least 0, got nan",
+        ),
+        (
+            "partitions: [{name: a, cores: [0], memory_mb: 0}]",
+            "partitions[0]: partition a: expected a finite memory_mb above 0, got 0",
+        ),
         ("models: {mlp: {max_batch_size: 0}}", "models[...]: expected a max_batch_size of at least 1"),
         ("max_batch_size: 0", "expected a max_batch_size of at least 1"),
         ("max_body_bytes: 0", "expected a max_body_bytes of at least 1"),
         ("limits: {output_arena_mb: 0}", "limits: expected limits of at least 1"),
         ("http_port: 70000", "expected ports from 0 (any free one) to 65535"),
         ("default_slo_ms: .nan", "expected a finite default_slo_ms above 0"),
+        ("trace_requests: -1", "expected trace_requests from 0 to 1000000"),
+        ("prices: {core_hour: .inf}", "prices: expected finite prices of at least 0"),
         ("drain_timeout_s: -1", "expected a finite drain_timeout_s of at least 0"),
         ("host: [", "cannot be read: while parsing"),
     ],

@@ -8,6 +8,7 @@ import pytest
 
 from batcher.outcome import Outcome
 from gateway.answer import Answer
+from gateway.dataplane import respond
 from gateway.request import InferRequest, InferResponse, Parameters, WireTensor
 from models import errors
 from models.arrays import WireBytes
@@ -31,7 +32,15 @@ def infer(
     served: Front, name: str, *inputs: WireTensor, outputs: tuple[str, ...] = (), parameters: Parameters | None = None
 ) -> InferResponse:
     request = InferRequest(list(inputs), outputs, "7", parameters or {})
-    return asyncio.run(served.dataplane.infer(served.dataplane.signature(name, ""), request))
+    return asyncio.run(run(served, name, request))
+
+
+async def run(served: Front, name: str, request: InferRequest, budget_ns: int | None = None) -> InferResponse:
+    dataplane = served.dataplane
+    signature = dataplane.signature(name, "")
+    given, terms = dataplane.check(signature, request, budget_ns)
+    answer = await dataplane.answer(dataplane.submit(signature, given, terms))
+    return respond(answer, terms.names, terms.id)
 
 
 def test_the_runtime_gets_views_rows_and_deadline() -> None:
@@ -46,6 +55,8 @@ def test_the_runtime_gets_views_rows_and_deadline() -> None:
         "batch_key": "",
         "deadline_ns": ARRIVED_NS + 1000 * MS,
         "memory_bytes": 24,
+        "id": "7",
+        "max_cost": None,
     }
     assert array.tolist() == [[0, 1], [2, 3], [4, 5]]
     assert np.shares_memory(array, np.frombuffer(body, np.uint8))
@@ -234,8 +245,7 @@ def test_outputs_must_exist_and_be_asked_for_once() -> None:
 )
 def test_the_soonest_objective_is_the_deadline(parameters: Parameters, budget_ns: int | None, due_ms: int) -> None:
     served = front(identity("m", ("x", DataType.FP32, (2,)), slo_ms=50.0))
-    signature = served.dataplane.signature("m", "")
-    asyncio.run(served.dataplane.infer(signature, InferRequest([x()], (), "", parameters), budget_ns))
+    asyncio.run(run(served, "m", InferRequest([x()], (), "", parameters), budget_ns))
     assert served.runtime.submitted[0]["deadline_ns"] == ARRIVED_NS + due_ms * MS
 
 
@@ -251,6 +261,12 @@ def test_the_soonest_objective_is_the_deadline(parameters: Parameters, budget_ns
         ({"triton_x": 1}, errors.RequestError),
         ({"headers": "h"}, errors.RequestError),
         ({"sequence_id": 3}, errors.UnsupportedRequest),
+        ({"max_cost": -0.1}, errors.RequestError),
+        ({"max_cost": float("inf")}, errors.RequestError),
+        ({"max_cost": float("nan")}, errors.RequestError),
+        ({"max_cost": "1"}, errors.RequestError),
+        ({"max_cost": True}, errors.RequestError),
+        ({"sluice_explain": 1}, errors.RequestError),
     ],
 )
 def test_bad_parameters_are_refused_by_name(parameters: Parameters, kind: type[Exception]) -> None:
@@ -258,10 +274,18 @@ def test_bad_parameters_are_refused_by_name(parameters: Parameters, kind: type[E
         infer(front(FIXED), "m", x(), parameters=parameters)
 
 
+@pytest.mark.parametrize(("value", "cost"), [(0, 0.0), (2e-6, 2e-6), (3, 3.0)])
+def test_the_most_that_a_request_may_cost_reaches_the_runtime(value: float, cost: float) -> None:
+    served = front(FIXED)
+    infer(served, "m", x(), parameters={"max_cost": value})
+    assert served.runtime.submitted[0]["max_cost"] == cost
+
+
 @pytest.mark.parametrize(
     ("outcome", "kind", "sentence"),
     [
         (Outcome.REJECTED_QUEUE_FULL, errors.RejectedError, "Exceeds maximum queue size: why"),
+        (Outcome.REJECTED_COST, errors.RejectedError, "the request cannot be answered at that price: why"),
         (Outcome.REJECTED_DRAINING, errors.RejectedError, "Server is stopping: why"),
         (Outcome.EVICTED_DEADLINE, errors.EvictedError, "Request timeout expired: why"),
         (Outcome.REJECTED_UNAVAILABLE, errors.BackendUnavailable, "the model is not at ready state: why"),
@@ -285,14 +309,13 @@ def test_cancelling_the_caller_cancels_the_request() -> None:
     served = front(FIXED)
     served.runtime.hold = True
 
-    async def run() -> None:
-        signature = served.dataplane.signature("m", "")
-        task = asyncio.create_task(served.dataplane.infer(signature, InferRequest([x()])))
+    async def main() -> None:
+        task = asyncio.create_task(run(served, "m", InferRequest([x()])))
         await asyncio.sleep(0)
         assert served.runtime.cancelled == []
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    asyncio.run(run())
+    asyncio.run(main())
     assert served.runtime.cancelled == [1]

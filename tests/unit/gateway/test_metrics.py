@@ -62,6 +62,19 @@ def test_batches_are_counted_by_model_partition_and_reason() -> None:
     assert got[key("batch_rows_bucket", "mlp:1", "cpu0", "4")] == 1
     assert got[key("batch_rows_sum", "mlp:1", "cpu0")] == 3
     assert got[key("batch_compute_seconds_sum", "mlp:1", "cpu0")] == 0.002
+    assert got[key("partition_busy_seconds_total", "cpu0")] == 0.002
+
+
+def test_cost_is_summed_and_told_for_a_thousand_good_requests() -> None:
+    metrics = new_metrics()
+    meter = metrics.pipeline("cascade:1")
+    meter.stage_ran(0, 3, 0.25)
+    assert samples(metrics)[key("cost_total", "cascade:1")] == 0.25
+    assert key("cost_per_1000_good_requests", "cascade:1") not in samples(metrics)
+    meter.stage_ran(1, 1, 0.5)
+    for outcome in (Outcome.COMPLETED, Outcome.COMPLETED, Outcome.COMPLETED_LATE):
+        meter.request_ended(outcome, 0)
+    assert samples(metrics)[key("cost_per_1000_good_requests", "cascade:1")] == 375
 
 
 def test_stages_queues_workers_and_memory_are_shown() -> None:
@@ -78,3 +91,8 @@ def test_stages_queues_workers_and_memory_are_shown() -> None:
     metrics.partition_lost("cpu0")
     got = samples(metrics)
     assert (got[key("partition_ready", "cpu0")], got[key("worker_restarts_total", "cpu0")]) == (0, 1)
+
+
+def test_corrections_tell_how_far_profiles_are_off() -> None:
+    metrics = Metrics({}, [], queue_depths=dict, arena_bytes=int, corrections=lambda: {("mlp:1", "cpu1"): 1.25})
+    assert samples(metrics)[key("latency_correction", "mlp:1", "cpu1")] == 1.25

@@ -12,7 +12,7 @@ from batcher.config import (
     StageConfig,
 )
 from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch, Member, ReleaseReason
-from batcher.events import AnyEvent, BatchCompleted, PartitionReady
+from batcher.events import AnyEvent, BatchCompleted, PartitionReady, RequestArrived
 from batcher.outcome import Outcome
 from batcher.scheduler import Scheduler
 from batcher.simulator import Verdicts
@@ -21,7 +21,7 @@ from gateway.executors.base import Combined
 from gateway.executors.timed import TimedExecutor
 from gateway.metrics import Metrics
 from gateway.runtime import Runtime
-from models.errors import PartitionError, RejectedError, RequestError
+from models.errors import NotFoundError, PartitionError, RejectedError, RequestError
 from models.profile import LatencyTable
 from models.units import NS_PER_MS, NS_PER_S
 from tests.support.virtual_time import VirtualAlarm, VirtualLoop, run_virtual
@@ -107,7 +107,11 @@ class Bench:
     """A runtime on a virtual loop."""
 
     def __init__(
-        self, loop: VirtualLoop, executor: type[TimedExecutor] = TimedExecutor, steps: type[Steps] = Steps
+        self,
+        loop: VirtualLoop,
+        executor: type[TimedExecutor] = TimedExecutor,
+        steps: type[Steps] = Steps,
+        trace_requests: int = 10,
     ) -> None:
         self.loop = loop
         self.steps = steps()
@@ -121,6 +125,7 @@ class Bench:
             timer=VirtualAlarm(loop),
             metrics=self.metrics,
             observe=self.steps.record,
+            trace_requests=trace_requests,
         )
         self.runtime.start()
 
@@ -128,7 +133,8 @@ class Bench:
         self, rows: int = 1, slo_ms: int = 1000, pipeline: str = "mlp:1", memory_bytes: int = 0
     ) -> tuple[int, asyncio.Future[Answer]]:
         deadline_ns = self.loop.now_ns + slo_ms * NS_PER_MS
-        return self.runtime.submit(pipeline, {}, rows, "", deadline_ns, memory_bytes)
+        submission = self.runtime.submit(pipeline, {}, rows, "", deadline_ns, memory_bytes)
+        return submission.request, submission.future
 
 
 def outcomes(bench: Bench) -> dict[Outcome, int]:
@@ -333,6 +339,62 @@ def test_every_decision_to_run_and_every_row_is_counted() -> None:
         assert meter.attainment == 1.0
         assert b'sluice_batches_total{model="mlp:1",partition="cpu0",reason="idle"} 1.0' in bench.metrics.exposition()
         assert bench.steps.batches()[0].reason is ReleaseReason.IDLE
+
+    run_virtual(main)
+
+
+def test_what_a_request_went_through_is_remembered_and_its_cost_shared_by_rows() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop)
+        await asyncio.sleep(0.001)
+        await asyncio.gather(bench.submit(3)[1], bench.submit(1)[1])
+        trace = bench.runtime.traces.find("sluice-2")
+        (run,) = trace.runs
+        assert (trace.outcome, trace.arrived_ns, trace.ended_ns) == (Outcome.COMPLETED, 1 * NS_PER_MS, 5 * NS_PER_MS)
+        assert (run.dispatched_ns, run.started_ns, run.ended_ns, run.told_ns) == tuple(
+            time * NS_PER_MS for time in (1, 1, 5, 5)
+        )
+        assert run.batch is bench.steps.batches()[0]
+        assert run.cost == pytest.approx(0.004)  # a second costs 1
+        exposition = bench.metrics.exposition()
+        assert b'sluice_cost_total{pipeline="mlp:1"} 0.004' in exposition
+        assert b'sluice_cost_per_1000_good_requests{pipeline="mlp:1"} 2.0' in exposition
+        assert b'sluice_partition_busy_seconds_total{partition="cpu0"} 0.004' in exposition
+
+    run_virtual(main)
+
+
+def test_a_batch_that_failed_is_remembered_before_the_ones_that_repeat_it() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop, Refusing)
+        bench.executor.limit = 1  # type: ignore[attr-defined]
+        await asyncio.gather(bench.submit()[1], bench.submit()[1])
+        runs = bench.runtime.traces.find("sluice-1").runs
+        assert [(run.batch.rows, run.failed) for run in runs] == [(2, "backend"), (1, "")]
+
+    run_virtual(main)
+
+
+def test_no_more_requests_are_remembered_than_set() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop, trace_requests=3)
+        for _ in range(5):
+            await bench.submit()[1]
+        assert [bench.runtime.traces.find(f"sluice-{number}").outcome for number in (3, 4, 5)] == [
+            Outcome.COMPLETED
+        ] * 3
+        with pytest.raises(NotFoundError):
+            bench.runtime.traces.find("sluice-2")
+
+    run_virtual(main)
+
+
+def test_the_most_that_a_request_may_cost_reaches_the_scheduler() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop)
+        await bench.runtime.submit("mlp:1", {}, 1, "", NS_PER_S, 0, "r", 0.5).future
+        arrivals = [event for _, event, _ in bench.steps.steps if isinstance(event, RequestArrived)]
+        assert [arrival.max_cost for arrival in arrivals] == [0.5]
 
     run_virtual(main)
 

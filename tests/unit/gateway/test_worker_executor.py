@@ -5,13 +5,16 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from batcher.decisions import DispatchBatch, Member, ReleaseReason
+from batcher.decisions import DispatchBatch, LoadModel, Member, ReleaseReason, UnloadModel
 from batcher.events import (
     AnyEvent,
     BatchCompleted,
     BatchFailed,
     BatchRevoked,
     FailureCause,
+    ModelLoaded,
+    ModelLoadFailed,
+    ModelUnloaded,
     PartitionLost,
     PartitionReady,
 )
@@ -24,7 +27,7 @@ from models.spec import ModelSpec
 from models.tensor import VARIABLE, DataType, TensorSpec
 from mps.arena import Region
 from mps.cpu import default_partitions
-from mps.messages import Done, Failed, LoadedModel, OutputTensor, Ready, Revoke, Revoked, Run
+from mps.messages import Done, Failed, LoadedModel, ModelFile, OutputTensor, Ready, Revoke, Revoked, Run
 from mps.process import WorkerProcess
 from mps.supervisor import WorkerSpec
 from tests.support.virtual_time import VirtualLoop, run_virtual
@@ -33,9 +36,10 @@ SPEC = ModelSpec(
     "mlp", 1, (TensorSpec("x", DataType.FP32, (2,)),), (TensorSpec("y", DataType.FP32, (VARIABLE,)),), max_batch_size=4
 )
 PLAN = PipelinePlan(
-    True, (StagePlan((Wire(OF_REQUEST, "x"),), None, "", ()),), {"y": (Wire(0, "y"),)}, OutputMemory(0, 1)
+    True, (StagePlan({"x": Wire(OF_REQUEST, "x")}, None, "", ()),), {"y": (Wire(0, "y"),)}, OutputMemory(0, 1)
 )
 TABLE = LatencyTable.from_ms({1: 1.0})
+BIG = ModelFile("big:1", "big.onnx", "onnxruntime", (1,), batchable=True)
 READY = Ready(1, (0,), 1, (LoadedModel("mlp:1", TABLE), LoadedModel("big:1", None, "out of memory")))
 
 
@@ -65,7 +69,7 @@ class Bench:
         self.told: list[str] = []
         self.events: list[AnyEvent] = []
         self.executor = WorkerExecutor(
-            [WorkerSpec(partition, (), 4096)], {"mlp:1": PLAN}, {"mlp:1": SPEC}, 1 << 16, self
+            [WorkerSpec(partition, (BIG,), 4096, initial=())], {"mlp:1": PLAN}, {"mlp:1": SPEC}, 1 << 16, self
         )
         self.supervisor = self.executor._supervisor
         self.executor._post = self.events.append
@@ -79,6 +83,15 @@ class Bench:
 
     def worker_lost(self, partition: str, reason: str) -> None:
         self.told.append(f"{partition} lost: {reason}")
+
+    def model_loaded(self, partition: str, model: str) -> None:
+        self.told.append(f"{partition} loaded {model}")
+
+    def model_load_failed(self, partition: str, model: str, reason: str) -> None:
+        self.told.append(f"{partition} did not load {model}: {reason}")
+
+    def model_unloaded(self, partition: str, model: str) -> None:
+        self.told.append(f"{partition} unloaded {model}")
 
     def send(self, request: int) -> int:
         """One request, one row, one batch; returns the batch."""
@@ -221,6 +234,46 @@ async def test_a_slow_model_has_twenty_times_its_latency(bench: Bench) -> None:
     assert bench.worker.killed == []
     await bench.at(14.1)
     assert bench.worker.killed == ["batch 1 did not end within 14 s"]
+
+
+@benched
+async def test_a_model_that_was_loaded_is_reported_with_its_table_and_watched_by_it(bench: Bench) -> None:
+    slow = LatencyTable.from_ms({1: 700.0})
+    bench.executor.model_loaded("cpu0", LoadedModel("mlp:1", slow))
+    bench.executor.model_loaded("cpu0", LoadedModel("big:1", None, "out of memory"))
+    bench.executor.model_unloaded("cpu0", "big:1")
+    assert bench.events[0] == PartitionReady("cpu0", {"mlp:1": TABLE})
+    assert bench.events[1:] == [
+        ModelLoaded("cpu0", "mlp:1", slow),
+        ModelLoadFailed("cpu0", "big:1", "out of memory"),
+        ModelUnloaded("cpu0", "big:1"),
+    ]
+    assert bench.told[1:] == ["cpu0 loaded mlp:1", "cpu0 did not load big:1: out of memory", "cpu0 unloaded big:1"]
+    bench.send(1)
+    await bench.at(13.9)
+    assert bench.worker.killed == []
+    await bench.at(14.1)
+    assert bench.worker.killed == ["batch 1 did not end within 14 s"]
+
+
+@benched
+async def test_a_batch_has_its_time_after_a_model_was_loaded(bench: Bench) -> None:
+    bench.executor.load(LoadModel("cpu0", "big:1"))
+    bench.send(1)
+    await bench.at(25.0)
+    bench.executor.model_loaded("cpu0", LoadedModel("big:1", None, "out of memory"))
+    await bench.at(34.9)
+    assert bench.worker.killed == []
+    await bench.at(35.1)
+    assert bench.worker.killed == ["batch 1 did not end within 10 s"]
+
+
+@benched
+async def test_an_order_to_a_worker_that_is_gone_yields_nothing_but_its_loss(bench: Bench) -> None:
+    bench.executor.worker_lost("cpu0", "killed by SIGKILL")
+    bench.executor.load(LoadModel("cpu0", "big:1"))
+    bench.executor.unload(UnloadModel("cpu0", "mlp:1"))
+    assert bench.events[1:] == [PartitionLost("cpu0", "killed by SIGKILL")]
 
 
 @benched

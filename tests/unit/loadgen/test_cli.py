@@ -18,6 +18,23 @@ def test_a_met_objective_exits_with_0_and_writes_the_report(tmp_path: Path, caps
     assert json.loads(report.read_text())["metrics"]["queries"] == 1000
 
 
+def test_bursts_and_traces_are_played_at_the_rate_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "report.json"
+    trace = tmp_path / "trace.csv"
+    trace.write_text("time\n" + "".join(f"{number**1.5}\n" for number in range(500)))
+    shared = ["run", "--target", write_simulation(tmp_path), *FAST, "--rate", "10", "--json", str(report)]
+    offered = []
+    for arrivals in (["poisson"], ["gamma", "--cv", "2"], ["trace", "--trace", str(trace)]):
+        main([*shared, "--arrivals", *arrivals])
+        content = json.loads(report.read_text())
+        assert content["config"]["arrivals"]["process"] == arrivals[0]
+        offered.append(content["metrics"]["offered_per_s"])
+    assert offered == pytest.approx([10, 10, 10], rel=0.15)
+    assert len(set(offered)) == 3
+    described = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  arrivals")]
+    assert described == ["  arrivals   gamma, coefficient of variation 2", f"  arrivals   trace {trace}"]
+
+
 def test_a_missed_objective_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["run", "--target", write_simulation(tmp_path), *FAST, "--rate", "10", "--slo-ms", "5"])
     assert code == 2
@@ -44,6 +61,9 @@ def test_an_unreachable_target_exits_with_5(scheme: str, capsys: pytest.CaptureF
         (["run", "--target", "http://x:1/y", *FAST, "--rate", "1"], "expected http://host:port"),
         (["run", "--target", "sim:missing.yaml", *FAST, "--rate", "1"], "missing.yaml"),
         (["run", "--target", "http://x:1", *FAST, "--rate", "1", "--percentile", "100"], "--percentile"),
+        (["run", "--target", "http://x:1", *FAST, "--rate", "1", "--cv", "2"], "--cv: belongs to --arrivals gamma"),
+        (["run", "--target", "http://x:1", *FAST, "--rate", "1", "--trace", "x"], "only there"),
+        (["run", "--target", "http://x:1", *FAST, "--rate", "1", "--arrivals", "trace"], "--trace: expected a file"),
     ],
 )
 def test_what_cannot_be_run_exits_with_1(

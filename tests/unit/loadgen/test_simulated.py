@@ -23,6 +23,35 @@ def test_lone_queries_take_exactly_the_time_of_the_table(tmp_path: Path) -> None
     assert result.metrics.lateness_ms.max == 0
 
 
+def test_the_host_takes_its_time_as_well(tmp_path: Path) -> None:
+    host = {
+        "send_us": 100,
+        "receive_us": 200,
+        "hand_off_us": 300,
+        "return_us": 400,
+        "answer_us": 500,
+        "deliver_us": 600,
+    }
+    result = run_server_scenario(config(write_simulation(tmp_path, host=host), "small", rate=0.01, queries=50))
+    assert (result.record.done_ns - result.record.due_ns).tolist() == [12_100_000] * 50
+
+
+def test_batches_take_what_was_measured_not_what_the_scheduler_expects(tmp_path: Path) -> None:
+    target = write_simulation(tmp_path, service_ms={"small": {"4": [11.0, 12.0, 14.0]}})
+    result = run_server_scenario(config(target, "small", rate=0.01, queries=2000))
+    took_ns = result.record.done_ns - result.record.due_ns
+    assert 11_000_000 <= took_ns.min() < took_ns.max() <= 14_000_000
+    assert took_ns.mean() == pytest.approx(12_250_000, rel=0.01)
+
+
+def test_ways_stray_by_chance(tmp_path: Path) -> None:
+    target = write_simulation(tmp_path, host={"deliver_us": 100}, ways_us=[-100, 0, 300])
+    result = run_server_scenario(config(target, "small", rate=0.01, queries=2000))
+    took_ns = result.record.done_ns - result.record.due_ns
+    assert 10_000_000 <= took_ns.min() < took_ns.max() <= 10_400_000
+    assert took_ns.mean() == pytest.approx(10_150_000, rel=0.001)
+
+
 def test_queries_share_batches_and_every_row_is_counted_once(tmp_path: Path) -> None:
     result = run_server_scenario(config(write_simulation(tmp_path, policy={"name": "deadline"}), "small", rate=300))
     assert (result.record.status == Status.OK).all()
@@ -113,6 +142,9 @@ def test_the_same_seed_gives_the_same_record(tmp_path: Path) -> None:
         ({"partitions": []}, "small", "sim.yaml: partitions: expected at least one"),
         ({"partitions": [{"name": "a", "cores": 0}]}, "small", r"sim.yaml: partitions\[0\]: a must have at least 1"),
         ({"latency_ms": {"medium": {"4": 1.0}}}, "small", "sim.yaml: latency_ms: no model 'medium'"),
+        ({"service_ms": {"small": {"4": []}}}, "small", "sim.yaml: service_ms.small: service times: expected"),
+        ({"ways_us": [2, 1]}, "small", "sim.yaml: ways_us: expected finite ascending times"),
+        ({"host": {"send_us": -1}}, "small", "sim.yaml: host: expected finite times of at least 0"),
         ({"latency_ms": {"small": {"4": 0.0}}}, "small", "sim.yaml: latency_ms.small: .* must be positive"),
         ({"models": {"medium": {}}}, "small", "sim.yaml: models: no model 'medium'"),
         ({"models": {"small": {"polcy": {}}}}, "small", r"sim.yaml: models\[...\]: .*unknown field `polcy`"),

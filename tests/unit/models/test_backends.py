@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -5,7 +6,7 @@ import onnxruntime as ort
 import pytest
 from onnx import helper
 
-from models.arrays import numpy_dtype
+from models.arrays import Array, numpy_dtype
 from models.backends import onnxruntime, timed
 from models.errors import BackendFailed, ConfigError, PartitionError
 from models.tensor import DataType, TensorSpec
@@ -111,6 +112,30 @@ def test_timed_echoes_after_the_time_of_its_table(tmp_path: Path, slept: list[fl
     assert backend.inputs == (TensorSpec("x", DataType.FP32, (-1, 2)),)
     with pytest.raises(BackendFailed, match="input 'x' is missing"):
         backend.run({})
+
+
+def test_a_slowed_backend_takes_a_multiple_of_its_time(monkeypatch: pytest.MonkeyPatch, slept: list[float]) -> None:
+    now_ns = 0
+
+    class Echo:
+        inputs = (TensorSpec("x", DataType.FP32, (-1, 2)),)
+        outputs = (TensorSpec("y", DataType.FP32, (-1, 2)),)
+
+        def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+            nonlocal now_ns
+            now_ns += 2_000_000
+            if not len(inputs["x"]):
+                raise BackendFailed("no rows")
+            return {"y": inputs["x"]}
+
+    monkeypatch.setattr("models.backends.timed.time.monotonic_ns", lambda: now_ns)
+    backend = timed.Slowed(Echo(), 3)
+    assert (backend.inputs, backend.outputs) == (Echo.inputs, Echo.outputs)
+    x = np.ones((2, 2), np.float32)
+    assert backend.run({"x": x})["y"] is x
+    assert slept == [0.004]
+    with pytest.raises(BackendFailed, match="no rows"):
+        backend.run({"x": x[:0]})
 
 
 def test_timed_spec(tmp_path: Path) -> None:

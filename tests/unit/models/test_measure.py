@@ -5,7 +5,7 @@ import pytest
 
 from models.arrays import Array
 from models.backends import onnxruntime
-from models.measure import measure_table, warm
+from models.measure import finish, measure_table, measuring, warming
 from models.profile import LatencyTable
 from models.tensor import DataType, TensorSpec
 from tests.support.onnx_models import save_fixed_batch, save_mlp
@@ -30,6 +30,9 @@ class Stepping:
         self._now += next(self._times)
         return {}
 
+    def pass_by(self, time_ns: int) -> None:
+        self._now += time_ns
+
 
 def test_the_median_of_the_runs_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Stepping(monkeypatch, [900 * MS, 3 * MS, 1 * MS, 2 * MS, 900 * MS, 5 * MS, 5 * MS, 6 * MS])
@@ -44,9 +47,23 @@ def test_a_slow_model_is_timed_for_a_quarter_of_a_second(monkeypatch: pytest.Mon
     assert len(backend.seen) == 3
 
 
+def test_measuring_takes_one_run_a_step_and_what_happens_between_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend = Stepping(monkeypatch, [9 * MS] + [100 * MS] * 3)
+    steps = measuring(backend, True, (1,))
+    for runs in range(1, 5):
+        next(steps)
+        assert len(backend.seen) == runs
+        backend.pass_by(1000 * MS)
+    with pytest.raises(StopIteration) as end:
+        next(steps)
+    assert end.value.value == LatencyTable(((1, 100 * MS),))
+
+
 def test_warming_runs_every_size_once(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Stepping(monkeypatch, [1, 1, 1])
-    warm(backend, True, (1, 2, 4))
+    finish(warming(backend, True, (1, 2, 4)))
     assert [run["x"].shape[0] for run in backend.seen] == [1, 2, 4]
 
 

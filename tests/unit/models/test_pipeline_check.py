@@ -159,7 +159,7 @@ BAD_CASCADES = [
         "stages.prep.inputs.raw: expected STAGE.TENSOR or request.TENSOR, got 'reques",
     ),
     ("raw: request.raw", "raw: 3", "stages.prep.inputs.raw: expected STAGE.TENSOR or request.TENSOR, got 3"),
-    ("{model: prep, inputs", "{inputs", "stages.prep: expected 'model' or 'combine'"),
+    ("{model: prep, inputs", "{inputs", "stages.prep: expected 'model', 'family' or 'combine'"),
     ("{from: [large", "{form: [large", "outputs.probs: Object contains unknown field `form`; expected from"),
     ("[large.probs, small.probs]", "[large.probs, small]", "outputs.probs.from.1: expected STAGE.TENSOR"),
     ("[large.probs, small.probs]", "[]", "outputs.probs: expected at least one source"),

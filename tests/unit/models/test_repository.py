@@ -38,6 +38,50 @@ def test_models_versions_and_pipelines(tmp_path: Path) -> None:
     assert found.pipelines["a-pipeline"].stages[0].model == "mlp:10"
 
 
+FAMILY = """
+variants:
+  - {model: mlp, version: 1, accuracy: 0.8}
+  - {model: mlp, accuracy: 0.9}
+"""
+
+
+def test_families(tmp_path: Path) -> None:
+    save_mlp(tmp_path / "mlp" / "1" / "model.onnx", [4, 3])
+    save_mlp(tmp_path / "mlp" / "2" / "model.onnx", [4, 8, 3])
+    save_mlp(tmp_path / "wide" / "1" / "model.onnx", [5, 3])
+    files = {
+        "a-pipeline/pipeline.yaml": PIPELINE.replace("model: mlp", "family: any.mlp"),
+        "any.mlp/family.yaml": FAMILY,
+        "a-broken/family.yaml": FAMILY.replace("0.9", "2"),
+        "a-mixed/family.yaml": FAMILY.replace("mlp, version: 1", "wide"),
+        "both/family.yaml": FAMILY,
+        "both/pipeline.yaml": PIPELINE,
+        "mlp-too/family.yaml": FAMILY,
+        "mlp-too/1/README.md": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    found = Repository.scan(tmp_path)
+    assert list(found.models) == ["mlp:1", "mlp:2", "wide:1"]
+    # A family is served by its own name, too.
+    assert {name: pipeline.stages[0].variants for name, pipeline in found.pipelines.items()} == {
+        "any.mlp": ("mlp:2", "mlp:1"),
+        "a-pipeline": ("mlp:2", "mlp:1"),
+    }
+    expected = {
+        "a-broken": "a-broken/family.yaml: variants.1.accuracy: expected a number from 0 to 1, got 2.0",
+        "a-mixed": "a-mixed/family.yaml: variants.1.model: 'mlp:2' has inputs x FP32 [4], but 'wide:1' has x FP32 [5]",
+        "both": "both/pipeline.yaml: the directory also holds a family.yaml, which would have the same name",
+        "mlp-too": "mlp-too/family.yaml: the directory also holds versions of a model, which would have the same name",
+    }
+    reasons = {broken.name: broken.reason for broken in found.broken}
+    assert reasons.keys() == expected.keys()
+    for name, start in expected.items():
+        assert reasons[name].startswith(f"{tmp_path}/{start}")
+
+
 def test_the_default_maximum_batch_size(tmp_path: Path) -> None:
     save_mlp(tmp_path / "mlp" / "1" / "model.onnx", [4, 3])
     assert Repository.scan(tmp_path).models["mlp:1"].spec.max_batch_size == 64
@@ -79,7 +123,7 @@ def test_what_is_broken_says_why_and_never_stops_the_rest(tmp_path: Path) -> Non
     expected = {
         ("mlp", 2): "mlp/2: expected a file model.onnx or model.timed.json",
         ("mlp", 3): "mlp/3/model.onnx: not an ONNX model",
-        ("empty", None): "empty: expected a version directory such as empty/1, or a pipeline.yaml",
+        ("empty", None): "empty: expected a version directory such as empty/1, a pipeline.yaml or a family.yaml",
         ("configured", None): "configured: config.pbtxt is not supported yet; remove it: the model is completed from",
         ("sp ace", None): "sp ace: 'sp ace' cannot name a model or a pipeline; expected letters",
         ("request", None): "request: 'request' cannot name a model or a pipeline",

@@ -54,6 +54,12 @@ def test_the_default_partitions_pass_the_check() -> None:
     check_partitions(default_partitions())
 
 
+def test_a_slowed_partition_is_of_a_kind_of_its_own() -> None:
+    assert CpuPartition("cpu0", (0, 1), slowdown=1).profile_kind == "cpu2"
+    assert CpuPartition("cpu0", (0,), slowdown=3).profile_kind == "cpu1/x3"
+    assert CpuPartition("cpu0", (0, 1), slowdown=1.5).profile_kind == "cpu2/x1.5"
+
+
 def test_pinning_reports_what_the_kernel_says() -> None:
     before = os.sched_getaffinity(0)
     last = max(before)

@@ -1,0 +1,161 @@
+"""Which models each partition is to hold: every model somewhere, then more of those that are asked for most.
+
+Placing models in bounded memory is bin packing. ParvaGPU (SC'24) and gpulet (ATC'22) take demands in descending order,
+each into the place that fits best, in one pass. Ours takes models by descending memory, each into the cheapest kind
+that has room, and goes back on earlier choices where a model would be left out, a bounded number of times. What memory
+is left goes to replicas; ParvaGPU rather frees whole GPUs, but our partitions are there in any case.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from heapq import heappop, heappush
+from math import inf
+from typing import NamedTuple
+
+from batcher.config import PartitionConfig
+
+STAY = 0.8
+"""What a cost counts where a model is held already: models move to save a fifth, not with every change of traffic."""
+STEPS = 2_000
+"""Choices that are tried, beside one for each model, before models are left out."""
+
+
+class ModelNeed(NamedTuple):
+    """What a model takes: memory, and by kind of partition the partition-seconds a second (none without traffic).
+
+    A kind that is missing while there are others is taken last.
+    """
+
+    memory_bytes: int
+    load: Mapping[str, float] = {}
+
+
+class Placement(NamedTuple):
+    """The keys that each partition is to hold, sorted, by its name; and those of models for which there is no room."""
+
+    residency: dict[str, tuple[str, ...]]
+    unplaced: tuple[str, ...]
+
+
+def place_models(
+    models: Mapping[str, ModelNeed],
+    partitions: Sequence[PartitionConfig],
+    present: Mapping[str, Collection[str]] | None = None,
+) -> Placement:
+    """Place every model once where it costs least, then replicas while memory lasts, by load for each host.
+
+    `present` is what partitions hold now, by name: what is nearly as good stays. The memory of a partition is never
+    exceeded, and one without a bound holds every model. When there is no room for all, those with most load come
+    first, then the smaller ones. O((models + STEPS) partitions log partitions), and as much for each replica.
+    """
+    present = present or {}
+    rooms = [_Room(number, config, present.get(config.name, ())) for number, config in enumerate(partitions)]
+    unbounded = [room for room in rooms if room.free == inf]
+    for room in unbounded:
+        for key, need in models.items():
+            room.take(key, need)
+    unplaced = () if unbounded else _place_once(models, rooms)
+    _replicate({key: need for key, need in models.items() if key not in unplaced}, rooms)
+    return Placement({room.name: tuple(sorted(room.models)) for room in rooms}, unplaced)
+
+
+class _Room:
+    """A partition while it is filled: bytes that are free, and the load of the models that it holds by now."""
+
+    __slots__ = ("_loads", "free", "kind", "models", "name", "number", "present", "price")
+
+    def __init__(self, number: int, config: PartitionConfig, present: Collection[str]) -> None:
+        self.number = number
+        self.name = config.name
+        self.kind = config.kind
+        self.price = config.price
+        self.present = frozenset(present)
+        self.free: float = config.memory_bytes or inf
+        self.models: set[str] = set()
+        self._loads = [0.0]
+
+    def take(self, key: str, need: ModelNeed) -> None:
+        self.models.add(key)
+        self.free -= need.memory_bytes
+        self._loads.append(self._loads[-1] + need.load.get(self.kind, 0.0))
+
+    def give_up(self, key: str, need: ModelNeed) -> None:
+        """Undo the last `take`."""
+        self.models.remove(key)
+        self.free += need.memory_bytes
+        self._loads.pop()
+
+    def rank(self, key: str, need: ModelNeed) -> tuple[float, bool, float, int]:
+        """Orders rooms for a model: first where it costs less, then where it is already, then where load is less."""
+        cost = self.price * need.load.get(self.kind, inf) if need.load else 0.0
+        moves = key not in self.present
+        return (cost if moves else cost * STAY, moves, self._loads[-1], self.number)
+
+
+def _place_once(models: Mapping[str, ModelNeed], rooms: Sequence[_Room]) -> tuple[str, ...]:
+    """Place each model in one room; returns the keys of those that are left out, sorted."""
+    largest = max((room.free for room in rooms), default=0)
+    fitting = {key: need for key, need in models.items() if need.memory_bytes <= largest}
+    order = sorted(fitting, key=lambda key: (-fitting[key].memory_bytes, key))
+    if _search(order, fitting, rooms):
+        return tuple(sorted(models.keys() - fitting.keys()))
+    held = frozenset[str]().union(*(room.present for room in rooms))
+    urgent = {key: _least(need) if key in held else _least(need) * STAY for key, need in fitting.items()}
+    for key in sorted(fitting, key=lambda key: (-urgent[key], fitting[key].memory_bytes, key)):
+        if ranked := _ranked(key, fitting[key], rooms):
+            ranked[0].take(key, fitting[key])
+    return tuple(sorted(key for key in models if not any(key in room.models for room in rooms)))
+
+
+def _search(order: Sequence[str], models: Mapping[str, ModelNeed], rooms: Sequence[_Room]) -> bool:
+    """Place all models in this order, depth first by rank; False, and none placed, when no way is found in time."""
+    if sum(need.memory_bytes for need in models.values()) > sum(room.free for room in rooms):
+        return False
+    choices: list[Iterator[_Room]] = []
+    chosen: list[_Room] = []
+    for _ in range(STEPS + len(order)):
+        depth = len(chosen)
+        if depth == len(order):
+            return True
+        key = order[depth]
+        if len(choices) == depth:
+            choices.append(iter(_ranked(key, models[key], rooms)))
+        if room := next(choices[-1], None):
+            room.take(key, models[key])
+            chosen.append(room)
+        elif chosen:
+            choices.pop()
+            chosen.pop().give_up(order[depth - 1], models[order[depth - 1]])
+        else:
+            return False
+    while chosen:
+        room, key = chosen.pop(), order[len(chosen)]
+        room.give_up(key, models[key])
+    return False
+
+
+def _replicate(models: Mapping[str, ModelNeed], rooms: Sequence[_Room]) -> None:
+    """Fill what memory is left, each time with the model that has the most load for each room it is in."""
+    waiting: list[tuple[float, bool, str]] = []
+
+    def push(key: str, hosts: int) -> None:
+        moves = not any(key in room.present and key not in room.models for room in rooms)
+        load = _least(models[key]) / hosts
+        heappush(waiting, (-load * STAY if moves else -load, moves, key))
+
+    for key in models:
+        push(key, sum(key in room.models for room in rooms))
+    while waiting:
+        key = heappop(waiting)[2]
+        if ranked := _ranked(key, models[key], rooms):
+            ranked[0].take(key, models[key])
+            push(key, sum(key in room.models for room in rooms))
+
+
+def _ranked(key: str, need: ModelNeed, rooms: Sequence[_Room]) -> list[_Room]:
+    """The rooms that can take a model in addition, the best first."""
+    fitting = (room for room in rooms if room.free >= need.memory_bytes and key not in room.models)
+    return sorted(fitting, key=lambda room: room.rank(key, need))
+
+
+def _least(need: ModelNeed) -> float:
+    return min(need.load.values(), default=0.0)

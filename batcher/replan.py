@@ -1,0 +1,115 @@
+"""Replanning: watches what plans are made from, and asks for a new one when it has moved."""
+
+from batcher.config import SchedulerSpec
+from batcher.decisions import BuildPlan
+from batcher.fleet import Fleet
+from batcher.plan import PipelineState
+from batcher.plans import Observed, Plan
+from models.units import NS_PER_S
+
+REVIEW_NS = NS_PER_S
+"""Time between two looks at the rates."""
+RATE_CHANGE = 0.25
+"""Relative change of a pipeline's rate that calls for a new plan."""
+PROBABILITY_CHANGE = 0.05
+CORRECTION_CHANGE = 0.2
+
+
+class Replanner:
+    """Decides when a new plan is built, and has the pipelines follow the one that was.
+
+    One plan is built at a time. `next_ns` is when to `review`; it is not a wake-up, since nothing can have moved
+    without an event.
+    """
+
+    def __init__(self, spec: SchedulerSpec, fleet: Fleet, pipelines: dict[str, PipelineState]) -> None:
+        self._fleet = fleet
+        self._pipelines = pipelines
+        self._partitions = {model.key: model for model in spec.models}
+        self._planned: Observed | None = None
+        self._building: int | None = None
+        self._next_build = 1
+        self._outdated = False
+        self._reviewed_ns = 0
+        self.next_ns = 0
+
+    def changed(self) -> None:
+        """Partitions, or the models they hold, are others than before: the plan is to be made anew."""
+        self._outdated = True
+        self.next_ns = 0
+
+    def review(self, now_ns: int) -> BuildPlan | None:
+        """The order for a new plan, if one is due."""
+        if self._building is not None:
+            self.next_ns = now_ns + REVIEW_NS
+            return None
+        elapsed_ns = now_ns - self._reviewed_ns
+        if elapsed_ns < REVIEW_NS and not self._outdated:
+            self.next_ns = self._reviewed_ns + REVIEW_NS
+            return None
+        observed = self._observe(elapsed_ns if elapsed_ns >= REVIEW_NS else None)
+        if elapsed_ns >= REVIEW_NS:
+            self._reviewed_ns = now_ns
+        self.next_ns = now_ns + REVIEW_NS
+        if not self._outdated and self._planned is not None and not _moved(self._planned, observed):
+            return None
+        self._outdated = False
+        self._planned = observed
+        self._building = self._next_build
+        self._next_build += 1
+        return BuildPlan(self._building, observed)
+
+    def built(self, build: int, plan: Plan | None) -> None:
+        """Follow a plan; without one, because it failed, all stays as it was."""
+        assert build == self._building, f"plan {build} was not asked for"
+        self._building = None
+        if plan is None:
+            return
+        for planned in plan.pipelines:
+            pipeline = self._pipelines[planned.pipeline]
+            for stage, stage_plan in zip(pipeline.stages, planned.stages, strict=True):
+                stage.follow(stage_plan.rest)
+                if stage.model is not None and stage_plan.model != stage.model.config.key:
+                    chosen = self._fleet.models[stage_plan.model]
+                    if chosen.served:
+                        stage.run(chosen)
+            pipeline.stale = True
+
+    def _observe(self, elapsed_ns: int | None) -> Observed:
+        rates = {} if self._planned is None else dict(self._planned.rates)
+        if elapsed_ns is not None:
+            rates = {name: pipeline.rate.take(elapsed_ns) for name, pipeline in self._pipelines.items()}
+        return Observed(
+            {
+                key: {kind: estimate.table for kind, estimate in model.estimates.items()}
+                for key, model in self._fleet.models.items()
+                if model.estimates
+            },
+            rates,
+            {
+                name: tuple(stage.probability for stage in pipeline.stages)
+                for name, pipeline in self._pipelines.items()
+                if any(stage.config.when is not None for stage in pipeline.stages)
+            },
+        )
+
+
+def _moved(before: Observed, now: Observed) -> bool:
+    """Whether what a plan was made from has moved past a threshold."""
+    for name, rate in now.rates.items():
+        known = before.rates.get(name, 0.0)
+        if abs(rate - known) > RATE_CHANGE * max(known, 1.0):
+            return True
+    for name, probabilities in now.probabilities.items():
+        pairs = zip(probabilities, before.probabilities.get(name, ()), strict=False)
+        if any(abs(new - old) > PROBABILITY_CHANGE for new, old in pairs):
+            return True
+    for key, tables in now.tables.items():
+        for kind, table in tables.items():
+            known_table = before.tables.get(key, {}).get(kind)
+            if known_table is None or len(known_table.cells) != len(table.cells):
+                return True
+            cells = zip(table.cells, known_table.cells, strict=True)
+            if any(abs(new - old) > CORRECTION_CHANGE * old for (_, new), (_, old) in cells):
+                return True
+    return False

@@ -1,0 +1,123 @@
+"""The stage latency model against the scheduler itself in virtual time: what was true over what was predicted."""
+
+import random
+from collections.abc import Callable, Iterator
+from itertools import cycle, product
+
+import numpy as np
+import pytest
+
+from batcher.config import (
+    Limits,
+    ModelConfig,
+    PartitionConfig,
+    PipelineConfig,
+    PolicyConfig,
+    PolicyName,
+    SchedulerSpec,
+    StageConfig,
+)
+from batcher.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch
+from batcher.events import AnyEvent, PartitionReady, RequestArrived
+from batcher.planner.stage_latency import stage_latency
+from batcher.scheduler import Scheduler
+from batcher.simulator import Simulator
+from benchmarks.conftest import Report
+from models.profile import LatencyTable
+from models.units import NS_PER_S
+
+SHAPES: dict[str, Callable[[int], float]] = {
+    "affine": lambda rows: 10 + rows,
+    "flat": lambda rows: 20 + 0.1 * rows,
+    "root": lambda rows: 2 + 5 * rows**0.5,
+}
+"""Milliseconds of a batch: what a row adds is much, next to nothing, or less and less."""
+SERVERS = (1, 2, 4)
+BATCHES = (2, 4, 8, 16, 32)
+UTILISATIONS = (0.3, 0.88, 0.5, 0.8)
+"""In turns."""
+REQUESTS = 5_000
+WARM_UP = 250
+SLO_NS = 3600 * NS_PER_S
+
+
+class Run:
+    """A simulated run of one model, which is also the machine that it runs on."""
+
+    def __init__(self, table: LatencyTable, servers: int, policy: PolicyConfig) -> None:
+        self._table = table
+        self._arrived_ns: list[int] = []
+        self.latency_ns = np.zeros(REQUESTS, np.int64)
+        stage = PipelineConfig("m:1", (StageConfig("m", "m:1"),))
+        partitions = tuple(PartitionConfig(f"p{number}", "any") for number in range(servers))
+        model = ModelConfig("m:1", table.cells[-1][0], policy=policy)
+        spec = SchedulerSpec((model,), (stage,), partitions, Limits(queue_requests=REQUESTS))
+        self.simulator = Simulator(Scheduler(spec), self, self._observe)
+        for partition in partitions:
+            self.simulator.at(0, PartitionReady(partition.name, {"m:1": table}))
+
+    def batch_ns(self, batch: DispatchBatch) -> int:
+        return self._table.latency_ns(batch.rows)
+
+    def batch_verdicts(self, batch: DispatchBatch) -> tuple[tuple[float, ...], ...]:
+        return ()
+
+    def combined_verdicts(self, combination: CombineOutputs) -> tuple[tuple[float, ...], ...]:
+        return ()
+
+    def arrivals(self, rate: float) -> Iterator[tuple[int, RequestArrived]]:
+        gaps = random.Random(7)
+        now_ns = 0
+        for request in range(REQUESTS):
+            now_ns += int(gaps.expovariate(rate) * NS_PER_S) + 1
+            self._arrived_ns.append(now_ns)
+            yield now_ns, RequestArrived(request, "m:1", 1, now_ns + SLO_NS)
+
+    def _observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
+        for decision in decisions:
+            if isinstance(decision, CompleteRequest):
+                self.latency_ns[decision.request] = now_ns - self._arrived_ns[decision.request]
+
+
+def ratios(policy_of: Callable[[int, float], tuple[PolicyConfig, int | None]]) -> list[tuple[float, float]]:
+    """True over predicted p50 and p99 of every case; `policy_of(batch, time to fill it)` is the policy and its wait."""
+    found = []
+    loads = cycle(UTILISATIONS)
+    for shape, servers, batch in product(SHAPES.values(), SERVERS, BATCHES):
+        table = LatencyTable.from_ms({rows: shape(rows) for rows in range(1, batch + 1)})
+        rate = next(loads) * servers * batch * NS_PER_S / table.latency_ns(batch)
+        policy, max_wait_ns = policy_of(batch, batch / rate * NS_PER_S)
+        run = Run(table, servers, policy)
+        run.simulator.run(run.arrivals(rate))
+        p50, p99 = np.percentile(run.latency_ns[WARM_UP:], (50, 99))
+        predicted = stage_latency(table.latency_ns, batch, rate, servers, max_wait_ns)
+        assert predicted is not None, "below the cap"
+        found.append((p50 / predicted.p50_ns, p99 / predicted.p99_ns))
+    return found
+
+
+def filled(batch: int, fill_ns: float) -> tuple[PolicyConfig, int | None]:
+    """Twice the time that a batch takes to fill: it is next to always full."""
+    return PolicyConfig(PolicyName.TIMEOUT, (batch,), int(2 * fill_ns)), None
+
+
+def half_filled(batch: int, fill_ns: float) -> tuple[PolicyConfig, int | None]:
+    """Half of that time: batches leave by the clock."""
+    return PolicyConfig(PolicyName.TIMEOUT, (batch,), int(fill_ns / 2)), int(fill_ns / 2)
+
+
+def eager(batch: int, fill_ns: float) -> tuple[PolicyConfig, int | None]:
+    """Sluice's own policy."""
+    return PolicyConfig(), 0
+
+
+@pytest.mark.parametrize("policy_of", [filled, half_filled, eager], ids=["full batches", "half-full", "deadline"])
+def test_true_over_predicted(
+    policy_of: Callable[[int, float], tuple[PolicyConfig, int | None]], request: pytest.FixtureRequest, report: Report
+) -> None:
+    """45 cases: three shapes of the latency table, 1 to 4 partitions, 2 to 32 rows, utilisation of 0.3 to 0.88."""
+    name = request.node.callspec.id
+    for percentile, values in zip(("p50", "p99"), np.array(ratios(policy_of)).T, strict=True):
+        low, median, high = np.percentile(values, (5, 50, 95))
+        line = f"{median:.2f} / {low:.2f} / {high:.2f} / {values.max():.2f}"
+        report(f"stage {percentile}, {name}: true / predicted, median / p5 / p95 / max", line, "1.00")

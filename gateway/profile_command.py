@@ -1,0 +1,225 @@
+"""The command `sluice profile`: measure models, or simulate them, and show, export and import what is stored."""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gateway.config import ServerConfig, read_config
+from gateway.profile_report import report, summary
+from gateway.wiring import read_models
+from models.errors import ConfigError, ServingError
+from models.fingerprint import SIMULATED, fingerprint
+from models.profile_csv import read_csv, write_csv
+from models.profile_file import (
+    Entry,
+    Measurement,
+    Profile,
+    ProfileMissing,
+    Source,
+    model_hash,
+    profile_path,
+    read_profile,
+    write_profile,
+)
+from models.repository import ModelEntry
+from models.simulated_gpu import simulate
+from mps.cpu import available_cores, default_partitions
+from mps.partition import CpuPartition
+from mps.profiling import measure_on
+
+INTERRUPTED = 130
+"""Exit status after a keyboard interrupt, as shells have it."""
+
+_ACTIONS = ("measure", "show", "export", "import")
+_CPU_KIND = re.compile(r"cpu([1-9][0-9]*)")
+
+
+def spelled_out(arguments: Sequence[str]) -> list[str]:
+    """The arguments of `sluice`, with `profile MODEL...` as the `profile measure MODEL...` that it is short for."""
+    spelled = list(arguments)
+    if spelled[:1] == ["profile"] and len(spelled) > 1 and spelled[1] not in (*_ACTIONS, "-h", "--help"):
+        spelled.insert(1, "measure")
+    return spelled
+
+
+def add_profile_command(commands: Any) -> None:
+    """Add the command to the subparsers of `sluice`."""
+    profile = commands.add_parser("profile", help="measure models on partitions; show, export and import profiles")
+    actions = profile.add_subparsers(required=True, metavar="[measure] | show | export | import")
+    measure = _action(actions, "measure", _measure_all, "time models and store the profiles beside them (the default)")
+    add = measure.add_argument
+    add("--partitions", metavar="N|KIND,KIND", help="as many equal sets of cores, or kinds such as cpu1,cpu2")
+    add("--batches", type=_sizes, metavar="N,N", help="batch sizes (default: 1, 2, 4 and so on, as the server takes)")
+    add("--simulate", metavar="NAME", help="a well-known model to compute figures of, for GPU partitions not at hand")
+    _action(actions, "show", lambda options: _each(_chosen(options), _show), "tables and plots of what is stored")
+    export = _action(actions, "export", _export, "write the stored profile of one model as CSV")
+    import_ = _action(actions, "import", _import, "add what a CSV file holds to the stored profile of one model")
+    for parser in (export, import_):
+        parser.add_argument("--csv", type=Path, metavar="FILE", required=True, help="the file")
+
+
+def _action(actions: Any, name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text)
+    parser.set_defaults(command=run)
+    add = parser.add_argument
+    add("models", nargs="*", metavar="MODEL", help="a model file, or with --repository a name or NAME:VERSION")
+    add("--repository", type=Path, metavar="DIR", help="a model repository; without MODEL all its models are taken")
+    add("--config", type=Path, metavar="FILE", help="the server's settings: its partitions and largest batches")
+    return parser
+
+
+def _measure_all(options: argparse.Namespace) -> int:
+    config, batches = _config(options), options.batches
+    entries = _chosen(options)
+    if options.simulate is None:
+        partitions = _partitions(options.partitions, config)
+        return _each(entries, lambda entry: _measure(entry, partitions, batches))
+    if options.partitions is None:
+        raise ConfigError("--simulate: expected --partitions with the kinds to compute, e.g. mig-1g,mig-2g,mps-20")
+    kinds = options.partitions.split(",")
+    return _each(entries, lambda entry: _simulate(entry, options.simulate, kinds, batches))
+
+
+def _each(entries: Iterable[ModelEntry], do: Callable[[ModelEntry], None]) -> int:
+    """Do it for every model; one that fails does not keep the rest from it."""
+    status = 0
+    for entry in entries:
+        try:
+            do(entry)
+        except (ServingError, OSError) as error:
+            print(f"sluice: {entry.spec.key}: {error}", file=sys.stderr)
+            status = 1
+        except KeyboardInterrupt:  # what is measured by now is stored
+            print("sluice: interrupted", file=sys.stderr)
+            return INTERRUPTED
+    return status
+
+
+def _measure(entry: ModelEntry, partitions: Iterable[CpuPartition], batches: tuple[int, ...] | None) -> None:
+    _stored(entry)  # what is wrong with a file is to be known before the work, not after it
+    sizes = _batches(entry, batches)
+    for partition in partitions:
+        print(f"{entry.spec.key}: measuring on {partition.profile_kind} (cores {_listed(partition.cores)})", flush=True)
+        measurement = measure_on(partition, entry.path, entry.backend, entry.spec.batchable, sizes)
+        _store(entry, fingerprint(), partition.profile_kind, Source.MEASURED, measurement)
+
+
+def _simulate(entry: ModelEntry, name: str, kinds: Iterable[str], batches: tuple[int, ...] | None) -> None:
+    for kind in kinds:
+        _store(entry, SIMULATED, kind, Source.SIMULATED, simulate(name, kind, _batches(entry, batches)))
+
+
+def _store(entry: ModelEntry, hardware: str, kind: str, source: Source, measurement: Measurement) -> None:
+    fields = {name: getattr(measurement, name) for name in measurement.__struct_fields__}
+    measured = Entry(fingerprint=hardware, kind=kind, source=source, sha256=model_hash(entry.path), **fields)
+    path = profile_path(entry.path, entry.spec.name)
+    write_profile(path, _stored(entry).merged([measured]))
+    print(f"{entry.spec.key}: {summary(measured)} -> {path}")
+    for warning in measured.warnings:
+        print(f"{entry.spec.key}: warning: {measured.label}: {warning}")
+
+
+def _show(entry: ModelEntry) -> None:
+    path = profile_path(entry.path, entry.spec.name)
+    print(f"{entry.spec.key}  {path}\n\n{report(read_profile(path), fingerprint(), model_hash(entry.path))}\n")
+
+
+def _export(options: argparse.Namespace) -> int:
+    entry = _only(options)
+    write_csv(options.csv, read_profile(profile_path(entry.path, entry.spec.name)))
+    return 0
+
+
+def _import(options: argparse.Namespace) -> int:
+    entry = _only(options)
+    write_profile(profile_path(entry.path, entry.spec.name), _stored(entry).merged(read_csv(options.csv).entries))
+    return 0
+
+
+def _only(options: argparse.Namespace) -> ModelEntry:
+    entries = _chosen(options)
+    if len(entries) != 1:
+        raise ConfigError(f"expected one model, got {', '.join(entry.spec.key for entry in entries) or 'none'}")
+    return entries[0]
+
+
+def _stored(entry: ModelEntry) -> Profile:
+    """The profile beside a model, an empty one if there is none."""
+    try:
+        return read_profile(profile_path(entry.path, entry.spec.name))
+    except ProfileMissing:
+        return Profile(entries=())
+
+
+def _config(options: argparse.Namespace) -> ServerConfig:
+    return ServerConfig() if options.config is None else read_config(options.config)
+
+
+def _chosen(options: argparse.Namespace) -> list[ModelEntry]:
+    """The models that are named, or all of the repository."""
+    repository: Path | None = options.repository
+    names: list[str] = options.models
+    config = _config(options)
+    if repository is None:
+        if not names:
+            raise ConfigError("expected model files, or --repository DIR")
+        found = read_models(None, [Path(name) for name in names], config)
+        for broken in found.broken:
+            raise ConfigError(broken.reason)
+        return list(found.models.values())
+    found = read_models(repository, [], config)
+    chosen: dict[str, ModelEntry] = {}
+    for name in names:
+        here = {key: entry for key, entry in found.models.items() if name in (key, entry.spec.name)}
+        if not here:
+            reasons = "".join(f"\n  {broken.reason}" for broken in found.broken if broken.name == name)
+            raise ConfigError(
+                f"{repository}: no model '{name}'; there are {', '.join(found.models) or 'none'}{reasons}"
+            )
+        chosen |= here
+    return list((chosen if names else found.models).values())
+
+
+def _partitions(text: str | None, config: ServerConfig) -> list[CpuPartition]:
+    """One partition of every kind that is asked for: those of one kind are equally fast."""
+    wanted = config.partitions if text is None else int(text) if text.isdecimal() else text
+    if isinstance(wanted, str):
+        partitions = tuple(_partition(kind) for kind in wanted.split(","))
+    elif isinstance(wanted, tuple):
+        partitions = wanted
+    else:
+        partitions = default_partitions(wanted)
+    return list({partition.profile_kind: partition for partition in partitions}.values())
+
+
+def _partition(kind: str) -> CpuPartition:
+    cores = available_cores()
+    match = _CPU_KIND.fullmatch(kind)
+    if match is None:
+        raise ConfigError(f"--partitions: {kind} cannot be measured here, expected kinds cpu1 to cpu{len(cores)}")
+    if int(match[1]) > len(cores):
+        raise ConfigError(f"--partitions: {kind} has more than the {len(cores)} cores that this process may use")
+    return CpuPartition(kind, cores[: int(match[1])])
+
+
+def _batches(entry: ModelEntry, batches: tuple[int, ...] | None) -> tuple[int, ...]:
+    if batches is None:
+        return entry.spec.menu
+    largest = max(1, entry.spec.max_batch_size)
+    if batches[-1] > largest:
+        raise ConfigError(f"--batches: {batches[-1]} is more than the model's largest batch, {largest}")
+    return batches
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    sizes = sorted({int(size) for size in text.split(",")})
+    if sizes[0] < 1:
+        raise ValueError("batch sizes are at least 1")
+    return tuple(sizes)
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))

@@ -1,0 +1,103 @@
+"""`sluice why`: asks a running server what took a request its time, and prints it."""
+
+import http.client
+import urllib.error
+import urllib.request
+from urllib.parse import quote
+
+import msgspec
+
+from gateway.explanation import Explanation, StageTrace
+from models.errors import NotFoundError, ServingError
+
+TIMEOUT_S = 10
+MAX_BODY_BYTES = 1 << 20
+
+_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+"""Without a proxy, which could not reach what listens on this machine."""
+
+_COLUMNS = (
+    "stage",
+    "model",
+    "partition",
+    "batch",
+    "size",
+    "rows",
+    "closed",
+    "queue",
+    "hand-off",
+    "compute",
+    "return",
+    "predicted",
+    "actual",
+    "cost",
+)
+
+
+class _Refusal(msgspec.Struct):
+    error: str
+
+
+def fetch(url: str, request: str) -> tuple[str, Explanation]:
+    """What a server at `url` knows of a request, as JSON and decoded.
+
+    Raises NotFoundError when it knows nothing of it, ServingError when the server does not answer as one of ours.
+    """
+    where = f"{url.rstrip('/')}/v2/sluice/requests/{quote(request, safe='')}"
+    try:
+        if not where.startswith(("http://", "https://")):
+            raise ServingError(f"{url}: expected the URL of a server, such as http://127.0.0.1:8000")
+        with _open(where, timeout=TIMEOUT_S) as response:
+            body = response.read(MAX_BODY_BYTES)
+        return body.decode(), msgspec.json.decode(body, type=Explanation)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise NotFoundError(f"{url}: {_message(error)}") from error
+    except (OSError, http.client.HTTPException, msgspec.MsgspecError, ValueError) as error:
+        raise ServingError(f"{url}: no server of ours answers there: {error}") from error
+
+
+def table(explanation: Explanation) -> str:
+    """The stages of a request as a table, what became of it, and why."""
+    told = explanation
+    lines = [
+        f"request {told.id}: {told.pipeline}, {told.rows} row{'' if told.rows == 1 else 's'}, {told.outcome} in "
+        f"{told.total_ms:.3f} of {told.deadline_ms:.3f} ms, cost {told.cost:.4g}"
+        + ("" if told.max_cost is None else f" of at most {told.max_cost:.4g}")
+    ]
+    if told.stages:
+        rows = [_COLUMNS, *(_cells(stage) for stage in told.stages)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        lines.append("(queue to actual in ms; predicted and actual from the dispatch to the end of the batch)")
+    return "\n".join([*lines, told.sentence])
+
+
+def _cells(stage: StageTrace) -> tuple[str, ...]:
+    predicted = "-" if stage.predicted_ms is None else f"{stage.predicted_ms:.3f}"
+    worker = ("-", stage.failed, "-") if stage.failed else _worker_times(stage)
+    return (
+        stage.stage,
+        stage.model,
+        stage.partition,
+        str(stage.batch),
+        str(stage.batch_rows),
+        str(stage.rows),
+        stage.closed,
+        f"{stage.queue_ms:.3f}",
+        *worker,
+        predicted,
+        f"{stage.actual_ms:.3f}",
+        f"{stage.cost:.4g}",
+    )
+
+
+def _worker_times(stage: StageTrace) -> tuple[str, str, str]:
+    return f"{stage.hand_off_ms:.3f}", f"{stage.compute_ms:.3f}", f"{stage.return_ms:.3f}"
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    try:
+        return msgspec.json.decode(error.read(MAX_BODY_BYTES), type=_Refusal).error
+    except (OSError, msgspec.MsgspecError):
+        return f"it answered {error.code}, and not as a server of ours"

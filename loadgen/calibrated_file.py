@@ -1,0 +1,66 @@
+"""A simulation file with what was measured of the server that it describes."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from loadgen.calibrate import Load, host_settings, service_quantiles_ms, ways_us
+from loadgen.live_steps import BatchRun
+from loadgen.result import RunResult
+from loadgen.target.simulation_file import SimulationFile
+from models.pipeline import Pipeline
+from models.profile import LatencyTable
+from models.units import ns_to_ms
+
+
+def calibrated(
+    file: SimulationFile,
+    tables: Mapping[str, LatencyTable],
+    lone: Sequence[Load],
+    loads: Sequence[Load],
+    pipeline: Pipeline | None,
+) -> SimulationFile:
+    """The file with what was measured; `tables` are those that the server began with, by model key."""
+    batches: dict[str, list[BatchRun]] = {}
+    for load in loads:
+        for batch in load.activity.batches:
+            batches.setdefault(_name(batch.model), []).append(batch)
+    latencies = {_name(key): {rows: ns_to_ms(ns) for rows, ns in table.cells} for key, table in tables.items()}
+    quantiles = {model: service_quantiles_ms(of_model) for model, of_model in batches.items()}
+    escalation = {} if pipeline is None else {pipeline.name: _escalation(pipeline, [load.result for load in loads])}
+    return msgspec.structs.replace(
+        file,
+        latency_ms=file.latency_ms | latencies,
+        service_ms=file.service_ms | quantiles,
+        host=host_settings(lone, loads),
+        ways_us=ways_us(lone),
+        escalation=file.escalation | escalation,
+    )
+
+
+def write_simulation(file: SimulationFile, repository: Path, path: Path) -> None:
+    """Write a simulation file; `repository` is where its models are."""
+    document = msgspec.to_builtins(msgspec.structs.replace(file, repository=os.path.relpath(repository, path.parent)))
+    path.write_text(yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=120), encoding="utf-8")
+
+
+def _escalation(pipeline: Pipeline, results: Sequence[RunResult]) -> dict[str, float]:
+    """By stage with a condition, the share of the rows that met it."""
+    rows: dict[str, int] = {}
+    for result in results:
+        for stage in result.server.stages if result.server else ():
+            if _name(stage.pipeline) == pipeline.name:
+                rows[stage.stage] = rows.get(stage.stage, 0) + stage.rows
+    return {
+        stage.name: round(rows.get(stage.name, 0) / max(1, rows.get(stage.when.stage, 0)), 4)
+        for stage in pipeline.stages
+        if stage.when is not None
+    }
+
+
+def _name(key: str) -> str:
+    """The name in `name:version`."""
+    return key.rpartition(":")[0]

@@ -1,0 +1,128 @@
+"""How long simulated batches take and how sure simulated answers are: all that is left to chance."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from batcher.config import PipelineConfig
+from batcher.decisions import CombineOutputs, DispatchBatch
+from batcher.simulator import Verdicts
+from loadgen.seeds import generator
+from models.errors import ConfigError
+from models.profile import LatencyTable
+from models.units import ms_to_ns
+
+_EVEN_ODDS = 0.5
+
+
+class ServiceTimes:
+    """The time that batches really take, by their rows: quantiles at equal steps of probability, in milliseconds.
+
+    The times of a size between two are between theirs. A single quantile is the time itself. Raises `ConfigError` when
+    the quantiles are none.
+    """
+
+    def __init__(self, quantiles_ms: Mapping[int, Sequence[float]]) -> None:
+        if not quantiles_ms or min(quantiles_ms) < 1 or len(set(map(len, quantiles_ms.values()))) != 1:
+            raise ConfigError("service times: expected as many quantiles for each of some sizes of at least 1")
+        for rows, values in quantiles_ms.items():
+            if not values or list(values) != sorted(values) or not 0 < values[0] <= values[-1] < math.inf:
+                raise ConfigError(f"service times: expected positive ascending times for {rows} rows, got {values}")
+        self._measured = {rows: list(map(float, values)) for rows, values in sorted(quantiles_ms.items())}
+        self._sizes = list(self._measured)
+        self._by_rows: dict[int, list[float]] = {}
+
+    def draw_ns(self, rows: int, chance: float) -> int:
+        """The time of a batch of `rows` rows that only a share `chance`, in [0, 1), of such batches undercuts."""
+        quantiles = self._by_rows.get(rows)
+        if quantiles is None:
+            quantiles = self._by_rows[rows] = self._between(rows)
+        step, part = divmod(chance * (len(quantiles) - 1), 1)
+        low = quantiles[int(step)]
+        return ms_to_ns(low + part * (quantiles[int(step) + 1] - low)) if part else ms_to_ns(low)
+
+    def _between(self, rows: int) -> list[float]:
+        above = bisect_left(self._sizes, rows)
+        if above == len(self._sizes):
+            return self._measured[self._sizes[-1]]
+        if above == 0 or self._sizes[above] == rows:
+            return self._measured[self._sizes[above]]
+        small, large = self._sizes[above - 1 : above + 1]
+        part = (rows - small) / (large - small)
+        pairs = zip(self._measured[small], self._measured[large], strict=True)
+        return [low + part * (high - low) for low, high in pairs]
+
+
+class ChanceService:
+    """What the simulated machine does: times as drawn from `times`, by model key, else those of the tables."""
+
+    def __init__(
+        self,
+        tables: Mapping[str, Mapping[str, LatencyTable]],
+        times: Mapping[str, ServiceTimes],
+        verdict_counts: dict[str, int],
+        pipeline: PipelineConfig,
+        escalation: dict[str, float],
+        seed: int,
+    ) -> None:
+        self._tables = tables
+        self._times = times
+        self._verdict_counts = verdict_counts
+        self._curves = _confidence_curves(pipeline, escalation)
+        self._rng = generator(seed, "verdicts")
+        self._time_rng = generator(seed, "service")
+
+    def batch_ns(self, batch: DispatchBatch) -> int:
+        """A time out of those that batches of this size take."""
+        times = self._times.get(batch.model)
+        if times is not None:
+            return times.draw_ns(batch.rows, self._time_rng.random())
+        return self._tables[batch.partition][batch.model].latency_ns(batch.rows)
+
+    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+        """Confidences of the members' rows, in order."""
+        count = self._verdict_counts[batch.model]
+        if not count:
+            return ()
+        parts = [self._verdicts(member.stage, member.rows) for member in batch.members]
+        return tuple(
+            tuple(
+                confidence
+                for part, member in zip(parts, batch.members, strict=True)
+                for confidence in (part[verdict] if verdict < len(part) else (1.0,) * member.rows)
+            )
+            for verdict in range(count)
+        )
+
+    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+        """Confidences of a combiner's rows."""
+        return self._verdicts(combination.member.stage, combination.member.rows)
+
+    def _verdicts(self, stage: int, rows: int) -> Verdicts:
+        return tuple(
+            tuple(np.interp(self._rng.random(rows), chances, levels).tolist())
+            for chances, levels in self._curves.get(stage, ())
+        )
+
+
+Curve = tuple[list[float], list[float]]
+"""Chances, ascending, and the confidence below which a row stays with that chance."""
+
+
+def _confidence_curves(pipeline: PipelineConfig, escalation: dict[str, float]) -> dict[int, list[Curve]]:
+    """By stage, one curve a verdict: the distribution of confidence under which every `when` is met as asked."""
+    points: dict[int, dict[int, list[tuple[float, float]]]] = {}
+    for stage in pipeline.stages:
+        if (when := stage.when) is not None:
+            point = (when.below, escalation.get(stage.name, _EVEN_ODDS))
+            points.setdefault(when.stage, {}).setdefault(when.verdict, []).append(point)
+    curves: dict[int, list[Curve]] = {}
+    for asked, verdicts in points.items():
+        for verdict in range(max(verdicts) + 1):
+            levels, chances = zip(*sorted(verdicts.get(verdict, [(_EVEN_ODDS, _EVEN_ODDS)])), strict=True)
+            if list(chances) != sorted(chances):
+                raise ConfigError(f"escalation: {pipeline.name}: a higher threshold cannot be met less often")
+            curves.setdefault(asked, []).append(([0.0, *chances, 1.0], [0.0, *levels, 1.0]))
+    return curves

@@ -1,0 +1,280 @@
+"""Real worker processes that load and unload models while they run batches of others."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from batcher.decisions import DispatchBatch, LoadModel, Member, ReleaseReason, UnloadModel
+from batcher.events import (
+    AnyEvent,
+    BatchCompleted,
+    ModelLoaded,
+    ModelLoadFailed,
+    ModelUnloaded,
+    PartitionLost,
+    PartitionReady,
+)
+from gateway.executors.worker import WorkerExecutor
+from gateway.plan import OF_REQUEST, PipelinePlan, StagePlan, Wire
+from models.pipeline_memory import OutputMemory
+from models.profile import LatencyTable
+from models.spec import ModelSpec
+from models.tensor import DataType, TensorSpec
+from mps.messages import Done, Failed, LoadedModel, ModelFile, Ready, Run
+from mps.supervisor import WorkerSpec
+from tests.support.onnx_models import save_mlp
+from tests.support.processes import children
+from tests.support.workers import Gateway, direct, in_loop, model, partition, rows, serving, worker
+
+MIB = 1 << 20
+ENDS = (("inputs", "x"), ("outputs", "y"))
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> ModelFile:
+    return model(save_mlp(tmp_path / "small.onnx", (8, 16, 3)), "small:1")
+
+
+@pytest.fixture
+def big(tmp_path: Path) -> ModelFile:
+    """36 MB of weights."""
+    return model(save_mlp(tmp_path / "big.onnx", (8, 3000, 3000, 3)), "big:1")
+
+
+def timed(path: Path, latency_ms: float, key: str = "timed:1", table: LatencyTable | None = None) -> ModelFile:
+    """A model that sleeps, for the sizes 1 and 4."""
+    tensors = {name: [{"name": tensor, "datatype": "FP32", "shape": [8]}] for name, tensor in ENDS}
+    path.write_text(json.dumps({**tensors, "max_batch_size": 4, "latency_ms": {"1": latency_ms, "4": latency_ms}}))
+    return ModelFile(key, str(path), "timed", (1, 4), batchable=True, table=table)
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def count_threads(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def wait_for_more_threads(pid: int, count: int) -> None:
+    begun = time.monotonic()
+    while count_threads(pid) <= count:
+        assert time.monotonic() - begun < 20
+        time.sleep(0.001)
+
+
+async def change_under_traffic(gateway: Gateway, file: ModelFile, order: Callable[[], None]) -> tuple[list[Done], Any]:
+    """Batches of a model, two at a time, until a change that is ordered after the first ten is reported; both."""
+    x, send = gateway.place(rows(4)), gateway.workers["cpu0"].send
+    done: list[Done] = []
+    sent, change = 0, None
+    while change is None or len(done) < sent:
+        while sent < len(done) + 2 and change is None:
+            sent += 1
+            send(Run(sent, file.key, (x,), tuple(each.slot for each in done[-1:])))
+        report = await gateway.next()
+        if isinstance(report, Done):
+            done.append(report)
+            if len(done) == 10:
+                order()
+        else:
+            change = report
+    return done, change
+
+
+@in_loop
+async def test_a_model_is_loaded_and_unloaded_under_the_traffic_of_another(small: ModelFile, big: ModelFile) -> None:
+    async with serving(worker(small)) as gateway:
+        supervisor, before = gateway.supervisor, resident_bytes(gateway.workers["cpu0"].pid)
+        x, expected = rows(4), direct(Path(small.path), rows(4))
+
+        done, loaded = await change_under_traffic(gateway, small, lambda: supervisor.load("cpu0", big))
+        assert [each.batch for each in done] == list(range(1, len(done) + 1))
+        assert len(done) > 20  # It went on meanwhile.
+        np.testing.assert_array_equal(gateway.read(done[-1].outputs[0]), expected)
+        assert (loaded.key, loaded.error) == ("big:1", "")
+        assert [size for size, _ in loaded.table.cells] == [1, 4]
+        gateway.workers["cpu0"].send(Run(1, "big:1", (gateway.place(x),)))
+        answer = (await gateway.next()).outputs[0]
+        np.testing.assert_allclose(gateway.read(answer), direct(Path(big.path), x), rtol=1e-4)
+        assert resident_bytes(gateway.workers["cpu0"].pid) - before > 34 * MIB
+
+        done, unloaded = await change_under_traffic(gateway, small, lambda: supervisor.unload("cpu0", "big:1"))
+        assert [each.batch for each in done] == list(range(1, len(done) + 1))
+        assert unloaded == "cpu0: big:1 unloaded"
+        assert resident_bytes(gateway.workers["cpu0"].pid) - before < 12 * MIB
+
+        _, again = await change_under_traffic(gateway, small, lambda: supervisor.load("cpu0", big))
+        assert again == loaded  # Not timed again.
+
+
+@in_loop
+async def test_a_model_is_unloaded_after_the_batches_that_were_sent_before(small: ModelFile) -> None:
+    async with serving(worker(small)) as gateway:
+        send, x = gateway.workers["cpu0"].send, gateway.place(rows(1))
+        send(Run(1, "small:1", (x,)))
+        send(Run(2, "small:1", (x,)))
+        gateway.supervisor.unload("cpu0", "small:1")
+        reports = [await gateway.next() for _ in range(3)]
+        assert [each.batch for each in reports[:2]] == [1, 2]
+        assert reports[2] == "cpu0: small:1 unloaded"
+        send(Run(3, "small:1", (x,)))
+        assert await gateway.next() == Failed(3, "small:1: the model is not loaded on this worker")
+
+
+@in_loop
+async def test_a_table_that_is_known_is_taken_for_timing(tmp_path: Path, small: ModelFile) -> None:
+    known = LatencyTable.from_ms({1: 7.0, 4: 9.0})
+    async with serving(worker(small)) as gateway:
+        gateway.supervisor.load("cpu0", timed(tmp_path / "timed.json", 1, table=known))
+        assert await gateway.next() == LoadedModel("timed:1", known)
+        gateway.supervisor.load("cpu0", small)
+        held = await gateway.next()
+        assert (held.key, held.error) == ("small:1", "")
+
+
+@in_loop
+async def test_a_model_that_does_not_load_is_reported_and_harmless(tmp_path: Path, small: ModelFile) -> None:
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"this is no model")
+    async with serving(worker(small)) as gateway:
+        done, failed = await change_under_traffic(
+            gateway, small, lambda: gateway.supervisor.load("cpu0", model(broken, "bad:1"))
+        )
+        assert [each.batch for each in done] == list(range(1, len(done) + 1))
+        assert (failed.key, failed.table) == ("bad:1", None)
+        assert "ONNX Runtime cannot load the model" in failed.error
+        gateway.supervisor.load("cpu0", msgspec.structs.replace(small, key="good:1"))
+        assert (await gateway.next()).error == ""
+
+
+@in_loop
+async def test_a_worker_that_restarts_holds_what_its_predecessor_held(tmp_path: Path, small: ModelFile) -> None:
+    other = timed(tmp_path / "timed.json", 1)
+    async with serving(worker(small)) as gateway:
+        gateway.supervisor.load("cpu0", other)
+        loaded = await gateway.next()
+        gateway.supervisor.unload("cpu0", "small:1")
+        assert await gateway.next() == "cpu0: small:1 unloaded"
+        os.kill(gateway.workers["cpu0"].pid, signal.SIGKILL)
+        assert await gateway.next() == "cpu0: the worker was killed by SIGKILL"
+        ready = await gateway.next()
+        assert ready.models == (loaded,)
+
+
+@in_loop
+async def test_a_worker_that_is_killed_while_it_loads_comes_back_without_that_model(
+    tmp_path: Path, small: ModelFile, big: ModelFile
+) -> None:
+    slow = timed(tmp_path / "slow.json", 1000, "slow:1")
+    async with serving(worker(small)) as gateway:
+        for file in (big, slow):  # Killed while the backend is made, and while it is warmed.
+            pid = gateway.workers["cpu0"].pid
+            threads = count_threads(pid)
+            gateway.supervisor.load("cpu0", file)
+            await asyncio.to_thread(wait_for_more_threads, pid, threads)
+            await asyncio.sleep(0.1 if file is slow else 0)
+            os.kill(pid, signal.SIGKILL)
+            assert await gateway.next() == "cpu0: the worker was killed by SIGKILL"
+            ready = await gateway.next()
+            assert [each.key for each in ready.models] == ["small:1"]
+        gateway.supervisor.load("cpu0", big)
+        assert (await gateway.next()).error == ""
+
+
+@in_loop
+async def test_a_worker_that_is_told_to_end_while_it_loads_ends(tmp_path: Path, small: ModelFile) -> None:
+    async with serving(worker(small)) as gateway:
+        gateway.supervisor.load("cpu0", timed(tmp_path / "slow.json", 1000))
+        await asyncio.sleep(0.2)
+    assert children(os.getpid()) == []
+    assert gateway.reports.empty()
+
+
+@in_loop
+async def test_a_slowed_partition_takes_a_multiple_of_the_time(tmp_path: Path) -> None:
+    slowed = msgspec.structs.replace(partition(), slowdown=3)
+    file = timed(tmp_path / "timed.json", 10)
+    async with serving(WorkerSpec(slowed, (file,), MIB, initial=())) as gateway:
+        gateway.supervisor.load("cpu0", file)
+        loaded = await gateway.next()
+        assert all(latency_ns >= 30e6 for _, latency_ns in loaded.table.cells)
+        gateway.workers["cpu0"].send(Run(1, "timed:1", (gateway.place(rows(1)),)))
+        done = await gateway.next()
+        assert done.ended_ns - done.started_ns >= 30e6
+
+
+class Quiet:
+    """Is told how the workers are, and does nothing about it."""
+
+    def worker_ready(self, partition: str, ready: Ready) -> None: ...
+
+    def worker_lost(self, partition: str, reason: str) -> None: ...
+
+    def model_loaded(self, partition: str, model: str) -> None: ...
+
+    def model_load_failed(self, partition: str, model: str, reason: str) -> None: ...
+
+    def model_unloaded(self, partition: str, model: str) -> None: ...
+
+
+@in_loop
+async def test_orders_of_the_scheduler_are_carried_out_and_answered(tmp_path: Path, small: ModelFile) -> None:
+    """Each by one event, unless the worker is lost first."""
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"this is no model")
+    slow = timed(tmp_path / "slow.json", 1000, "slow:1")
+    files = small, timed(tmp_path / "timed.json", 1), slow, model(broken, "bad:1")
+    tensor = TensorSpec("x", DataType.FP32, (8,))
+    specs = {file.key: ModelSpec(file.key[:-2], 1, (tensor,), (tensor,), max_batch_size=4) for file in files}
+    stages = (StagePlan({"x": Wire(OF_REQUEST, "x")}, None, "", ()),)
+    plan = PipelinePlan(True, stages, {"y": (Wire(0, "y"),)}, OutputMemory(0, 1))
+    spec = WorkerSpec(partition(), files, MIB, initial=("small:1",))
+    executor = WorkerExecutor([spec], {"timed:1": plan}, specs, MIB, Quiet())
+    events: asyncio.Queue[AnyEvent] = asyncio.Queue()
+
+    async def following() -> Any:
+        async with asyncio.timeout(20):
+            return await events.get()
+
+    executor.start(events.put_nowait)
+    try:
+        ready = await following()
+        assert isinstance(ready, PartitionReady)
+        assert list(ready.tables) == ["small:1"]
+        executor.load(LoadModel("cpu0", "timed:1"))
+        executor.load(LoadModel("cpu0", "bad:1"))
+        loaded, failed = await following(), await following()
+        assert isinstance(loaded, ModelLoaded)
+        assert (loaded.partition, loaded.model, len(loaded.table.cells)) == ("cpu0", "timed:1", 2)
+        assert isinstance(failed, ModelLoadFailed)
+        assert (failed.partition, failed.model) == ("cpu0", "bad:1")
+
+        executor.admit(1, "timed:1", {"x": rows(1)}, 1, 32)
+        executor.run(DispatchBatch(1, "cpu0", "timed:1", 1, (Member(1, 0, 1),), ReleaseReason.IDLE))
+        executor.unload(UnloadModel("cpu0", "small:1"))
+        completed = await following()
+        assert isinstance(completed, BatchCompleted)
+        assert await following() == ModelUnloaded("cpu0", "small:1")
+
+        executor.load(LoadModel("cpu0", "slow:1"))
+        await asyncio.sleep(0.1)
+        os.kill(children(os.getpid())[0], signal.SIGKILL)
+        assert await following() == PartitionLost("cpu0", "the worker was killed by SIGKILL")
+        executor.load(LoadModel("cpu0", "slow:1"))  # Nobody is there: its loss was the answer.
+        assert await following() == PartitionReady("cpu0", {"timed:1": loaded.table})
+        assert events.empty()
+    finally:
+        with suppress(KeyError):
+            executor.forget(1)
+        await executor.drain()

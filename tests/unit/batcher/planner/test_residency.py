@@ -1,0 +1,71 @@
+import pytest
+
+from batcher.config import PartitionConfig
+from batcher.planner.residency import ModelNeed, Placement, place_models
+
+A, B = PartitionConfig("a", "cpu1", memory_bytes=100), PartitionConfig("b", "cpu1", memory_bytes=100)
+FAST = PartitionConfig("fast", "gpu", price=2.0, memory_bytes=100)
+OPEN = PartitionConfig("open", "cpu1")
+
+
+def test_without_bounds_every_partition_holds_every_model() -> None:
+    models = {"y:1": ModelNeed(1 << 40), "x:1": ModelNeed(5, {"cpu1": 3.0})}
+    assert place_models(models, [OPEN, PartitionConfig("more", "gpu")]) == Placement(
+        {"open": ("x:1", "y:1"), "more": ("x:1", "y:1")}, ()
+    )
+
+
+def test_models_that_do_not_fit_together_are_placed_apart() -> None:
+    models = {"x:1": ModelNeed(60), "y:1": ModelNeed(70)}
+    assert place_models(models, [A, B]) == Placement({"a": ("y:1",), "b": ("x:1",)}, ())
+
+
+def test_earlier_choices_are_taken_back_where_a_model_would_be_left_out() -> None:
+    # Largest first, p and q would share a, and the last of four times 30 would not fit into b.
+    models = {key: ModelNeed(size) for key, size in zip("pqrstu", (40, 40, 30, 30, 30, 30), strict=True)}
+    assert place_models(models, [A, B]) == Placement({"a": ("p", "r", "s"), "b": ("q", "t", "u")}, ())
+
+
+def test_a_model_goes_where_its_load_costs_least() -> None:
+    # 0.5 s/s at price 1 against 0.3 s/s at price 2 and 0.1 s/s at price 2.
+    models = {"x:1": ModelNeed(60, {"cpu1": 0.5, "gpu": 0.3}), "y:1": ModelNeed(60, {"cpu1": 0.5, "gpu": 0.1})}
+    assert place_models(models, [A, FAST]) == Placement({"a": ("x:1",), "fast": ("y:1",)}, ())
+
+
+@pytest.mark.parametrize(
+    ("hot", "residency"),
+    [
+        (4.0, {"a": ("hot:1",), "b": ("warm:1",), "c": ("hot:1",), "d": ("hot:1",)}),  # 2.0 a host against 1.0
+        (1.5, {"a": ("hot:1",), "b": ("warm:1",), "c": ("hot:1",), "d": ("warm:1",)}),  # 0.75 a host against 1.0
+    ],
+)
+def test_replicas_go_to_the_model_with_most_load_for_each_host(hot: float, residency: dict[str, tuple[str, ...]]) -> None:
+    models = {"hot:1": ModelNeed(50, {"cpu1": hot}), "warm:1": ModelNeed(50, {"cpu1": 1.0})}
+    assert place_models(models, [PartitionConfig(name, "cpu1", memory_bytes=99) for name in "abcd"]) == Placement(residency, ())
+
+
+def test_what_has_no_room_is_reported_and_the_busy_ones_come_first() -> None:
+    models = {
+        "huge:1": ModelNeed(101),
+        "idle:1": ModelNeed(60),
+        "quiet:1": ModelNeed(90, {"cpu1": 0.1}),
+        "busy:1": ModelNeed(80, {"cpu1": 2.0}),
+    }
+    assert place_models(models, [A, B]) == Placement({"a": ("busy:1",), "b": ("quiet:1",)}, ("huge:1", "idle:1"))
+    assert place_models(models, []) == Placement({}, ("busy:1", "huge:1", "idle:1", "quiet:1"))
+
+
+def test_a_model_moves_only_when_that_saves_a_fifth() -> None:
+    rooms = [A, PartitionConfig("g", "gpu", memory_bytes=100)]
+    here = {"a": ["x:1", "gone:1"], "g": ["y:1"], "lost": ["y:1"]}
+    y = ModelNeed(60, {"cpu1": 1.0, "gpu": 1.0})
+    near = {"x:1": ModelNeed(60, {"cpu1": 1.0, "gpu": 0.9}), "y:1": y}
+    assert place_models(near, rooms).residency == {"a": ("y:1",), "g": ("x:1",)}
+    assert place_models(near, rooms, here).residency == {"a": ("x:1",), "g": ("y:1",)}
+    far = {"x:1": ModelNeed(60, {"cpu1": 1.0, "gpu": 0.7}), "y:1": y}
+    assert place_models(far, rooms, here).residency == {"a": ("y:1",), "g": ("x:1",)}
+
+
+def test_a_kind_of_which_nothing_is_known_comes_last() -> None:
+    models = {"x:1": ModelNeed(60, {"gpu": 9.0}), "y:1": ModelNeed(60, {"gpu": 1.0})}
+    assert place_models(models, [A, FAST]).residency == {"a": ("y:1",), "fast": ("x:1",)}

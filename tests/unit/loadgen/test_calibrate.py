@@ -1,0 +1,160 @@
+"""Calibration against a server that is simulated itself, so that what it should find is known."""
+
+import random
+from copy import deepcopy
+from itertools import accumulate
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from batcher.config import ModelConfig, PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
+from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch
+from batcher.events import AnyEvent, PartitionReady, RequestArrived
+from batcher.journal import JournalWriter, Step
+from batcher.scheduler import Scheduler
+from batcher.simulator import Simulator, Verdicts
+from loadgen.calibrate import Load, host_settings, processor_ns, service_quantiles_ms, ways_us
+from loadgen.live_steps import BatchRun, digest, read_journal
+from loadgen.record import Record, Status
+from loadgen.result import RunConfig, RunResult
+from loadgen.schedule import Schedule
+from loadgen.stats import measure
+from loadgen.target.simulation_file import HostSettings
+from models.profile import LatencyTable
+from models.units import NS_PER_S
+
+TABLE = LatencyTable.from_ms({1: 1.0, 4: 1.4, 16: 2.6})
+SPEC = SchedulerSpec(
+    (ModelConfig("wide:1", 16),),
+    (PipelineConfig("wide:1", (StageConfig("wide", "wide:1"),)),),
+    (PartitionConfig("cpu0", "cpu1"),),
+)
+TRUTH = HostSettings(  # the processor is busy for half of each part of a lone request's way
+    send_us=65,
+    receive_us=30,
+    handle_us=10,
+    dispatch_us=60,
+    dispatch_row_us=5,
+    hand_off_us=60,
+    between_us=25,
+    return_us=50,
+    complete_us=50,
+    answers_us=45,
+    answer_us=30,
+    deliver_us=65,
+)
+
+
+class TableService:
+    def batch_ns(self, batch: DispatchBatch) -> int:
+        return TABLE.latency_ns(batch.rows)
+
+    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+        return ()
+
+    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+        return ()
+
+
+class Machine:
+    """A server with the costs of `TRUTH`, under Poisson arrivals of a rate for ten seconds."""
+
+    def __init__(self, rate: float) -> None:
+        self.steps: list[Step] = []
+        gaps = random.Random(int(rate))
+        due_ns = list(accumulate(int(gaps.expovariate(rate) * NS_PER_S) + 1 for _ in range(int(rate * 10))))
+        record = Record.of(Schedule(np.array(due_ns, np.int64), np.zeros(len(due_ns), np.int64)))
+        record.status[:] = Status.OK
+        simulator = Simulator(
+            Scheduler(SPEC), TableService(), self._observe, TRUTH.config(), record.done_ns.__setitem__
+        )
+        simulator.at(0, PartitionReady("cpu0", {"wide:1": TABLE}))
+        simulator.run(
+            (time_ns, RequestArrived(request, "wide:1", 1, time_ns + NS_PER_S))
+            for request, time_ns in enumerate(due_ns)
+        )
+        config = RunConfig(target="http://machine", model="wide", rate=rate)
+        self.result = RunResult(config, "", record, measure(record, None, 99, 0), [])
+
+    def _observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
+        self.steps.append(Step(now_ns, event, tuple(decisions)))
+
+    def load(self) -> Load:
+        """The load as measured: the processor time is that of everything that keeps the loop busy."""
+        (activity,) = digest(self.steps, [(1, 11 * NS_PER_S)]).activities
+        used_us = activity.requests * (TRUTH.receive_us + TRUTH.answer_us + 2 * TRUTH.handle_us + TRUTH.dispatch_row_us)
+        used_us += len(activity.batches) * (TRUTH.dispatch_us + TRUTH.complete_us + TRUTH.answers_us) + 30_000
+        return Load(self.result, activity, round(used_us * 1e3))
+
+
+@pytest.fixture(scope="module")
+def loads() -> list[Load]:
+    return [Machine(rate).load() for rate in (20, 500, 1500, 4000)]
+
+
+def test_processor_time_is_split_between_requests_and_batches(loads: list[Load]) -> None:
+    assert processor_ns(loads) == pytest.approx((85_000, 155_000), rel=0.02)
+
+
+def test_the_parameters_of_a_server_are_found_from_outside(loads: list[Load]) -> None:
+    found = msgspec.structs.asdict(host_settings(loads[:1], loads))
+    assert found == pytest.approx(msgspec.structs.asdict(TRUTH), abs=2)
+
+
+def test_ways_that_are_always_the_same_do_not_stray(loads: list[Load]) -> None:
+    assert ways_us(loads[:1])[1:-1] == (0.0,) * 19
+
+
+def test_ways_stray_as_far_as_latencies_beyond_the_time_of_the_batches(loads: list[Load]) -> None:
+    record, activity = loads[0].result.record, loads[0].activity
+    late = deepcopy(record)
+    late.done_ns[::4] += 200_000
+    result = RunResult(loads[0].result.config, "", late, loads[0].result.metrics, [])
+    assert ways_us([Load(result, activity, 1)])[-4:-1] == (200.0,) * 3
+
+
+def test_service_times_are_found_by_batch_size(loads: list[Load]) -> None:
+    batches = [batch for load in loads for batch in load.activity.batches]
+    quantiles = service_quantiles_ms(batches)
+    assert {rows: (times[0], times[-1]) for rows, times in quantiles.items() if rows in (1, 3, 16)} == {
+        1: (1.0, 1.0),
+        3: (1.4, 1.4),
+        16: (2.6, 2.6),
+    }
+
+
+def batch(rows: int, took_ms: float) -> BatchRun:
+    return BatchRun("wide:1", rows, 0, 0, round(took_ms * 1e6), 0, None, False, 0)
+
+
+def test_times_of_a_size_spread_as_those_of_sizes_like_it() -> None:
+    batches = [batch(2, took_ms) for took_ms in np.linspace(1.0, 3.0, 201)]
+    batches += [batch(3, 4.0)] * 201
+    quantiles = service_quantiles_ms(batches)
+    assert quantiles[2][10] == pytest.approx(2.0)
+    assert quantiles[3][10] == pytest.approx(4.0)
+    assert quantiles[3][0] == pytest.approx(2 * quantiles[2][0])
+    assert quantiles[3][-1] == pytest.approx(6.0, rel=0.02)
+
+
+def test_a_size_that_hardly_ran_has_no_times_of_its_own() -> None:
+    assert service_quantiles_ms([batch(1, 1.0)] * 5 + [batch(2, 9.0)] * 4).keys() == {1}
+
+
+def test_windows_of_a_journal_are_told_apart(tmp_path: Path) -> None:
+    machine = Machine(50)
+    path = tmp_path / "journal.jsonl"
+    with path.open("wb") as file:
+        writer = JournalWriter(file.write, SPEC)
+        for step in machine.steps:
+            writer.record(step.now_ns, step.event, list(step.decisions))
+    journal = read_journal(path, [(NS_PER_S, 2 * NS_PER_S), (3 * NS_PER_S, 20 * NS_PER_S)])
+    first, second = journal.activities
+    due_ns = machine.result.record.due_ns
+    assert journal.tables == {"wide:1": TABLE}
+    assert first.requests == pytest.approx(((due_ns > NS_PER_S) & (due_ns < 2 * NS_PER_S)).sum(), abs=1)
+    assert second.requests == pytest.approx((due_ns > 3 * NS_PER_S).sum(), abs=1)
+    assert len(second.inside_ns) == pytest.approx(second.requests, abs=5)
+    assert sum(run.rows for run in second.batches) == pytest.approx(second.requests, abs=5)

@@ -1,0 +1,36 @@
+import pytest
+
+from loadgen.target.service import ServiceTimes
+from models.errors import ConfigError
+
+
+def test_a_single_quantile_is_the_time_itself() -> None:
+    assert [ServiceTimes({1: [2.5]}).draw_ns(rows, 0.99) for rows in (1, 5)] == [2_500_000] * 2
+
+
+def test_chance_picks_the_quantile_and_what_lies_between_two() -> None:
+    times = ServiceTimes({1: [1.0, 2.0, 6.0]})
+    assert [times.draw_ns(1, chance) for chance in (0.0, 0.25, 0.5, 0.75)] == [
+        1_000_000,
+        1_500_000,
+        2_000_000,
+        4_000_000,
+    ]
+
+
+def test_sizes_between_two_measured_ones_take_what_lies_between() -> None:
+    times = ServiceTimes({2: [1.0, 2.0], 4: [3.0, 6.0]})
+    assert [times.draw_ns(rows, 0.0) for rows in (1, 2, 3, 4, 9)] == [
+        1_000_000,
+        1_000_000,
+        2_000_000,
+        3_000_000,
+        3_000_000,
+    ]
+    assert times.draw_ns(3, 0.5) == 3_000_000
+
+
+@pytest.mark.parametrize("quantiles", [{}, {0: [1.0]}, {1: []}, {1: [1.0], 2: [1.0, 2.0]}, {1: [2.0, 1.0]}, {1: [0.0]}])
+def test_what_are_no_quantiles_is_refused(quantiles: dict[int, list[float]]) -> None:
+    with pytest.raises(ConfigError, match="service times: expected"):
+        ServiceTimes(quantiles)
