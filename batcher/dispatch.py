@@ -12,7 +12,7 @@ from batcher.lifecycle import Batch, Entry, Request, StageRun
 from batcher.placement import ModelState, PartitionState
 from batcher.plan import StageState
 from batcher.policy.base import Choice
-from batcher.pool import Item, Pool
+from batcher.pool import Pool
 from batcher.progress import batch_key_for
 from batcher.queue import Queue
 from batcher.ranking import FAR_NS, Planner
@@ -22,8 +22,6 @@ REFRESH_BATCHES = 16
 """Predictions of a model's pipelines are renewed after this many of its batches."""
 DEEP = 2
 """Batches that a queue holds from which on full ones are not made smaller for the sake of one deadline."""
-LOOK = 8
-"""Queues that a partition which is still busy looks at; if it closes a batch for none, it waits until it is free."""
 
 
 class Dispatcher:
@@ -93,13 +91,13 @@ class Dispatcher:
         if model.outstanding > model.peak:
             model.peak = model.outstanding
         order_ns = stage_deadline_ns if model.by_deadline else now_ns
-        if queue.push(entry, order_ns, pipeline.config.weight) or queue.put_off:
-            self._announce(queue, model, now_ns)
-        else:
+        first = queue.push(entry, order_ns, pipeline.config.weight)
+        for pool in model.pools:
             # With entries before this one, it is known already when a partition opens.
-            for pool in model.pools:
-                if pool.attentive:
-                    self._wake(pool, now_ns)
+            if first or queue in pool.aside:
+                self._announce(queue, pool, now_ns)
+        if first and not model.served:
+            self._check_ns = now_ns
         return entry
 
     def _queue_of(self, model: ModelState, batch_key: str) -> Queue:
@@ -108,22 +106,14 @@ class Dispatcher:
             queue = model.queues[batch_key] = Queue(model.config.key, batch_key)
         return queue
 
-    def _announce(self, queue: Queue, model: ModelState, now_ns: int) -> None:
-        """The head of a queue changed: have it looked at as soon as a partition can take something."""
-        queue.put_off = False
-        for pool in model.pools:
-            pool.announce(queue)
-            if pool.attentive or pool.idle() is not None:
-                self._wake(pool, now_ns)
-            elif (partition := pool.opening()) is not None:
-                self._wake(pool, max(partition.opening_ns, now_ns))
-        if not model.served:
-            self._check_ns = now_ns
-
-    def _next_head(self, queue: Queue) -> None:
-        """What came first in a queue is gone; what comes next is not more urgent, so nobody need look sooner."""
-        for pool in self.models[queue.model].pools:
-            pool.announce(queue)
+    def _announce(self, queue: Queue, pool: Pool, now_ns: int) -> None:
+        """A queue has something new for a pool: have it looked at as soon as a partition can take something."""
+        pool.aside.discard(queue)
+        pool.announce(queue)
+        if pool.idle() is not None:
+            self._wake(pool, now_ns)
+        elif (partition := pool.opening()) is not None:
+            self._wake(pool, max(partition.opening_ns, now_ns))
 
     def withdraw(self, entry: Entry) -> None:
         """Take an entry that waits out again."""
@@ -133,7 +123,10 @@ class Dispatcher:
         queue.discard(entry)
         model.outstanding -= entry.rows
         if was_first:
-            self._next_head(queue)
+            # What comes next is not more urgent: nobody need look sooner.
+            for pool in model.pools:
+                if queue not in pool.aside:
+                    pool.announce(queue)
         self._forget_if_empty(queue, model)
 
     def retry(self, queue: Queue, group: list[Entry], now_ns: int) -> None:
@@ -145,7 +138,10 @@ class Dispatcher:
         queue = model.queues.setdefault(queue.batch_key, queue)
         queue.retry(group)
         model.outstanding += sum(entry.rows for entry in group)
-        self._announce(queue, model, now_ns)
+        for pool in model.pools:
+            self._announce(queue, pool, now_ns)
+        if not model.served:
+            self._check_ns = now_ns
 
     @staticmethod
     def _forget_if_empty(queue: Queue, model: ModelState) -> None:
@@ -161,14 +157,17 @@ class Dispatcher:
         self.look_at(event.partition, now_ns)
 
     def look_at(self, name: str, now_ns: int) -> None:
-        """A partition may be given work that it could not before."""
-        pool = self.fleet.partitions[name].pool
-        assert pool is not None, "a partition that is ready has a pool"
-        self._wake(pool, now_ns)
+        """A partition is gone or holds other models: look at what it could run, here and where it was left to it."""
+        mine = self.fleet.partitions[name].pool
+        for pool in self.fleet.pools:
+            if pool.aside or pool is mine:
+                pool.recall()
+                self._wake(pool, now_ns)
 
     def lost(self, name: str, now_ns: int) -> None:
         """A partition's worker is gone; its batches fail one by one in events of their own."""
         self.fleet.lost(name, now_ns)
+        self.look_at(name, now_ns)
         self._check_ns = now_ns
 
     # -- batches
@@ -216,7 +215,6 @@ class Dispatcher:
             at_ns, _, pool = heappop(agenda)
             if pool.wake_ns == at_ns:
                 pool.wake_ns = None
-                pool.attentive = False
                 pool.ring(now_ns)
                 due.append(pool)
         return due
@@ -229,7 +227,6 @@ class Dispatcher:
                 return
             chosen = self._choose(pool, partition, now_ns)
             if chosen is None:
-                pool.attentive = bool(pool.waiting)
                 return
             partition, queue, entries, reason = chosen
             if self._evicting and reason is not ReleaseReason.RETRY:
@@ -241,40 +238,44 @@ class Dispatcher:
         self, pool: Pool, partition: PartitionState, now_ns: int
     ) -> tuple[PartitionState, Queue, list[Entry], ReleaseReason] | None:
         """What should run now, here or on a better partition: of all queues, the most urgent one to be served."""
-        passed: list[Item] = []
-        chosen: tuple[PartitionState, Queue, list[Entry], ReleaseReason] | None = None
-        while pool.waiting and (len(passed) < LOOK or not partition.batches):
+        while pool.waiting:
             item = heappop(pool.waiting)
             queue = item[4]
-            if not queue.is_current(item[2]) or any(other[4] is queue for other in passed):
+            if queue in pool.aside or not queue.is_current(item[2]):
                 continue
             model = self.models[queue.model]
             if queue.retries:
-                chosen = partition, queue, queue.take_retry(), ReleaseReason.RETRY
-                break
-            if model.by_deadline and queue.expire(now_ns + self.hand_off_ns + model.quickest_ns(1)):
-                pool.announce(queue)  # there may be another head now, which is less urgent
+                return self._chosen(partition, queue, queue.take_retry(), ReleaseReason.RETRY, now_ns)
+            reachable_ns = now_ns + self.hand_off_ns + model.quickest_ns
+            if item[0] < reachable_ns and model.by_deadline and queue.expire(reachable_ns):
+                for each in model.pools:  # there may be another head now, which is less urgent
+                    if queue not in each.aside:
+                        each.announce(queue)
                 continue
             choice = model.policy.choose(queue, model, partition, model.estimates[partition.kind], now_ns)
             if choice.rows:
                 placement = self._place(queue, model, choice, partition, now_ns)
                 if placement is not None:
                     host, rows, from_ns = placement
-                    chosen = host, queue, queue.take(rows, from_ns), choice.reason
-                    break
-                passed.append(item)
+                    return self._chosen(host, queue, queue.take(rows, from_ns), choice.reason, now_ns)
+                pool.put_off(queue, max(queue.head().stage_deadline_ns, now_ns + 1))
             elif choice.until_ns is not None:
                 pool.put_off(queue, max(choice.until_ns, now_ns + 1))
             else:
-                passed.append(item)
-        for item in passed:
-            heappush(pool.waiting, item)
-        if chosen is not None:
-            self._next_head(chosen[1])
-            for other in self.models[chosen[1].model].pools:
-                if other.attentive:
-                    self._wake(other, now_ns)
-        return chosen
+                pool.park(queue)
+        return None
+
+    def _chosen(
+        self, host: PartitionState, queue: Queue, entries: list[Entry], reason: ReleaseReason, now_ns: int
+    ) -> tuple[PartitionState, Queue, list[Entry], ReleaseReason]:
+        """What was taken is to run; what is left of the queue may be for somebody else."""
+        if queue:
+            for pool in self.models[queue.model].pools:
+                pool.aside.discard(queue)
+                pool.announce(queue)
+                if pool.idle() is not None:
+                    self._wake(pool, now_ns)
+        return host, queue, entries, reason
 
     def _place(
         self, queue: Queue, model: ModelState, choice: Choice, partition: PartitionState, now_ns: int
@@ -299,8 +300,9 @@ class Dispatcher:
             waits_ns.append(FAR_NS if host is None else host.start_ns(now_ns) - now_ns)
         entry: Entry | None = head
         while entry is not None:
-            remaining_ns = entry.request.deadline_ns - now_ns - self.hand_off_ns
             stage = entry.request.pipeline.stages[entry.stage]
+            deadline_ns = entry.stage_deadline_ns if stage.rest is None else entry.request.deadline_ns
+            remaining_ns = deadline_ns - now_ns - self.hand_off_ns
             for option in stage.ranked(self._planner, remaining_ns, queue.rows, waits_ns):
                 # While much waits the rate counts for more than one entry's deadline: see the policy `deadline`.
                 if option.rows >= choice.rows or not full:

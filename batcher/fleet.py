@@ -99,6 +99,7 @@ class Fleet:
                 return
         self._tables[key, kind] = table
         model.estimates[kind] = LatencyEstimate(table, model.config.max_batch, self.hand_off_ns)
+        model.learned()
 
     def _changed(self, keys: Iterable[str]) -> None:
         self.unserved = [model for model in self.models.values() if not model.served]

@@ -21,9 +21,10 @@ class Lane:
     divided by the lane's `weight`: lanes with the same are even.
     """
 
-    __slots__ = ("_dead", "items", "last_ns", "late", "late_live", "live", "rows", "served", "weight")
+    __slots__ = ("_dead", "items", "last_ns", "late", "late_live", "live", "number", "rows", "served", "weight")
 
-    def __init__(self, weight: float) -> None:
+    def __init__(self, number: int, weight: float) -> None:
+        self.number = number
         self.weight = weight
         self.served = 0.0
         self.rows = 0

@@ -69,13 +69,15 @@ class Ledger:
         `spare_ns` longer than the request needs.
         """
         queue = reservation.queue(stage)
-        floor_ns = max(floor_ns, self.free_ns)
         new_ns = self._new_ns(reservation, stage, spare_ns)
+        idle_ns = self._idle_ns(max(now_ns, self.free_ns), limit_ns)
+        floor_ns = max(floor_ns, self.free_ns)
         slots = self._open.get(queue, ())
         last = bisect_left(slots, limit_ns, key=START) if slots else 0
         for slot in islice(reversed(slots[:last]), JOINS):
             length_ns = self._joint_ns(slot, reservation)
-            if not length_ns or length_ns - (slot.end_ns - slot.start_ns) >= new_ns:
+            added_ns = length_ns - (slot.end_ns - slot.start_ns)
+            if not length_ns or added_ns >= new_ns or added_ns > idle_ns:
                 continue
             before, after = self.neighbours(slot)
             end_ns = min(slot.limit_ns(), limit_ns)
@@ -88,7 +90,14 @@ class Ledger:
                 moves = make_room((before, *slot.sources()), start_ns, now_ns)
                 if moves is not None:
                     return Place(start_ns, end_ns, slot, moves)
-        return self._latest_gap(new_ns, floor_ns, limit_ns, now_ns)
+        return self._latest_gap(new_ns, floor_ns, limit_ns, now_ns) if new_ns <= idle_ns else None
+
+    def _idle_ns(self, start_ns: int, end_ns: int) -> int:
+        """How much is not reserved of a time that begins before the first slot."""
+        slots = self.slots
+        index = bisect_left(slots, end_ns, key=START)
+        idle_ns = end_ns - start_ns - sum([slot.end_ns - slot.start_ns for slot in slots[:index]])
+        return idle_ns + max(slots[index - 1].end_ns - end_ns, 0) if index else idle_ns
 
     def _latest_gap(self, length_ns: int, floor_ns: int, limit_ns: int, now_ns: int) -> Place | None:
         slots = self.slots
@@ -113,12 +122,14 @@ class Ledger:
         packed_ns = max(self.free_ns, now_ns)  # the end of the slots passed over, when they are as early as can be
         before: Slot | None = None
         for index, slot in enumerate(self.slots):
-            start_ns = max(packed_ns, floor_ns)
+            start_ns = packed_ns if packed_ns > floor_ns else floor_ns
             if start_ns + new_ns <= slot.start_ns:
                 moves = make_room((before,), start_ns, now_ns)
                 if moves is not None:
                     return Place(start_ns, start_ns + new_ns, None, moves)
-            packed_ns = max(packed_ns, slot.ready_ns())
+            ready_ns = slot.ready_ns()
+            if ready_ns > packed_ns:
+                packed_ns = ready_ns
             length_ns = self._joint_ns(slot, reservation) if slot.queue == queue else 0
             if length_ns:
                 start_ns = max(packed_ns, floor_ns)

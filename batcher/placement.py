@@ -88,7 +88,7 @@ class ModelState:
     """One model version: who holds it (`hosts` partitions in `pools`), how fast it is, how much of it is asked for.
 
     `outstanding` counts queued and running rows; `peak` is its maximum, decayed with every batch: how many rows may be
-    expected together. `typical_rows` is the smoothed batch size.
+    expected together. `typical_rows` is the smoothed batch size, `quickest_ns` the least time of a row by itself.
     """
 
     __slots__ = (
@@ -103,6 +103,7 @@ class ModelState:
         "policy",
         "pools",
         "queues",
+        "quickest_ns",
         "typical_rows",
     )
 
@@ -119,6 +120,7 @@ class ModelState:
         self.peak: float = 0
         self.typical_rows = 1.0
         self.batches = 0
+        self.quickest_ns = 0
 
     @property
     def partitions(self) -> list[PartitionState]:
@@ -130,9 +132,9 @@ class ModelState:
         """Whether a partition that is up holds the model."""
         return any(pool.ready_count for pool in self.pools)
 
-    def quickest_ns(self, rows: int) -> int:
-        """The least time of a batch of that many rows on any kind of partition; 0 when none is known."""
-        return min([estimate.service_ns(rows) for estimate in self.estimates.values()], default=0)
+    def learned(self) -> None:
+        """Note that an estimate changed."""
+        self.quickest_ns = min([estimate.service_ns(1) for estimate in self.estimates.values()])
 
     def row_ns(self, kind: str) -> int:
         """Time that a row takes of a partition of that kind, in batches as large as the policy makes them."""
@@ -149,5 +151,6 @@ class ModelState:
         """Let the corrections of all estimates fall back half-way."""
         for estimate in self.estimates.values():
             estimate.decay()
+            self.learned()
         for pipeline in self.pipelines:
             pipeline.stale = True

@@ -47,6 +47,7 @@ class StageState:
 
     __slots__ = (
         "_options",
+        "_pools",
         "_ranked_batches",
         "_ranker",
         "config",
@@ -71,6 +72,7 @@ class StageState:
         self.queue: Queue | None = None
         self.rest: Front | None = None
         self._options: list[LiveOption] = []
+        self._pools: list[Pool] = []
         self._ranker: Ranker | None = None
         self._ranked_batches = 0
         self.run(model)
@@ -92,8 +94,9 @@ class StageState:
         """The options for the next batch, best first (see `batcher.ranking.Ranker`); one wait a pool of the model."""
         model = self.model
         assert model is not None, "a combiner has no options"
-        if self._ranker is None or model.batches - self._ranked_batches >= RANKED_BATCHES:
-            self._ranked_batches = model.batches
+        outdated = model.batches - self._ranked_batches >= RANKED_BATCHES or model.pools is not self._pools
+        if self._ranker is None or outdated:
+            self._ranked_batches, self._pools = model.batches, model.pools
             self._options = [
                 LiveOption(number, size, service_ns, service_ns * pool.price)
                 for number, pool in enumerate(model.pools)

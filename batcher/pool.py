@@ -24,13 +24,12 @@ class Pool:
     """The partitions of one kind and price that hold the same models: what one of them can run, any of them can.
 
     `waiting` has an item for the head of every queue that has work for this pool, the most urgent first, but for those
-    that a policy has put off: they are in `timers`, by when they are to be looked at again. Items are checked when they
-    come up (`Queue.is_current`), so that a head that changes costs O(log queues) and never a search. `idle` and
-    `opening` (partitions with one batch, by when the next may be closed) are kept in the same lazy way.
+    that are `aside`, because a policy waits: until a time (`timers`) or until a partition is idle (`parked`). Items are
+    checked when they come up (`Queue.is_current`), so that a head that changes costs O(log queues) and never a search;
+    idle partitions, and those that open because their one batch is about to end, are listed in the same lazy way.
 
     `price` is what a second of one costs. `backlog_ns` is the work that is promised but not dispatched. `wake_ns` is
-    when the pool is to be looked at next; `attentive` says that a partition could take a batch which no policy closed
-    yet.
+    when the pool is to be looked at next.
     """
 
     __slots__ = (
@@ -38,12 +37,13 @@ class Pool:
         "_idle",
         "_opening",
         "_serial",
-        "attentive",
+        "aside",
         "backlog_ns",
         "kind",
         "models",
         "number",
         "only",
+        "parked",
         "partitions",
         "price",
         "ready_count",
@@ -62,7 +62,8 @@ class Pool:
         self.ready_count = 0
         self.backlog_ns = 0
         self.wake_ns: int | None = None
-        self.attentive = False
+        self.aside: set[Queue] = set()
+        self.parked: list[Queue] = []
         self.waiting: list[Item] = []
         self.timers: list[tuple[int, int, Queue]] = []
         # Numbers of partitions, behind the time that they are ordered by: partitions themselves do not compare.
@@ -80,6 +81,7 @@ class Pool:
         members = list(self.partitions.values())
         self.ready_count = sum(partition.ready for partition in members)
         self.only = members[0] if len(members) == 1 else None
+        self._compact()  # one by itself was not listed by when it is free
 
     def changed(self, partition: PartitionState) -> None:
         """Note that a partition of this pool became ready, or got or lost a batch."""
@@ -90,6 +92,8 @@ class Pool:
             if not partition.listed_idle:
                 partition.listed_idle = True
                 heappush(self._idle, partition.number)
+            self._recall(self.parked)
+            self.parked = []
             return
         if self.only is None:
             heappush(self._free, (partition.free_at_ns, partition.number))
@@ -156,6 +160,10 @@ class Pool:
 
     def start_after_backlog_ns(self, now_ns: int) -> int:
         """When work that arrives now could start, after all that is promised."""
+        only = self.only
+        if only is not None and only.ready:
+            free_ns = only.free_at_ns
+            return (free_ns if free_ns > now_ns and only.batches else now_ns) + self.backlog_ns
         return self.start_ns(now_ns) + self.backlog_ns // (self.ready_count or len(self.partitions))
 
     def announce(self, queue: Queue) -> None:
@@ -170,21 +178,34 @@ class Pool:
     def put_off(self, queue: Queue, until_ns: int) -> None:
         """Have a queue looked at again at a time, or when something of it changes."""
         self._serial += 1
-        queue.put_off = True
+        self.aside.add(queue)
         heappush(self.timers, (until_ns, self._serial, queue))
+
+    def park(self, queue: Queue) -> None:
+        """Have a queue looked at again when a partition is idle, or when something of it changes."""
+        self.aside.add(queue)
+        self.parked.append(queue)
+
+    def recall(self) -> None:
+        """Have everything looked at again that was put off or parked."""
+        self._recall(list(self.aside))
 
     def ring(self, now_ns: int) -> None:
         """Bring back the queues whose time has come."""
         timers = self.timers
         while timers and timers[0][0] <= now_ns:
-            queue = heappop(timers)[2]
-            queue.put_off = False
-            self.announce(queue)
+            self._recall([heappop(timers)[2]])
+
+    def _recall(self, queues: list[Queue]) -> None:
+        for queue in queues:
+            if queue in self.aside:
+                self.aside.discard(queue)
+                self.announce(queue)
 
     def next_ns(self) -> int | None:
         """When there is something to do next without an event, as far as partitions and timers go."""
         next_ns = self.timers[0][0] if self.timers else None
-        if self.waiting and not self.attentive and (partition := self.opening()) is not None:
+        if self.waiting and (partition := self.opening()) is not None:
             opening_ns = partition.opening_ns
             next_ns = opening_ns if next_ns is None or opening_ns < next_ns else next_ns
         return next_ns

@@ -21,17 +21,15 @@ class Queue:
     one that asks for more than its share makes its own requests late, not those of others.
 
     `retries` holds (parts of) batches that failed: groups of entries dispatched as they are, before all others.
-    `put_off` says that a policy looks at the queue again at a time.
     """
 
-    __slots__ = ("_credit", "_lanes", "_only", "_virtual", "batch_key", "live", "model", "put_off", "retries", "rows")
+    __slots__ = ("_credit", "_lanes", "_only", "_virtual", "batch_key", "live", "model", "retries", "rows")
 
     def __init__(self, model: str, batch_key: str) -> None:
         self.model = model
         self.batch_key = batch_key
         self.rows = 0
         self.live = 0
-        self.put_off = False
         self.retries: deque[list[Entry]] = deque()
         self._lanes: dict[int, Lane] = {}
         self._only: Lane | None = None
@@ -53,17 +51,30 @@ class Queue:
 
     def push(self, entry: Entry, order_ns: int, weight: float = 1.0) -> bool:
         """Add an entry to the lane `entry.lane`; whether it is the first of the queue now."""
-        lane = self._lanes.get(entry.lane)
+        rows = entry.rows
+        self.rows += rows
+        self.live += 1
+        lane = self._only
+        if lane is None or lane.number != entry.lane:
+            lane = self._lane(entry.lane, weight)
+        elif lane.live and order_ns > lane.last_ns:  # by far the most are the latest of the only lane
+            lane.last_ns = order_ns
+            lane.items.append((order_ns, -entry.stage, entry.sequence, entry))
+            lane.rows += rows
+            lane.live += 1
+            return False
+        first = lane.push((order_ns, -entry.stage, entry.sequence, entry))
+        return first and (self._only is not None or self.head() is entry)
+
+    def _lane(self, number: int, weight: float) -> Lane:
+        lane = self._lanes.get(number)
         if lane is None:
-            lane = self._lanes[entry.lane] = Lane(weight)
+            lane = self._lanes[number] = Lane(number, weight)
             self._only = lane if len(self._lanes) == 1 else None
         if not lane.live:
             # A lane that had nothing to do has not saved up a right to more than its share.
             lane.served = max(lane.served, self._virtual)
-        first = lane.push((order_ns, -entry.stage, entry.sequence, entry))
-        self.rows += entry.rows
-        self.live += 1
-        return first and (self._only is not None or self.head() is entry)
+        return lane
 
     def is_current(self, sequence: int) -> bool:
         """Whether `sequence` (0: work to be repeated) is still what comes first."""
@@ -116,6 +127,8 @@ class Queue:
 
     def is_behind(self, order_ns: int) -> bool:
         """Whether some entry would come after one of that order."""
+        if self._only is not None:
+            return order_ns < self._only.last_ns
         return any(order_ns < lane.last_ns for lane in self._lanes.values())
 
     def behind(self, order_ns: int) -> int:

@@ -1,6 +1,5 @@
 """Replanning: watches what plans are made from, and asks for a new one when it has moved."""
 
-from batcher.config import SchedulerSpec
 from batcher.decisions import BuildPlan
 from batcher.fleet import Fleet
 from batcher.plan import PipelineState
@@ -22,10 +21,9 @@ class Replanner:
     without an event.
     """
 
-    def __init__(self, spec: SchedulerSpec, fleet: Fleet, pipelines: dict[str, PipelineState]) -> None:
+    def __init__(self, fleet: Fleet, pipelines: dict[str, PipelineState]) -> None:
         self._fleet = fleet
         self._pipelines = pipelines
-        self._partitions = {model.key: model for model in spec.models}
         self._planned: Observed | None = None
         self._building: int | None = None
         self._next_build = 1

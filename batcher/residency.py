@@ -16,7 +16,6 @@ class Residency:
         self._fleet = fleet
         self._aim: dict[str, frozenset[str]] = {}
         self._loading: dict[str, set[str]] = {name: set() for name in fleet.partitions}
-        self._unloading: dict[str, set[str]] = {name: set() for name in fleet.partitions}
 
     def aim(self, residency: dict[str, tuple[str, ...]], decisions: list[AnyDecision]) -> None:
         """Go for a new residency; partitions it does not name keep what they hold."""
@@ -50,22 +49,16 @@ class Residency:
     def failed(self, name: str, model: str, decisions: list[AnyDecision]) -> None:
         """A model could not be loaded: it is not tried again there until another plan asks for it."""
         self._loading[name].discard(model)
-        self._aim[name] = self._aim.get(name, frozenset()) - {model}
-        self.advance(decisions)
-
-    def unloaded(self, name: str, model: str, decisions: list[AnyDecision]) -> None:
-        """A model is gone from a partition."""
-        self._unloading[name].discard(model)
+        if name in self._aim:
+            self._aim[name] -= {model}
         self.advance(decisions)
 
     def lost(self, name: str) -> None:
         """A partition is gone: what was ordered of it is not answered any more."""
         self._loading[name].clear()
-        self._unloading[name].clear()
 
     def _unload(self, partition: PartitionState, model: str, decisions: list[AnyDecision]) -> None:
         hosts = self._fleet.models[model].partitions
         if any(host.ready for host in hosts if host is not partition):
             self._fleet.move(partition, partition.models - {model})
-            self._unloading[partition.name].add(model)
             decisions.append(UnloadModel(partition.name, model))

@@ -15,6 +15,7 @@ from batcher.decisions import (
     FailRequest,
     Member,
     RevokeBatch,
+    UnloadModel,
 )
 from batcher.dispatch import Dispatcher
 from batcher.events import (
@@ -67,7 +68,7 @@ class Scheduler:
         self.requests: dict[int, Request] = {}
         self.admission = Admission(spec.limits)
         fleet = self.dispatcher.fleet
-        self._replanner = None if planner is None else Replanner(spec, fleet, self.pipelines)
+        self._replanner = None if planner is None else Replanner(fleet, self.pipelines)
         self._residency = Residency(fleet)
         self._evictions: list[tuple[int, int, Entry]] = []
         self._compact_above = COMPACT_EVICTIONS
@@ -291,6 +292,7 @@ class Scheduler:
         partition.observe(batch.dispatched_ns, event.started_ns, event.ended_ns, now_ns)
         model = self.dispatcher.models[batch.queue.model]
         model.estimates[partition.kind].observe(batch.rows, event.ended_ns - event.started_ns)
+        model.learned()
         first = 0
         for entry in batch.entries:
             entry.batch = None
@@ -353,6 +355,7 @@ class Scheduler:
     def _partition_ready(self, event: PartitionReady, now_ns: int, decisions: list[AnyDecision]) -> None:
         self.dispatcher.ready(event, now_ns)
         self._residency.advance(decisions)
+        self._look_at_moved(now_ns, decisions)
         self._holdings_changed()
 
     def _partition_lost(self, event: PartitionLost, now_ns: int, decisions: list[AnyDecision]) -> None:
@@ -363,19 +366,29 @@ class Scheduler:
     def _model_loaded(self, event: ModelLoaded, now_ns: int, decisions: list[AnyDecision]) -> None:
         self._residency.loaded(event.partition, event.model, event.table, decisions)
         self.dispatcher.look_at(event.partition, now_ns)
+        self._look_at_moved(now_ns, decisions)
         self._holdings_changed()
 
     def _model_load_failed(self, event: ModelLoadFailed, now_ns: int, decisions: list[AnyDecision]) -> None:
         self._residency.failed(event.partition, event.model, decisions)
+        self._look_at_moved(now_ns, decisions)
 
     def _model_unloaded(self, event: ModelUnloaded, now_ns: int, decisions: list[AnyDecision]) -> None:
-        self._residency.unloaded(event.partition, event.model, decisions)
+        self._residency.advance(decisions)
+        self._look_at_moved(now_ns, decisions)
 
     def _plan_built(self, event: PlanBuilt, now_ns: int, decisions: list[AnyDecision]) -> None:
         assert self._replanner is not None, "only a scheduler with a planner asks for plans"
         self._replanner.built(event.build, event.plan)
         if event.plan is not None and event.plan.residency:
             self._residency.aim(event.plan.residency, decisions)
+            self._look_at_moved(now_ns, decisions)
+
+    def _look_at_moved(self, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Partitions that are to unload a model take no batches of it from now on, and have other equals."""
+        for decision in decisions:
+            if isinstance(decision, UnloadModel):
+                self.dispatcher.look_at(decision.partition, now_ns)
 
     def _holdings_changed(self) -> None:
         if self._replanner is not None:

@@ -58,7 +58,11 @@ class Slot:
 
     def ready_ns(self) -> int:
         """By when all that its members wait for is over."""
-        return max(reservation.ready_ns(stage) for reservation, stage in self.members)
+        ready_ns = 0
+        for reservation, stage in self.members:
+            if reservation.precedence.before[stage]:
+                ready_ns = max(ready_ns, reservation.ready_ns(stage))
+        return ready_ns
 
     def sources(self) -> Iterator[Slot]:
         """The slots of what its members wait for."""

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from batcher.build import build_spec, pipeline_key
+from batcher.build import build_spec
 from batcher.config import PartitionConfig, SchedulerSpec
 from batcher.journal import JournalWriter
 from batcher.planner.build import build_plan
@@ -26,7 +26,7 @@ from gateway.http_infer import InferRoute
 from gateway.http_server import http_config, http_server
 from gateway.logs import log
 from gateway.metrics import Metrics
-from gateway.plan import plan_pipeline
+from gateway.plan import PipelinePlan, plan_pipeline
 from gateway.runtime import Runtime
 from gateway.server import PartitionWatch, Server
 from gateway.stored_profiles import model_memory, stored_entries, stored_tables
@@ -35,6 +35,7 @@ from models.pipeline import Pipeline
 from models.pipeline_check import single_model
 from models.profile_file import Entry
 from models.repository import Broken, ModelEntry, Repository, entry_of_file, name_of_file
+from models.spec import ModelSpec
 from mps.alarm import Alarm
 from mps.cpu import available_cores, default_partitions
 from mps.messages import ModelFile
@@ -91,10 +92,6 @@ def build_server(config: ServerConfig, repository: Repository, journal: BinaryIO
     spec = _scheduler_spec(config, repository, pipelines, partitions, stored)
     scheduler = Scheduler(spec, LivePlanner())
     specs = {key: entry.spec for key, entry in repository.models.items()}
-    plans = {
-        pipeline_key(pipeline): plan_pipeline(pipeline, specs, [stage.verdicts for stage in scheduled.stages])
-        for pipeline, scheduled in zip(pipelines, spec.pipelines, strict=True)
-    }
     names = [partition.name for partition in partitions]
     catalogue = Catalogue(server_version(), pipelines, repository.broken, names)
     metrics = Metrics(
@@ -107,7 +104,7 @@ def build_server(config: ServerConfig, repository: Repository, journal: BinaryIO
     watch = PartitionWatch(catalogue, metrics)
     executor = WorkerExecutor(
         _worker_specs(config, repository, spec, partitions, stored, _residency(spec, catalogue)),
-        plans,
+        _pipeline_plans(pipelines, spec, specs),
         specs,
         config.limits.input_arena_mb * _MIB,
         watch,
@@ -186,6 +183,16 @@ def _partition_config(config: ServerConfig, partition: CpuPartition) -> Partitio
     memory_bytes = 0 if partition.memory_mb is None else max(round(partition.memory_mb * _MIB), 1)
     price = config.prices.per_second(partition)
     return PartitionConfig(partition.name, partition.profile_kind, price, share, memory_bytes)
+
+
+def _pipeline_plans(
+    pipelines: Sequence[Pipeline], spec: SchedulerSpec, specs: Mapping[str, ModelSpec]
+) -> dict[str, PipelinePlan]:
+    """What executors need to know of each pipeline."""
+    return {
+        scheduled.name: plan_pipeline(pipeline, specs, [stage.verdicts for stage in scheduled.stages])
+        for pipeline, scheduled in zip(pipelines, spec.pipelines, strict=True)
+    }
 
 
 def _residency(spec: SchedulerSpec, catalogue: Catalogue) -> dict[str, tuple[str, ...]]:

@@ -13,8 +13,8 @@ from loadgen.target.simulation_file import HostSettings
 from models.errors import ConfigError
 from models.units import NS_PER_MS, NS_PER_US
 
-STEPS = 20
-"""Equal steps of probability between the quantiles of service times."""
+SERVICE_STEPS, WAYS_STEPS = 20, 100
+"""Equal steps of probability between quantiles."""
 _LEAST_BATCHES = 5
 """A batch size that ran less often has no times of its own."""
 
@@ -35,21 +35,21 @@ class Load:
 def host_settings(lone: Sequence[Load], loads: Sequence[Load]) -> HostSettings:
     """What requests and batches take on the host.
 
-    Processor time comes from all `loads`: it is split by least squares between requests and batches. The way of `lone`
-    requests has three parts, to the worker, back, and outside of the gateway's scheduler; the processor is taken to be
-    busy for the same share of each, and nobody is with the rest. Raises ConfigError when no lone request was answered.
+    Processor time comes from all `loads`: it is split by least squares between requests and batches. The way of a
+    request has three parts: to an idle worker and back, as they are under all loads, and outside of the gateway's
+    scheduler, as it is for `lone` requests. The processor is taken to be busy for the same share of each, and nobody
+    is with the rest. Raises ConfigError when no lone request was answered.
     """
     batches = [batch for load in loads for batch in load.activity.batches]
-    first = [batch for load in lone for batch in load.activity.batches if not batch.queued]
-    if not first:
+    inside_ns = [took_ns for load in lone for took_ns in load.activity.inside_ns]
+    if not inside_ns:
         raise ConfigError("calibration: no lone request was answered; expected a rate of the model at which some are")
     request_ns, batch_ns = processor_ns(loads)
-    row_ns, handle_ns = _dispatch_ns(batches)
+    out_ns, row_ns, handle_ns = _dispatch_ns(batches)
     each_ns = max(request_ns - row_ns - 2 * handle_ns, 0.0) / 2
-    out_ns = max(_median([batch.started_ns - batch.dispatched_ns for batch in first]) - handle_ns - row_ns, 0.0)
-    back_ns = _median([batch.noticed_ns - batch.ended_ns for batch in first])
+    back_ns = _median([batch.noticed_ns - batch.ended_ns for batch in batches if not batch.queued])
     seen_ns = np.concatenate([latencies_ns(load.result) for load in lone])
-    outside_ns = _median(seen_ns.tolist()) - _median([took for load in lone for took in load.activity.inside_ns])
+    outside_ns = _median(seen_ns.tolist()) - _median(inside_ns)
     busy = min(1.0, (request_ns + batch_ns) / (out_ns + handle_ns + row_ns + back_ns + outside_ns))
     answers_ns = max(batch_ns - busy * (out_ns + back_ns), 0.0)
     rest_ns = max(outside_ns - 2 * each_ns - handle_ns - answers_ns, 0.0)
@@ -81,7 +81,7 @@ def ways_us(lone: Sequence[Load]) -> tuple[float, ...]:
             ways_ns += (latencies_ns(load.result)[order] - served_ns).tolist()
     if not ways_ns:
         return ()
-    quantiles = _quantiles(np.sort(np.array(ways_ns) - np.median(ways_ns)))
+    quantiles = _quantiles(np.sort(np.array(ways_ns) - np.median(ways_ns)), WAYS_STEPS)
     return tuple(np.round(quantiles / NS_PER_US, 2).tolist())
 
 
@@ -106,17 +106,17 @@ def service_quantiles_ms(batches: Sequence[BatchRun]) -> dict[int, tuple[float, 
     ratios: dict[int, list[float]] = {}
     for rows, median in medians.items():
         ratios.setdefault(rows.bit_length(), []).extend(time / median for time in by_rows[rows])
-    spreads = {size: _quantiles(np.sort(values)) for size, values in ratios.items()}
+    spreads = {size: _quantiles(np.sort(values), SERVICE_STEPS) for size, values in ratios.items()}
     return {
         rows: tuple(np.round(spreads[rows.bit_length()] * median / NS_PER_MS, 4).tolist())
         for rows, median in medians.items()
     }
 
 
-def _quantiles(values: Floats) -> Floats:
+def _quantiles(values: Floats, steps: int) -> Floats:
     """Quantiles of ascending values at equal steps, the largest so that the last step has the right mean."""
-    quantiles: Floats = np.quantile(values, np.linspace(0, 1, STEPS + 1))
-    tail = max(1, len(values) // STEPS)
+    quantiles: Floats = np.quantile(values, np.linspace(0, 1, steps + 1))
+    tail = max(1, len(values) // steps)
     quantiles[-1] = max(2 * values[-tail:].mean() - quantiles[-2], quantiles[-2])
     return quantiles
 
@@ -128,8 +128,8 @@ def latencies_ns(result: RunResult) -> npt.NDArray[np.int64]:
     return np.asarray(record.done_ns[answered] - record.due_ns[answered], np.int64)
 
 
-def _dispatch_ns(batches: Sequence[BatchRun]) -> tuple[float, float]:
-    """How much later a batch begins, on a partition that waits for it, for a row and for a request handled with it."""
+def _dispatch_ns(batches: Sequence[BatchRun]) -> tuple[float, float, float]:
+    """When a batch begins on a partition that waits for it, and how much later for a row and for a request handled."""
     waited = [batch for batch in batches if not batch.queued]
     causes = np.array([(1, batch.rows, batch.together) for batch in waited], float)
     took_ns = np.array([batch.started_ns - batch.dispatched_ns for batch in waited], float)
@@ -138,7 +138,8 @@ def _dispatch_ns(batches: Sequence[BatchRun]) -> tuple[float, float]:
     for _ in range(_REWEIGHTINGS):
         found = np.linalg.lstsq(causes * weights[:, np.newaxis], took_ns * weights, rcond=None)[0]
         weights = 1 / np.sqrt(np.maximum(np.abs(took_ns - causes @ found), NS_PER_US))
-    return max(float(found[1]), 0.0), max(float(found[2]), 0.0)
+    out_ns, row_ns, handle_ns = np.maximum(found, 0.0).tolist()
+    return out_ns, row_ns, handle_ns
 
 
 def _between_ns(batches: Sequence[BatchRun]) -> float:

@@ -15,6 +15,7 @@ from typing import IO
 import msgspec
 
 from batcher.settings import ServingSettings
+from loadgen.target.base import TargetUnreachable
 from loadgen.target.simulation_file import SimulationFile
 from models.errors import ConfigError
 from models.units import NS_PER_S
@@ -54,7 +55,7 @@ class LiveServer:
 def serve(file: SimulationFile, repository: Path, partitions: dict[str, Sequence[int]]) -> Iterator[LiveServer]:
     """Serve what a simulation file describes until the block is left; `partitions` gives the cores of each.
 
-    Raises ConfigError, with what the server said, when it does not get ready.
+    Raises ConfigError, with what the server said, when it does not get ready or ends before the block does.
     """
     settings = {name: value for name, value in msgspec.to_builtins(file).items() if name in _SERVED}
     settings["partitions"] = [{"name": name, "cores": list(cores)} for name, cores in partitions.items()]
@@ -71,6 +72,10 @@ def serve(file: SimulationFile, repository: Path, partitions: dict[str, Sequence
             try:
                 server = LiveServer(process, _http_port(process, ready, log), journal)
                 yield server
+            except TargetUnreachable as error:
+                if process.poll() is None:
+                    raise
+                raise ConfigError(f"sluice serve ended: {_said(log)}") from error
             finally:
                 (server or LiveServer(process, 0, journal)).stop()
 
@@ -84,5 +89,10 @@ def _http_port(process: subprocess.Popen[bytes], ready: Path, log: IO[bytes]) ->
         if ready.exists():
             return int(json.loads(ready.read_text())["http_port"])
         time.sleep(0.02)
+    raise ConfigError(f"sluice serve did not get ready: {_said(log)}")
+
+
+def _said(log: IO[bytes]) -> str:
+    """What the server has logged."""
     log.seek(0)
-    raise ConfigError(f"sluice serve did not get ready: {log.read().decode(errors='replace').strip()}")
+    return log.read().decode(errors="replace").strip()

@@ -21,7 +21,7 @@ from loadgen.target.simulation_file import SimulationFile, read_simulation
 from models.errors import ConfigError
 from models.units import NS_PER_US
 
-CALIBRATION_SHARES = (0.3, 0.7, 1.3)
+CALIBRATION_SHARES = (0.3, 0.7, 1.1)
 """Loads, as shares of the capacity, that the parameters are measured under, besides lone requests."""
 LONE_SHARE, LEAST_LONE_RATE = 0.01, 10.0
 CALIBRATION_S = 2.0
@@ -76,7 +76,7 @@ class _Live:
 def validate(validation: Validation, write: Path, report: Report) -> tuple[float, list[LoadComparison]]:
     """Measure, write the calibrated simulation to `write`, and compare; returns the capacity and one item a load.
 
-    Raises ConfigError for what cannot be run, and TargetUnreachable when the server dies.
+    Raises ConfigError for what cannot be run, and when the server dies.
     """
     file, repository = read_simulation(validation.simulation)
     directory = validation.simulation.parent / file.repository

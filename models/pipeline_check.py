@@ -161,7 +161,7 @@ class _Check:
             if not variants:
                 raise self._error(
                     f"{at}.min_accuracy",
-                    f"no variant of family '{name}' reaches {min_accuracy}; the best, {best.model}, has {best.accuracy}",
+                    f"no model of family '{name}' reaches {min_accuracy}; the best, {best.model}, has {best.accuracy}",
                 )
         return tuple(self._models[variant.model] for variant in variants)
 

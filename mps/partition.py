@@ -9,8 +9,8 @@ class CpuPartition(msgspec.Struct, frozen=True, tag="cpu", tag_field="kind", for
     """A set of CPU cores, disjoint from every other partition's.
 
     `slowdown` makes every batch take that many times as long (>= 1), to try unequal partitions where all cores are
-    equal. `price` is what an hour of it costs (None: by its share of the machine). `memory_mb` bounds the models that it
-    holds at a time, in MiB (None: no bound).
+    equal. `price` is what an hour of it costs (None: by its share of the machine). `memory_mb` bounds the models that
+    it holds at a time, in MiB (None: no bound).
     """
 
     name: str

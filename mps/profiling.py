@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from models.errors import BackendFailed, ServingError
+from models.profile import LatencyTable
 from models.profile_file import Measurement
 from mps.partition import CpuPartition
 from mps.pinning import environment, pin
@@ -35,11 +36,23 @@ def measure_on(
 
     Raises PartitionError for a partition that cannot be had, BackendFailed for a model that does not run there.
     """
+    return msgspec.json.decode(_run(partition, path, backend, batchable, batches), type=Measurement)
+
+
+def time_on(partition: CpuPartition, path: Path, backend: str, batchable: bool, batches: Sequence[int]) -> LatencyTable:
+    """Time a model file as a worker does that loads it, which is quick and rough; otherwise as `measure_on`."""
+    return msgspec.json.decode(_run(partition, path, backend, batchable, batches, "--quick"), type=LatencyTable)
+
+
+def _run(
+    partition: CpuPartition, path: Path, backend: str, batchable: bool, batches: Sequence[int], *extra: str
+) -> bytes:
+    """What the process writes."""
     variables = environment(partition)
     python_path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-P", "-m", "mps.profiling", "--backend", backend, "--batches", _listed(batches)]
     command += ["--cores", _listed(partition.cores), "--slowdown", str(partition.slowdown)]
-    command += [*(["--batchable"] if batchable else []), str(path.resolve())]
+    command += [*(["--batchable"] if batchable else []), *extra, str(path.resolve())]
     try:
         done = subprocess.run(
             command,
@@ -54,7 +67,7 @@ def measure_on(
     if done.returncode:
         reason = done.stderr.decode(errors="replace").strip().splitlines() or [f"status {done.returncode}"]
         raise BackendFailed(f"{path}: cannot be measured on {partition.name}: {reason[-1]}")
-    return msgspec.json.decode(done.stdout, type=Measurement)
+    return done.stdout
 
 
 def main() -> int:
@@ -62,6 +75,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="mps.profiling", description="Measures a model on some cores.")
     parser.add_argument("--backend", required=True)
     parser.add_argument("--batchable", action="store_true")
+    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--batches", required=True, type=_numbers)
     parser.add_argument("--cores", required=True, type=_numbers)
     parser.add_argument("--slowdown", required=True, type=float)
@@ -71,6 +85,7 @@ def main() -> int:
         cores = pin(options.cores)
         # Array libraries start threads when they are imported: not before the process is pinned.
         from models.backends.timed import Slowed
+        from models.measure import measure_table
         from models.measure_profile import measure_profile
 
         module = importlib.import_module(f"models.backends.{options.backend}")
@@ -79,11 +94,15 @@ def main() -> int:
             backend: Backend = module.load(options.path, len(cores))
             return backend if options.slowdown == 1 else Slowed(backend, options.slowdown)
 
-        measurement = measure_profile(load, options.batchable, options.batches)
+        measured: Measurement | LatencyTable
+        if options.quick:
+            measured = measure_table(load(), options.batchable, options.batches)
+        else:
+            measured = measure_profile(load, options.batchable, options.batches)
     except (ServingError, OSError, MemoryError) as error:
         print(str(error) or type(error).__name__, file=sys.stderr)
         return 1
-    sys.stdout.buffer.write(msgspec.json.encode(measurement))
+    sys.stdout.buffer.write(msgspec.json.encode(measured))
     return 0
 
 

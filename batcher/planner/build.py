@@ -18,10 +18,9 @@ def build_plan(spec: SchedulerSpec, observed: Observed) -> Plan:
     for pipeline in spec.pipelines:
         if pipeline.slo_ns:
             try:
-                problem = pipeline_problem(demand, pipeline, pipeline.slo_ns)
+                plans.append(_plan_pipeline(pipeline, pipeline_problem(demand, pipeline, pipeline.slo_ns)))
             except ConfigError:
                 continue  # a model that is not loaded anywhere yet: its pipelines go by the stages' own latencies
-            plans.append(_plan_pipeline(pipeline, problem))
     return Plan(tuple(plans))
 
 

@@ -63,6 +63,12 @@ class ExactPlanner:
             return self._path(self._quickest)
         return self._path(self._choose(self._quickest_ns))
 
+    @property
+    def front(self) -> Front:
+        """The least cost of the whole pipeline, against the time for it; up to the budget, but the quickest always."""
+        latency_ns, cost = self._root.front
+        return Front(tuple(latency_ns.tolist()), tuple(cost.tolist()))
+
     def rests(self) -> tuple[Front, ...]:
         """For each stage the least cost of all that comes after it, against the time that is left when it ends.
 

@@ -16,13 +16,19 @@ _Z99 = 2.3263478740408408
 class StageLatency(NamedTuple):
     """Predicted latency of a row in one stage, waits included.
 
-    `utilisation` is that of its servers in full batches; `rows` is how large a typical batch is.
+    `utilisation` is that of its servers in full batches; `rows` is how large a typical batch is. `p99_ns` is the time
+    of a batch of `rows99` and the longest of three waits: for the batch to fill, for a server while full batches queue,
+    for the batch that runs.
     """
 
     p50_ns: int
     p99_ns: int
     utilisation: float
     rows: int
+    rows99: int = 1
+    fill99_ns: int = 0
+    queue99_ns: int = 0
+    running99_ns: int = 0
 
 
 def stage_latency(
@@ -56,8 +62,9 @@ def stage_latency(
     if rate <= 0:
         if max_wait_ns is None and batch > 1:
             return None
-        alone_ns = service_ns(1) + (max_wait_ns or 0 if batch > 1 else 0)
-        return StageLatency(alone_ns, alone_ns, 0.0, 1)
+        fill_ns = max_wait_ns or 0 if batch > 1 else 0
+        alone_ns = service_ns(1) + fill_ns
+        return StageLatency(alone_ns, alone_ns, 0.0, 1, fill99_ns=fill_ns)
     exponent = math.sqrt(2 * (servers + 1)) - 1
     queues = utilisation**exponent
     mean_wait_s = full_s / (2 * batch * servers * (1 - utilisation))
@@ -76,15 +83,15 @@ def stage_latency(
         cycle_rows = max(per_server * service_ns(steady), rate * max_wait_s)
         size99 = min(max(math.ceil(cycle_rows + _Z99 * math.sqrt(cycle_rows)), 1), batch)
 
-    def percentile_ns(beyond: float, size: int, fill_s: float) -> int:
+    def waits_ns(beyond: float, size: int, fill_s: float) -> list[int]:
         queue_s = mean_wait_s * math.log(queues / beyond) if queues > beyond else 0.0
         # Of what a running batch leaves to wait, any part is as likely; the first of the servers to end takes the row.
         running_s = service_ns(size) / NS_PER_S * (1 - (beyond / busy) ** (1 / servers)) if busy > beyond else 0.0
-        return service_ns(size) + round(max(fill_s, queue_s, running_s) * NS_PER_S)
+        return [round(wait_s * NS_PER_S) for wait_s in (fill_s, queue_s, running_s)]
 
-    return StageLatency(
-        percentile_ns(0.5, size50, fill50_s), percentile_ns(0.01, size99, fill99_s), utilisation, size50
-    )
+    waits99_ns = waits_ns(0.01, size99, fill99_s)
+    p50_ns = service_ns(size50) + max(waits_ns(0.5, size50, fill50_s))
+    return StageLatency(p50_ns, service_ns(size99) + max(waits99_ns), utilisation, size50, size99, *waits99_ns)
 
 
 def _gamma_p99(shape: int) -> float:

@@ -1,81 +1,162 @@
 """The options of a stage: what every batch size on every kind of partition would take and cost at the present rates."""
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from batcher.config import Objective, PipelineConfig, SchedulerSpec, StageConfig
+from batcher.config import Objective, PipelineConfig, PolicyConfig, PolicyName, SchedulerSpec, StageConfig
 from batcher.planner.problem import Option, Problem, StageProblem
 from batcher.planner.stage_latency import StageLatency, stage_latency
 from batcher.plans import Observed
 from models.errors import ConfigError
-from models.profile import LatencyTable
 from models.units import NS_PER_S
 
-NEARLY_BEST = 0.97
-"""A batch size within 3 % of the best rate counts as the best, as it does for the scheduler."""
-COMBINED = Option("", 1, "", 1, 1.0, 0)
-"""The one option of a combiner: it takes no time on any partition."""
+
+class Candidate(NamedTuple):
+    """An option of a stage, its latency (the 99th percentile, waits included) and the cost of a row.
+
+    `predicted` is None where the partitions cannot take the rate: then the latency is that of the batch alone.
+    """
+
+    option: Option
+    predicted: StageLatency | None
+    latency_ns: int
+    cost: float
+
+    @property
+    def rows(self) -> int:
+        """How large a typical batch is."""
+        return self.option.batch if self.predicted is None else self.predicted.rows
+
+
+COMBINED = Candidate(Option("", 1, "", 1, 1.0, 0), StageLatency(0, 0, 0.0, 1), 0, 0.0)
+"""The one candidate of a combiner, which takes no time on any partition."""
 
 
 class Demand:
     """What all pipelines together ask of the models, and what the partitions can do.
 
     `rates` are rows a second by model. `reach` is, by pipeline, the share of a request's rows that each stage runs for.
-    A stage that may be run by several variants counts for the first of them.
+    A stage that may be run by several variants counts for the first of them. A model is spread over the kinds of
+    partition that know it in proportion to what they can do of it.
     """
 
     def __init__(self, spec: SchedulerSpec, observed: Observed) -> None:
         self.spec = spec
-        self.observed = observed
+        self.tables = observed.tables
         self.hosts = Counter(partition.kind for partition in spec.partitions)
         self.price = {partition.kind: partition.price for partition in spec.partitions}
         self.share = {partition.kind: partition.share for partition in spec.partitions}
-        self.maximum = {model.key: model.max_batch for model in spec.models}
-        self.waits = {model.key: model.policy.objective is Objective.COST for model in spec.models}
-        self.reach = {pipeline.name: self._reach(pipeline) for pipeline in spec.pipelines}
-        self.rates: Counter[str] = Counter()
+        self.models = {model.key: model for model in spec.models}
+        self.reach = {pipeline.name: _reach(pipeline, observed) for pipeline in spec.pipelines}
+        self.stage_rates: dict[str, list[float]] = {}
+        self.rates = dict.fromkeys(self.models, 0.0)
         for pipeline in spec.pipelines:
-            for stage, share in zip(pipeline.stages, self.reach[pipeline.name], strict=True):
+            rate = observed.rates.get(pipeline.name, 0.0)
+            self.stage_rates[pipeline.name] = [rate * share for share in self.reach[pipeline.name]]
+            for stage, rows in zip(pipeline.stages, self.stage_rates[pipeline.name], strict=True):
                 if stage.model is not None:
-                    self.rates[stage.model] += observed.rates.get(pipeline.name, 0.0) * share  # type: ignore[assignment]
-        self.load = self._load()
+                    self.rates[stage.model] += rows
+        self._capacities = {key: self._by_kind(key) for key in self.models}
+        self._totals = {key: sum(kinds.values()) for key, kinds in self._capacities.items()}
+        self._utilisation = {key: self.utilisation(key, rate) for key, rate in self.rates.items()}
+        self._busy = dict.fromkeys(self.hosts, 0.0)
+        for key, kinds in self._capacities.items():
+            for kind in kinds:
+                self._busy[kind] += self._utilisation[key]
 
-    def _reach(self, pipeline: PipelineConfig) -> list[float]:
-        probabilities = self.observed.probabilities.get(pipeline.name, (1.0,) * len(pipeline.stages))
-        reach: list[float] = []
-        for stage, probability in zip(pipeline.stages, probabilities, strict=True):
-            waits_for = set(stage.sources) | ({stage.when.stage} if stage.when else set())
-            reach.append(probability * min((reach[source] for source in waits_for), default=1.0))
-        return reach
+    def capacities(self, model: str) -> dict[str, float]:
+        """Rows a second that all partitions of a kind together could do of one model, by the kinds that know it."""
+        return self._capacities[model]
 
-    def capacity(self, model: str, kind: str) -> float:
-        """Rows a second that all partitions of a kind could do of one model."""
-        table = self.observed.tables[model][kind]
-        return self.hosts[kind] * max(self._row_rate(table, rows) for rows in self.sizes(model, kind))
+    def utilisation(self, model: str, rate: float) -> float:
+        """The share of all partitions' time that rows of a model take at best; more than 1 is more than they can do."""
+        return rate / self._totals[model] if self._totals[model] else 0.0
 
     def sizes(self, model: str, kind: str) -> list[int]:
         """The batch sizes worth telling apart, ascending."""
-        maximum = self.maximum[model]
-        return sorted({min(size, maximum) for size, _ in self.observed.tables[model][kind].cells})
+        maximum = self.models[model].max_batch
+        if self.models[model].policy.name is PolicyName.NONE:
+            maximum = 1  # requests are not put together, and most have one row
+        return sorted({min(size, maximum) for size, _ in self.tables[model][kind].cells})
 
-    def _row_rate(self, table: LatencyTable, rows: int) -> float:
-        return rows * NS_PER_S / (table.latency_ns(rows) + self.spec.limits.hand_off_ns)
+    def servers(self, model: str, kind: str, moved: tuple[str, float]) -> float:
+        """Partitions of a kind that are left to a model by the others; `moved` rows of one of them are no longer."""
+        first, rate = moved
+        others = self._busy[kind] - self._utilisation[model]
+        if first != model and kind in self._capacities[first]:
+            others -= self.utilisation(first, rate)
+        return self.hosts[kind] * max(1.0 - max(others, 0.0), 0.0)
 
-    def _load(self) -> dict[str, dict[str, float]]:
-        """Partitions kept busy by model and kind; a model is spread over kinds in proportion to what they can do."""
-        load: dict[str, dict[str, float]] = {}
-        for model, rate in self.rates.items():
-            kinds = [kind for kind in self.observed.tables.get(model, {}) if self.hosts[kind]]
-            capacities = {kind: self.capacity(model, kind) for kind in kinds}
-            total = sum(capacities.values())
-            load[model] = {kind: self.hosts[kind] * rate / total for kind in kinds} if total else {}
-        return load
+    def rate_on(self, model: str, kind: str, moved: tuple[str, float]) -> float:
+        """Rows a second of a model that come to a kind; `moved` are those that another model has run so far."""
+        first, rate = moved
+        # A variant that would take a stage over has its rows on top of what it runs for others.
+        rows = self.rates[model] + (0.0 if model == first else rate)
+        return rows * self._capacities[model][kind] / self._totals[model]
 
-    def servers(self, model: str, kind: str) -> float:
-        """Partitions of a kind that are left to a model by the others."""
-        others = sum(load.get(kind, 0.0) for key, load in self.load.items() if key != model)
-        return max(self.hosts[kind] - others, 0.0)
+    def service_ns(self, model: str, kind: str, rows: int) -> int:
+        """Time of a batch, hand-off included."""
+        return self.tables[model][kind].latency_ns(rows) + self.spec.limits.hand_off_ns
+
+    def _by_kind(self, model: str) -> dict[str, float]:
+        return {
+            kind: self.hosts[kind]
+            * max(rows * NS_PER_S / self.service_ns(model, kind, rows) for rows in self.sizes(model, kind))
+            for kind in self.tables.get(model, {})
+            if self.hosts[kind]
+        }
+
+
+def _reach(pipeline: PipelineConfig, observed: Observed) -> list[float]:
+    probabilities = observed.probabilities.get(pipeline.name, (1.0,) * len(pipeline.stages))
+    reach: list[float] = []
+    for stage, probability in zip(pipeline.stages, probabilities, strict=True):
+        reach.append(probability * min((reach[source] for source in _waits_for(stage)), default=1.0))
+    return reach
+
+
+def _waits_for(stage: StageConfig) -> tuple[int, ...]:
+    return tuple(sorted(set(stage.sources) | ({stage.when.stage} if stage.when else set())))
+
+
+def pipeline_candidates(demand: Demand, pipeline: PipelineConfig) -> list[list[Candidate]]:
+    """For each stage the candidates that can take the rate; if none can, all: the best for what is admitted.
+
+    Raises ConfigError, which names the stage, when nothing is known of any of its models.
+    """
+    return [
+        [COMBINED] if stage.model is None else _candidates(demand, stage, stage.model, rate)
+        for stage, rate in zip(pipeline.stages, demand.stage_rates[pipeline.name], strict=True)
+    ]
+
+
+def problem_of(
+    demand: Demand,
+    pipeline: PipelineConfig,
+    candidates: Sequence[Sequence[Candidate]],
+    budget_ns: int,
+    percentile: float = 1.0,
+) -> Problem:
+    """The problem of choosing one of the candidates of each stage; see `pipeline_problem`."""
+    stages = []
+    for index, (stage, choices) in enumerate(zip(pipeline.stages, candidates, strict=True)):
+        reach = demand.reach[pipeline.name][index]
+        stages.append(
+            StageProblem(
+                stage.name,
+                np.array([each.latency_ns for each in choices], np.int64),
+                np.array([each.cost for each in choices], np.float64),
+                tuple(each.option for each in choices),
+                _waits_for(stage),
+                reach,
+                reach > 1 - percentile,
+                demand.stage_rates[pipeline.name][index],
+            )
+        )
+    return Problem(tuple(stages), budget_ns)
 
 
 def pipeline_problem(demand: Demand, pipeline: PipelineConfig, budget_ns: int, percentile: float = 1.0) -> Problem:
@@ -84,73 +165,46 @@ def pipeline_problem(demand: Demand, pipeline: PipelineConfig, budget_ns: int, p
     A stage for whose rate there is no capacity gets its options without waits: the plan is then the best for what is
     admitted. Raises ConfigError, which names the stage, when nothing is known of any of its models.
     """
-    stages = []
-    for stage, reach in zip(pipeline.stages, demand.reach[pipeline.name], strict=True):
-        waits_for = sorted(set(stage.sources) | ({stage.when.stage} if stage.when else set()))
-        rate = demand.observed.rates.get(pipeline.name, 0.0) * reach
-        options, latencies, costs = [COMBINED], [0], [0.0]
-        if stage.model is not None:
-            options, latencies, costs = _options(demand, stage, rate)
-        stages.append(
-            StageProblem(
-                stage.name,
-                np.array(latencies, np.int64),
-                np.array(costs),
-                tuple(options),
-                tuple(waits_for),
-                reach,
-                reach > 1 - percentile,
-                rate,
-            )
-        )
-    return Problem(tuple(stages), budget_ns)
+    return problem_of(demand, pipeline, pipeline_candidates(demand, pipeline), budget_ns, percentile)
 
 
-def _options(demand: Demand, stage: StageConfig, rate: float) -> tuple[list[Option], list[int], list[float]]:
-    options: list[Option] = []
-    latencies: list[int | None] = []
-    bare: list[int] = []
-    costs: list[float] = []
-    hand_off_ns = demand.spec.limits.hand_off_ns
-    for model in stage.variants or (stage.model or "",):
-        # A variant that would take the stage over has its rows on top of what it runs for others.
-        moved = 0.0 if model == stage.model else rate
-        for kind in demand.observed.tables.get(model, {}):
-            if not demand.hosts[kind]:
-                continue
-            table = demand.observed.tables[model][kind]
-            for option, predicted in _on_kind(demand, model, kind, moved):
-                options.append(option)
-                latencies.append(None if predicted is None else predicted.p99_ns)
-                bare.append(option.service_ns + hand_off_ns)
-                rows = option.batch if predicted is None else predicted.rows
-                costs.append(demand.price[kind] * table.latency_ns(rows) / NS_PER_S / rows)
-    if not options:
-        raise ConfigError(f"stage '{stage.name}': no latencies are known of model {stage.model} on any partition")
-    able = [index for index, latency_ns in enumerate(latencies) if latency_ns is not None]
-    if not able:
-        return options, bare, costs
-    return (
-        [options[i] for i in able],
-        [latency for latency in latencies if latency is not None],
-        [costs[i] for i in able],
-    )
+def _candidates(demand: Demand, stage: StageConfig, first: str, rate: float) -> list[Candidate]:
+    found = [
+        candidate
+        for model in stage.variants or (first,)
+        for kind in demand.capacities(model)
+        for candidate in _on_kind(demand, model, kind, (first, rate))
+    ]
+    if not found:
+        models = " or ".join(stage.variants or (first,))
+        raise ConfigError(f"stage '{stage.name}': no latencies are known of model {models} on any partition")
+    return [each for each in found if each.predicted is not None] or found
 
 
-def _on_kind(demand: Demand, model: str, kind: str, moved: float) -> list[tuple[Option, StageLatency | None]]:
-    """The options of a model on a kind, each with its latency, None where the rate is too much for it."""
-    table = demand.observed.tables[model][kind]
-    hand_off_ns = demand.spec.limits.hand_off_ns
-    servers = demand.servers(model, kind)
-    rate = demand.rates[model] + moved
-    total = sum(demand.capacity(model, each) for each in demand.observed.tables[model] if demand.hosts[each])
-    rate *= demand.capacity(model, kind) / total
-    found: list[tuple[Option, StageLatency | None]] = []
+def _on_kind(demand: Demand, model: str, kind: str, moved: tuple[str, float]) -> list[Candidate]:
+    """The candidates of a model on a kind; `moved` rows a second are those of the stage's first variant."""
+    table, hosts = demand.tables[model][kind], demand.hosts[kind]
+    rate = demand.rate_on(model, kind, moved)
+    servers = demand.servers(model, kind, moved)
+    wait_ns = _longest_wait_ns(demand.models[model].policy, rate)
+    found = []
     for batch in demand.sizes(model, kind):
-        option = Option(model, batch, kind, demand.hosts[kind], demand.share[kind], table.latency_ns(batch))
+        option = Option(model, batch, kind, hosts, demand.share[kind], table.latency_ns(batch))
         predicted = None
         if servers > 0:
-            wait_ns = None if demand.waits[model] and rate > 0 else 0
-            predicted = stage_latency(lambda rows: table.latency_ns(rows) + hand_off_ns, batch, rate, servers, wait_ns)
-        found.append((option, predicted))
+            predicted = stage_latency(lambda rows: demand.service_ns(model, kind, rows), batch, rate, servers, wait_ns)
+        latency_ns = demand.service_ns(model, kind, batch) if predicted is None else predicted.p99_ns
+        rows = batch if predicted is None else predicted.rows
+        cost = demand.price[kind] * table.latency_ns(rows) / NS_PER_S / rows
+        found.append(Candidate(option, predicted, latency_ns, cost))
     return found
+
+
+def _longest_wait_ns(policy: PolicyConfig, rate: float) -> int | None:
+    """How long the first row of a batch waits for others while a partition is idle; None: until the batch is full.
+
+    Deferral ends at the deadline, so that without traffic to fill batches nothing is planned for it.
+    """
+    if policy.name is PolicyName.TIMEOUT:
+        return policy.max_delay_ns
+    return None if policy.objective is Objective.COST and rate > 0 else 0

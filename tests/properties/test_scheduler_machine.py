@@ -2,23 +2,27 @@
 
 from collections.abc import Collection
 
+import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from batcher.config import Limits, PipelineConfig, StageConfig, WhenConfig
+from batcher.config import Limits, PartitionConfig, PipelineConfig, StageConfig, WhenConfig
 from batcher.decisions import (
     AnyDecision,
+    BuildPlan,
     CancelRequest,
     CombineOutputs,
     CompleteRequest,
     DispatchBatch,
     EvictRequest,
     FailRequest,
+    LoadModel,
     Member,
     RejectRequest,
     ReleaseReason,
     RevokeBatch,
+    UnloadModel,
 )
 from batcher.events import (
     AnyEvent,
@@ -27,13 +31,20 @@ from batcher.events import (
     BatchRevoked,
     CombinationFailed,
     FailureCause,
+    ModelLoaded,
+    ModelLoadFailed,
+    ModelUnloaded,
     OutputsCombined,
     PartitionLost,
     PartitionReady,
+    PlanBuilt,
     RequestArrived,
     RequestCancelled,
 )
 from batcher.outcome import Outcome
+from batcher.planner.build import build_plan
+from batcher.planner.live import LivePlanner
+from batcher.queue import Queue
 from batcher.scheduler import Scheduler
 from models.pipeline import Late
 from models.profile import LatencyTable
@@ -42,35 +53,51 @@ from tests.support.scheduling import CERTAINTY, GAINING, MS, S, cascade, ensembl
 MODELS = (
     model("small:1", 8, verdicts=(CERTAINTY,)),
     model("large:1", 4, verdicts=(CERTAINTY,)),
+    model("spare:1", 8, verdicts=(CERTAINTY,)),
     model("shapes:1", 8),
 )
 MAX_BATCH = {config.key: config.max_batch for config in MODELS}
-TABLES = {
+FAST = {
     "small:1": GAINING,
     "large:1": LatencyTable.from_ms({1: 3, 2: 3.5, 4: 6}),
+    "spare:1": LatencyTable.from_ms({1: 0.5, 8: 2}),
     "shapes:1": LatencyTable.from_ms({1: 0.1, 8: 0.4}),
 }
+SLOW = {
+    key: LatencyTable(tuple((rows, 3 * latency_ns) for rows, latency_ns in table.cells)) for key, table in FAST.items()
+}
+TABLES = {"fast": FAST, "slow": SLOW}
 VOTED = PipelineConfig(
     "voted:1",
     (
-        StageConfig("a", "small:1"),
+        StageConfig("a", "small:1", variants=("small:1", "spare:1")),
         StageConfig("b", "large:1"),
         StageConfig("vote", None, (0, 1), verdicts=(CERTAINTY,)),
         StageConfig("last", "large:1", (), WhenConfig(2, 0, 0.5)),
         StageConfig("both", None, (2, 3)),
     ),
+    slo_ns=20 * MS,
+)
+EITHER = PipelineConfig(
+    "either:1", (StageConfig("any", "small:1", variants=("small:1", "large:1", "spare:1")),), slo_ns=5 * MS, weight=3
 )
 PIPELINES = (
     single("small:1"),
     single("small:1", Late.EVICT, name="hard:1"),
     single("shapes:1", keyed=True),
-    cascade("small:1", "large:1"),
+    msgspec.structs.replace(cascade("small:1", "large:1"), slo_ns=12 * MS, weight=2),
     cascade("small:1", "large:1", "small:1", name="long:1", below=0.6, late=Late.EVICT),
     ensemble("small:1", "large:1"),
     ensemble("small:1", "small:1", name="twice:1", late=Late.EVICT),
     VOTED,
+    EITHER,
 )
-PARTITIONS = ("cpu0", "cpu1")
+PARTITIONS = (
+    PartitionConfig("cpu0", "fast", price=4),
+    PartitionConfig("cpu1", "slow"),
+    PartitionConfig("cpu2", "slow"),
+)
+KINDS = {partition.name: partition.kind for partition in PARTITIONS}
 LIMITS = Limits(queue_requests=6, memory_bytes=100)
 MOST_STEPS_TO_DRAIN = 2_000
 
@@ -80,15 +107,19 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler = Scheduler(spec_of(MODELS, PIPELINES, partitions=PARTITIONS, limits=LIMITS))
+        self.scheduler = Scheduler(spec_of(MODELS, PIPELINES, partitions=PARTITIONS, limits=LIMITS), LivePlanner())
         self.now_ns = S
         self.arrived: dict[int, RequestArrived] = {}
         self.outcomes: dict[int, Outcome] = {}
         self.up: set[str] = set()
-        self.running: dict[str, list[DispatchBatch]] = {name: [] for name in PARTITIONS}
+        self.running: dict[str, list[DispatchBatch]] = {name: [] for name in KINDS}
         self.started_ns: dict[int, int] = {}
         self.revoked: set[int] = set()
         self.combining: list[Member] = []
+        self.building: BuildPlan | None = None
+        # What each partition may be given batches of, and what it was ordered to load and unload.
+        self.holds: dict[str, set[str]] = {name: set() for name in KINDS}
+        self.orders: dict[str, list[LoadModel | UnloadModel]] = {name: [] for name in KINDS}
 
     # -- what a driver does
 
@@ -105,6 +136,20 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.check()
             due_ns = self.scheduler.next_wakeup_ns()
             assert due_ns is None or due_ns > self.now_ns
+        self.check_that_nobody_is_overlooked()
+
+    def check_that_nobody_is_overlooked(self) -> None:
+        """Where work waits beside an idle partition, a policy has seen it or will; what it put off comes back."""
+        for pool in self.scheduler.dispatcher.fleet.pools:
+            if pool.idle() is not None and not all(queue in pool.aside for queue in self.queues_of(pool.models)):
+                assert pool.wake_ns is not None, f"pool {pool.number} is idle and not looked at"
+            if pool.timers:
+                assert pool.wake_ns is not None, f"pool {pool.number} is not woken by its timer"
+
+    def queues_of(self, models: Collection[str]) -> list[Queue]:
+        """The queues of some models that hold work."""
+        states = self.scheduler.dispatcher.models
+        return [queue for key in sorted(models) for queue in states[key].queues.values() if queue]
 
     def carry_out(self, decisions: list[AnyDecision]) -> None:
         for decision in decisions:
@@ -116,6 +161,15 @@ class SchedulerMachine(RuleBasedStateMachine):
                 case CombineOutputs():
                     assert decision.member.request not in self.outcomes
                     self.combining.append(decision.member)
+                case BuildPlan():
+                    assert self.building is None, "two plans are built at a time"
+                    self.building = decision
+                case LoadModel():
+                    assert decision.partition in self.up
+                    assert decision.model not in self.holds[decision.partition]
+                    self.orders[decision.partition].append(decision)
+                case UnloadModel():
+                    self.forget(decision)
                 case CompleteRequest() | RejectRequest() | EvictRequest() | FailRequest() | CancelRequest():
                     self.settle(decision.request, decision.outcome)
 
@@ -127,8 +181,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             late = self.now_ns > self.arrived[request].deadline_ns
             assert (outcome is Outcome.COMPLETED_LATE) == late
 
+    def forget(self, order: UnloadModel) -> None:
+        assert order.partition in self.up
+        self.holds[order.partition].remove(order.model)
+        assert any(order.model in self.holds[name] for name in self.up), "a model is unloaded from its last partition"
+        self.orders[order.partition].append(order)
+
     def start(self, batch: DispatchBatch) -> None:
         assert batch.partition in self.up
+        assert batch.model in self.holds[batch.partition], f"{batch.partition} does not hold {batch.model}"
         running = self.running[batch.partition]
         running.append(batch)
         assert len(running) <= 2
@@ -171,13 +232,34 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.tell(BatchCompleted(batch.batch, started_ns, self.now_ns, verdicts))
 
     def busy(self) -> list[str]:
-        return [name for name in PARTITIONS if self.running[name]]
+        return [name for name in KINDS if self.running[name]]
+
+    def answerable(self) -> list[str]:
+        """The partitions that can carry out the first of their orders; an unloading waits for the last batch."""
+        return [
+            name
+            for name, orders in self.orders.items()
+            if orders
+            and (
+                isinstance(orders[0], LoadModel) or all(batch.model != orders[0].model for batch in self.running[name])
+            )
+        ]
+
+    def answer_order(self, name: str, *, fails: bool = False) -> None:
+        order = self.orders[name].pop(0)
+        if isinstance(order, UnloadModel):
+            self.tell(ModelUnloaded(name, order.model))
+        elif fails:
+            self.tell(ModelLoadFailed(name, order.model, "there is no memory left"))
+        else:
+            self.holds[name].add(order.model)
+            self.tell(ModelLoaded(name, order.model, TABLES[KINDS[name]][order.model]))
 
     # -- what may happen
 
     @initialize()
     def come_up(self) -> None:
-        for name in PARTITIONS:
+        for name in KINDS:
             self.restore(name)
 
     @rule(
@@ -223,7 +305,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.wake_if_due()
         name = data.draw(st.sampled_from(self.busy()))
         batch = self.running[name][0]
-        ended_ns = self.started_ns[batch.batch] + TABLES[batch.model].latency_ns(batch.rows) * percent // 100
+        ended_ns = self.started_ns[batch.batch] + TABLES[KINDS[name]][batch.model].latency_ns(batch.rows) * percent // 100
         self.advance_to(max(ended_ns, self.now_ns))
         self.complete(name, [confidence, 0.4])
 
@@ -260,6 +342,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def lose(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.up)))
         self.up.remove(name)
+        self.holds[name].clear()
+        self.orders[name].clear()
         self.tell(PartitionLost(name, "killed"))
         while self.running[name]:
             batch = self.running[name].pop(0)
@@ -269,17 +353,38 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.up) < len(PARTITIONS))
     @rule(data=st.data())
     def restore_one(self, data: st.DataObject) -> None:
-        loaded = data.draw(st.one_of(st.just(set(TABLES)), st.sets(st.sampled_from(sorted(TABLES)))))
-        self.restore(data.draw(st.sampled_from(sorted(set(PARTITIONS) - self.up))), loaded)
+        loaded = data.draw(st.one_of(st.just(set(FAST)), st.sets(st.sampled_from(sorted(FAST)))))
+        self.restore(data.draw(st.sampled_from(sorted(set(KINDS) - self.up))), loaded)
 
-    def restore(self, name: str, loaded: Collection[str] = tuple(TABLES)) -> None:
+    def restore(self, name: str, loaded: Collection[str] = tuple(FAST)) -> None:
         """A worker comes back; some models may fail to load this time."""
         self.up.add(name)
-        self.tell(PartitionReady(name, {key: TABLES[key] for key in loaded}))
+        self.holds[name] = set(loaded)
+        self.tell(PartitionReady(name, {key: TABLES[KINDS[name]][key] for key in loaded}))
+
+    @precondition(lambda self: self.building)
+    @rule(
+        fails=st.booleans(),
+        residency=st.dictionaries(st.sampled_from(sorted(KINDS)), st.sets(st.sampled_from(sorted(FAST)))),
+    )
+    def finish_plan(self, fails: bool, residency: dict[str, set[str]]) -> None:
+        order, self.building = self.building, None
+        assert order is not None
+        plan = None
+        if not fails:
+            plan = build_plan(self.scheduler.spec, order.observed)
+            held = {name: tuple(sorted(models)) for name, models in sorted(residency.items())}
+            plan = msgspec.structs.replace(plan, residency=held)
+        self.tell(PlanBuilt(order.build, plan))
+
+    @precondition(lambda self: self.answerable())
+    @rule(data=st.data(), fails=st.booleans())
+    def carry_out_an_order(self, data: st.DataObject, fails: bool) -> None:
+        self.answer_order(data.draw(st.sampled_from(self.answerable())), fails=fails)
 
     def teardown(self) -> None:
         """Let everything end: every request has its one outcome and nothing is left."""
-        for name in set(PARTITIONS) - self.up:
+        for name in sorted(set(KINDS) - self.up):
             self.restore(name)
         for _ in range(MOST_STEPS_TO_DRAIN):
             self.wake_if_due()
@@ -287,6 +392,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             if self.combining:
                 member = self.combining.pop()
                 self.tell(OutputsCombined(member.request, member.stage, ((0.3,) * member.rows,)))
+            elif self.building is not None:
+                order, self.building = self.building, None
+                self.tell(PlanBuilt(order.build, None))
+            elif waiting := self.answerable():
+                self.answer_order(waiting[0])
             elif busy := self.busy():
                 self.complete(busy[0], [0.1, 0.7])
             elif due_ns is not None:
@@ -294,13 +404,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             else:
                 break
         assert self.outcomes.keys() == self.arrived.keys()
+        assert all(
+            state.models == self.holds[name] for name, state in self.scheduler.dispatcher.fleet.partitions.items()
+        )
         scheduler = self.scheduler
         assert scheduler.requests == {}
         assert scheduler.queue_depths() == dict.fromkeys(scheduler.dispatcher.models, 0)
         assert scheduler.admission.memory_bytes == 0
         assert scheduler.queue_depths() == dict.fromkeys(MAX_BATCH, 0)
         assert all(pool.backlog_ns == 0 for pool in scheduler.dispatcher.fleet.pools)
-        assert [state.outstanding for state in scheduler.dispatcher.models.values()] == [0, 0, 0]
+        assert [state.outstanding for state in scheduler.dispatcher.models.values()] == [0] * len(MODELS)
         assert [state.outstanding for state in scheduler.pipelines.values()] == [0] * len(PIPELINES)
 
 

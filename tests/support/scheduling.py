@@ -15,7 +15,7 @@ from batcher.config import (
     Verdict,
     WhenConfig,
 )
-from batcher.decisions import AnyDecision, DispatchBatch, Member, ReleaseReason
+from batcher.decisions import AnyDecision, BuildPlan, DispatchBatch, Member, ReleaseReason
 from batcher.events import (
     AnyEvent,
     BatchCompleted,
@@ -23,8 +23,11 @@ from batcher.events import (
     FailureCause,
     PartitionLost,
     PartitionReady,
+    PlanBuilt,
     RequestArrived,
 )
+from batcher.planner.live import LivePlanner
+from batcher.plans import Plan
 from batcher.scheduler import Scheduler
 from batcher.simulator import Simulator
 from models.pipeline import Confidence, Late
@@ -70,15 +73,15 @@ def spec_of(
     models: Sequence[ModelConfig],
     pipelines: Sequence[PipelineConfig] = (),
     *,
-    partitions: Sequence[str] = ("cpu0",),
+    partitions: Sequence[str | PartitionConfig] = ("cpu0",),
     limits: Limits | None = None,
 ) -> SchedulerSpec:
-    """Every partition holds every model; without pipelines, every model is served by itself."""
+    """Partitions are of kind `cpu1` where only a name is given; without pipelines, every model is served by itself."""
     keys = tuple(config.key for config in models)
     return SchedulerSpec(
         tuple(models),
         tuple(pipelines) or tuple(single(key) for key in keys),
-        tuple(PartitionConfig(name, "cpu1") for name in partitions),
+        tuple(PartitionConfig(each, "cpu1") if isinstance(each, str) else each for each in partitions),
         limits or Limits(),
     )
 
@@ -90,6 +93,21 @@ def serving(spec: SchedulerSpec, tables: LatencyTable | Mapping[str, LatencyTabl
         tables = {config.key: tables for config in spec.models}
     ready = [PartitionReady(partition.name, dict(tables)) for partition in spec.partitions]
     assert step(scheduler, 0, *ready) == []
+    return scheduler
+
+
+def planned(
+    spec: SchedulerSpec, tables: Mapping[str, Mapping[str, LatencyTable]], plan: Plan | None = None
+) -> Scheduler:
+    """A scheduler with a planner, whose partitions are up since 0 ns with the tables of their kinds; it goes by `plan`.
+
+    What is observed is looked at again from 1 s on.
+    """
+    scheduler = Scheduler(spec, LivePlanner())
+    ready = [PartitionReady(partition.name, dict(tables[partition.kind])) for partition in spec.partitions]
+    (order,) = step(scheduler, 0, *ready)
+    assert isinstance(order, BuildPlan)
+    assert step(scheduler, 0, PlanBuilt(order.build, plan)) == []
     return scheduler
 
 

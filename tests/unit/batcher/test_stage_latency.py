@@ -73,7 +73,8 @@ def test_a_lone_row_that_is_not_made_to_wait_takes_the_time_of_one_row() -> None
 
 def test_without_filling_a_row_waits_for_the_batch_that_runs() -> None:
     # 5 rows arrive in 10 ms, so that the server is always busy, and 99 of 100 rows wait for less than 9.9 ms.
-    assert stage_latency(constant, 8, 500.0, 1, 0) == StageLatency(15 * MS, 19_900_000, 0.625, 5)
+    latency = stage_latency(constant, 8, 500.0, 1, 0)
+    assert latency == StageLatency(15 * MS, 19_900_000, 0.625, 5, 8, queue99_ns=6_891_944, running99_ns=9_900_000)
 
 
 def test_without_filling_the_first_of_several_servers_to_end_takes_the_row() -> None:
@@ -102,7 +103,7 @@ def test_at_the_cap_there_is_a_bound_and_beyond_there_is_none() -> None:
 def test_without_traffic_a_row_is_alone() -> None:
     assert stage_latency(affine, 1, 0.0, 2) == StageLatency(11 * MS, 11 * MS, 0.0, 1)
     assert stage_latency(affine, 8, 0.0, 2, 0) == StageLatency(11 * MS, 11 * MS, 0.0, 1)
-    assert stage_latency(affine, 8, 0.0, 2, 5 * MS) == StageLatency(16 * MS, 16 * MS, 0.0, 1)
+    assert stage_latency(affine, 8, 0.0, 2, 5 * MS) == StageLatency(16 * MS, 16 * MS, 0.0, 1, fill99_ns=5 * MS)
     assert stage_latency(affine, 8, 0.0, 2) is None, "a batch that has to fill never does"
 
 

@@ -148,7 +148,7 @@ def test_variants_that_are_not_accurate_enough_are_left_out(
     [
         (
             "family: digits, min_accuracy: 0.99",
-            "stages.first.min_accuracy: no variant of family 'digits' reaches 0.99; the best, large:2, has 0.97",
+            "stages.first.min_accuracy: no model of family 'digits' reaches 0.99; the best, large:2, has 0.97",
         ),
         ("family: digits, min_accuracy: 95", "stages.first.min_accuracy: expected a number from 0 to 1, got 95"),
         ("family: letters", "stages.first.family: no family 'letters'; there is digits"),

@@ -39,9 +39,10 @@ def test_a_model_goes_where_its_load_costs_least() -> None:
         (1.5, {"a": ("hot:1",), "b": ("warm:1",), "c": ("hot:1",), "d": ("warm:1",)}),  # 0.75 a host against 1.0
     ],
 )
-def test_replicas_go_to_the_model_with_most_load_for_each_host(hot: float, residency: dict[str, tuple[str, ...]]) -> None:
+def test_replicas_go_where_most_load_is_for_each_host(hot: float, residency: dict[str, tuple[str, ...]]) -> None:
     models = {"hot:1": ModelNeed(50, {"cpu1": hot}), "warm:1": ModelNeed(50, {"cpu1": 1.0})}
-    assert place_models(models, [PartitionConfig(name, "cpu1", memory_bytes=99) for name in "abcd"]) == Placement(residency, ())
+    rooms = [PartitionConfig(name, "cpu1", memory_bytes=99) for name in "abcd"]
+    assert place_models(models, rooms) == Placement(residency, ())
 
 
 def test_what_has_no_room_is_reported_and_the_busy_ones_come_first() -> None:

@@ -1,0 +1,122 @@
+"""The scheduler with many pipelines, partitions and requests: what one decision takes, and the memory of it all."""
+
+import gc
+import statistics
+import time
+import tracemalloc
+from collections import deque
+from typing import Any
+
+from batcher.config import Limits, ModelConfig, PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
+from batcher.decisions import AnyDecision, BuildPlan, DispatchBatch
+from batcher.events import BatchCompleted, PartitionReady, PlanBuilt, RequestArrived
+from batcher.planner.build import build_plan
+from batcher.planner.live import LivePlanner
+from batcher.scheduler import Scheduler
+from benchmarks.conftest import Report
+from models.profile import LatencyTable
+from models.units import NS_PER_MS, NS_PER_S
+
+STAGES = 5
+QUEUED = 10_000
+KINDS = {"whole": (1.0, 4.0), "half": (1.7, 2.0), "quarter": (3.0, 1.0), "eighth": (5.5, 0.5)}
+"""By kind of partition: how much longer batches take there, and what a second of it costs."""
+DECISIONS = 3_000
+
+
+class Load:
+    """A scheduler with a queue that is kept full: for every batch that ends, as many requests come."""
+
+    def __init__(self, pipelines: int, partitions: int) -> None:
+        kinds = list(KINDS)
+        self.keys = [f"m{pipeline}-{stage}:1" for pipeline in range(pipelines) for stage in range(STAGES)]
+        spec = SchedulerSpec(
+            tuple(ModelConfig(key, 8) for key in self.keys),
+            tuple(_chain(pipeline) for pipeline in range(pipelines)),
+            tuple(
+                PartitionConfig(f"p{number}", kinds[number % 4], KINDS[kinds[number % 4]][1])
+                for number in range(partitions)
+            ),
+            Limits(queue_requests=2 * QUEUED, memory_bytes=1 << 40),
+        )
+        self.scheduler = Scheduler(spec, LivePlanner())
+        self.pipelines = [pipeline.name for pipeline in spec.pipelines]
+        self.running: deque[DispatchBatch] = deque()
+        self.decision_ns: list[int] = []
+        self.now_ns = NS_PER_S
+        self.requests = 0
+        for partition in spec.partitions:
+            slower = KINDS[partition.kind][0]
+            table = LatencyTable.from_ms({1: slower, 2: 1.2 * slower, 4: 1.6 * slower, 8: 2.4 * slower})
+            self._apply(self.scheduler.handle(PartitionReady(partition.name, dict.fromkeys(self.keys, table)), 0))
+        self._arrive(QUEUED)
+        self._wake()
+
+    def run(self, decisions: int) -> None:
+        """End the oldest batch and let the scheduler decide, again and again."""
+        self.decision_ns.clear()
+        while len(self.decision_ns) < decisions:
+            batch = self.running.popleft()
+            self.now_ns += NS_PER_MS // 8
+            end = BatchCompleted(batch.batch, self.now_ns - NS_PER_MS, self.now_ns)
+            self._apply(self.scheduler.handle(end, self.now_ns))
+            self._arrive(QUEUED - sum(pipeline.outstanding for pipeline in self.scheduler.pipelines.values()))
+            self._wake()
+
+    def _arrive(self, count: int) -> None:
+        for _ in range(count):
+            self.requests += 1
+            name = self.pipelines[self.requests % len(self.pipelines)]
+            event = RequestArrived(self.requests, name, 1, self.now_ns + 600 * NS_PER_S)
+            self._apply(self.scheduler.handle(event, self.now_ns))
+
+    def _wake(self) -> None:
+        due_ns = self.scheduler.next_wakeup_ns()
+        while due_ns is not None and due_ns <= self.now_ns:
+            began = time.perf_counter_ns()
+            decisions = self.scheduler.handle_wakeup(self.now_ns)
+            took = time.perf_counter_ns() - began
+            batches = sum(isinstance(decision, DispatchBatch) for decision in decisions)
+            if batches:
+                self.decision_ns += [took // batches] * batches
+            self._apply(decisions)
+            due_ns = self.scheduler.next_wakeup_ns()
+
+    def _apply(self, decisions: list[AnyDecision]) -> None:
+        for decision in decisions:
+            if isinstance(decision, DispatchBatch):
+                self.running.append(decision)
+            elif isinstance(decision, BuildPlan):
+                built = PlanBuilt(decision.build, build_plan(self.scheduler.spec, decision.observed))
+                self.scheduler.handle(built, self.now_ns)
+
+
+def _chain(pipeline: int) -> PipelineConfig:
+    stages = (StageConfig(f"s{n}", f"m{pipeline}-{n}:1", (n - 1,) if n else ()) for n in range(STAGES))
+    return PipelineConfig(f"p{pipeline}:1", tuple(stages), slo_ns=100 * NS_PER_MS)
+
+
+def test_decisions_at_scale(benchmark: Any, report: Report) -> None:
+    """One decision, re-planned, with much and with little around it, in turns."""
+    tracemalloc.start()
+    large = Load(100, 64)
+    gc.collect()
+    memory = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    small = Load(10, 8)
+    gc.collect()
+    gc.freeze()
+    for load in (large, small):
+        load.run(DECISIONS)
+    times: dict[str, list[float]] = {"large": [], "small": []}
+    for _ in range(5):
+        for name, load in (("large", large), ("small", small)):
+            load.run(DECISIONS)
+            times[name].append(statistics.median(load.decision_ns) / 1000)
+    benchmark.pedantic(large.run, args=(DECISIONS,), rounds=1)
+    gc.unfreeze()
+    at_large, at_small = (statistics.median(times[name]) for name in ("large", "small"))
+    report("a decision with 100 x 5 stages, 64 partitions, 10 000 queued, us", f"{at_large:.1f}", "<= 100")
+    report("against 10 x 5 stages and 8 partitions", f"{at_large / at_small:.2f}x ({at_small:.1f} us)", "<= 2x")
+    report("memory of fronts and queues in that case, MB", f"{memory / 1e6:.1f}", "<= 100")
+    large.scheduler.check()

@@ -1,0 +1,135 @@
+"""The latencies that a plan is made from: stored ones, and those of models that are timed for it here and now."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from gateway.plan_answer import TableSource, TableUsed
+from models.errors import ConfigError
+from models.fingerprint import fingerprint
+from models.profile import LatencyTable
+from models.profile_file import Entry, ProfileMissing, ProfileStale, Source, model_hash, profile_path, read_profile
+from models.repository import ModelEntry
+from models.simulated_gpu import share_of
+from mps.cpu import available_cores, default_partitions
+from mps.partition import CpuPartition, MigPartition, MpsPartition, Partition
+from mps.profiling import time_on
+
+_KIND = re.compile(
+    r"cpu(?P<cores>[1-9][0-9]{0,3})(/x(?P<slowdown>[0-9.]+))?|mig-(?P<profile>[1-7]g(\.[0-9]+gb)?)|mps-(?P<percent>[0-9]+)"
+)
+
+Tables = dict[str, dict[str, LatencyTable]]
+
+
+def planned_partitions(text: str) -> tuple[Partition, ...]:
+    """The partitions that `--partitions` asks for: a number of equal core sets, or kinds, one partition for each.
+
+    They need not exist. Raises ConfigError for what is no kind, PartitionError for a number that cannot be had.
+    """
+    if text.isdecimal():
+        return default_partitions(int(text))
+    return tuple(_partition(f"{kind}#{index}", kind) for index, kind in enumerate(text.split(",")))
+
+
+def _partition(name: str, kind: str) -> Partition:
+    match = _KIND.fullmatch(kind)
+    if match is None:
+        raise ConfigError(f"--partitions: expected a number, or kinds such as cpu1,cpu2/x3,mig-1g,mps-20; got '{kind}'")
+    if match["cores"]:
+        return CpuPartition(name, tuple(range(int(match["cores"]))), float(match["slowdown"] or 1))
+    share_of(kind)
+    if match["profile"]:
+        return MigPartition(name, "", match["profile"])
+    return MpsPartition(name, "", int(match["percent"]), 0)
+
+
+def latency_tables(
+    models: Iterable[ModelEntry],
+    partitions: Sequence[Partition],
+    repository: Path | None,
+    told: Callable[[str], None],
+) -> tuple[Tables, list[TableUsed]]:
+    """The table of every model on every kind: stored, else timed now as a worker does at load, which `told` announces.
+
+    Raises ConfigError where there is neither a profile nor the hardware, BackendFailed for a model that does not run.
+    """
+    kinds = {partition.profile_kind: partition for partition in partitions}
+    tables: Tables = {}
+    used = []
+    for model in models:
+        tables[model.spec.key] = {}
+        for kind, stored in _stored(model, kinds).items():
+            if isinstance(stored, Entry):
+                table = stored.table(50)
+                source = TableSource(stored.source.value)
+                notes = (*stored.warnings, *_holes(model, table))
+            else:
+                told(f"timing {model.spec.key} on {kind}: {stored}")
+                table = _timed_now(model, kinds[kind], stored, repository)
+                source, notes = TableSource.TIMED_NOW, (stored,)
+            tables[model.spec.key][kind] = table
+            used.append(TableUsed(model.spec.key, kind, source, notes))
+    return tables, used
+
+
+def _stored(model: ModelEntry, kinds: Iterable[str]) -> dict[str, Entry | str]:
+    """The stored profile by kind, or why there is none that can be used; a server takes the same measured ones."""
+    path = profile_path(model.path, model.spec.name)
+    largest = model.spec.menu[-1]
+    try:
+        profile = read_profile(path)
+        hardware, sha256 = fingerprint(), model_hash(model.path)
+    except ProfileMissing:
+        return dict.fromkeys(kinds, "there is no stored profile")
+    except (ConfigError, OSError) as error:
+        return dict.fromkeys(kinds, str(error))
+    found: dict[str, Entry | str] = {}
+    for kind in kinds:
+        try:
+            entry = profile.of_kind(kind).usable(hardware, sha256).entry(kind)
+        except ProfileMissing as error:
+            found[kind] = str(error)
+        except ProfileStale as error:
+            found[kind] = f"the stored profile is stale: {error}"
+        else:
+            found[kind] = entry
+            if entry.source is Source.MEASURED and entry.cells[-1].batch < largest:
+                found[kind] = (
+                    f"the stored profile ends at batch {entry.cells[-1].batch}, and batches may have {largest}"
+                )
+    return found
+
+
+def _timed_now(model: ModelEntry, partition: Partition, reason: str, repository: Path | None) -> LatencyTable:
+    kind = partition.profile_kind
+    if not isinstance(partition, CpuPartition):
+        named = str(model.path) if repository is None else f"--repository {repository} {model.spec.key}"
+        raise ConfigError(
+            f"{model.spec.key} on {kind}: {reason}, and no such partition is here; for those of a well-known model "
+            f"in its place: sluice profile {named} --simulate resnet50 --partitions {kind}"
+        )
+    cores = available_cores()
+    if len(partition.cores) > len(cores):
+        raise ConfigError(
+            f"{model.spec.key} on {kind}: {reason}, and this process may use only {len(cores)} cores to time it on"
+        )
+    if not set(partition.cores) <= set(cores):
+        partition = CpuPartition(partition.name, cores[: len(partition.cores)], partition.slowdown)
+    return time_on(partition, model.path, model.backend, model.spec.batchable, model.spec.menu)
+
+
+def _holes(model: ModelEntry, table: LatencyTable) -> tuple[str, ...]:
+    known = {size for size, _ in table.cells}
+    last = table.cells[-1][0]
+    missing = [size for size in model.spec.menu if size not in known]
+    notes = []
+    if beyond := [size for size in missing if size > last]:
+        notes.append(f"batches of {_listed(beyond)} are not in the profile and not planned for")
+    if holes := [size for size in missing if size < last]:
+        notes.append(f"batches of {_listed(holes)} are not in the profile and take as long as the next larger")
+    return tuple(notes)
+
+
+def _listed(sizes: Iterable[int]) -> str:
+    return ", ".join(map(str, sizes))
