@@ -261,6 +261,8 @@ class Dispatcher:
                 pool.put_off(queue, max(queue.head().stage_deadline_ns, now_ns + 1))
             elif choice.until_ns is not None:
                 pool.put_off(queue, max(choice.until_ns, now_ns + 1))
+                if partition.batches:
+                    pool.park(queue)
             else:
                 pool.park(queue)
         return None
@@ -309,10 +311,12 @@ class Dispatcher:
                     host = pools[option.pool].open(now_ns)
                     assert host is not None, "only what is open is ranked"
                     return self._local(entry, host), option.rows, entry.stage_deadline_ns if entry is not head else 0
-            if full or entry is not head or not self._elsewhere(entry, model, now_ns):
+            if entry is not head or not self._elsewhere(entry, model, now_ns):
                 break
             begin_ns = partition.start_ns(now_ns) + self.hand_off_ns
             entry = queue.first_not_before(begin_ns + model.estimates[partition.kind].service_ns(1))
+            if entry is head:  # the plan gives what follows more time than it takes by itself
+                break
         if full or entry is head:
             return self._local(head, partition), choice.rows, 0
         return None

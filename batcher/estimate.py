@@ -11,6 +11,8 @@ GAIN = 0.05
 CORRECTION_BOUNDS = (0.125, 16.0)
 NEARLY_BEST = 0.97
 """A batch size within 3 % of the best rate is as good as the best, and smaller is quicker."""
+FULL_ENOUGH = 0.7
+"""Share of the best rate below which a batch is too small while there is more to do, or time to wait for more."""
 
 
 class LatencyEstimate:
@@ -25,6 +27,7 @@ class LatencyEstimate:
         "_cell_of",
         "_corrections",
         "_efficient",
+        "_enough",
         "_hand_off_ns",
         "_medians",
         "_profile_ns",
@@ -48,6 +51,7 @@ class LatencyEstimate:
         self._corrections = [1.0] * len(table.cells)
         self._medians = [1.0] * len(table.cells)
         self._efficient = 0
+        self._enough = 0
 
     def profile_ns(self, rows: int) -> int:
         """Latency of a batch of `rows` rows by the measured table alone."""
@@ -87,10 +91,23 @@ class LatencyEstimate:
     def efficient_rows(self) -> int:
         """The smallest batch size whose rate is nearly the best: 1 for a model that gains nothing from batching."""
         if not self._efficient:
-            rates = [size / (self.service_ns(size) + self._hand_off_ns) for size in self._sizes]
-            enough = max(rates) * NEARLY_BEST
-            self._efficient = next(size for size, rate in zip(self._sizes, rates, strict=True) if rate >= enough)
+            self._compare_rates()
         return self._efficient
+
+    @property
+    def enough_rows(self) -> int:
+        """The smallest batch size whose rate is `FULL_ENOUGH` of the best."""
+        if not self._efficient:
+            self._compare_rates()
+        return self._enough
+
+    def _compare_rates(self) -> None:
+        rates = [size / (self.service_ns(size) + self._hand_off_ns) for size in self._sizes]
+        best = max(rates)
+        self._efficient = next(
+            size for size, rate in zip(self._sizes, rates, strict=True) if rate >= best * NEARLY_BEST
+        )
+        self._enough = next(size for size, rate in zip(self._sizes, rates, strict=True) if rate >= best * FULL_ENOUGH)
 
     @property
     def table(self) -> LatencyTable:

@@ -10,6 +10,7 @@ from batcher.queue import Queue
 from batcher.ranking import LiveOption, Planner, Ranker
 from batcher.rate import RateEstimate
 from models.pipeline import Late
+from models.units import NS_PER_S
 
 RANKED_BATCHES = 16
 """A stage is ranked by estimates that are this many batches of its model old at most."""
@@ -98,7 +99,7 @@ class StageState:
         if self._ranker is None or outdated:
             self._ranked_batches, self._pools = model.batches, model.pools
             self._options = [
-                LiveOption(number, size, service_ns, service_ns * pool.price)
+                LiveOption(number, size, service_ns, service_ns * pool.price / NS_PER_S)
                 for number, pool in enumerate(model.pools)
                 for size in model.estimates[pool.kind].sizes
                 for service_ns in [model.estimates[pool.kind].service_ns(size)]

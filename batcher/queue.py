@@ -57,7 +57,7 @@ class Queue:
         lane = self._only
         if lane is None or lane.number != entry.lane:
             lane = self._lane(entry.lane, weight)
-        elif lane.live and order_ns > lane.last_ns:  # by far the most are the latest of the only lane
+        elif lane.live > lane.late_live and order_ns > lane.last_ns:  # by far the most are the latest of the only lane
             lane.last_ns = order_ns
             lane.items.append((order_ns, -entry.stage, entry.sequence, entry))
             lane.rows += rows
@@ -128,8 +128,8 @@ class Queue:
     def is_behind(self, order_ns: int) -> bool:
         """Whether some entry would come after one of that order."""
         if self._only is not None:
-            return order_ns < self._only.last_ns
-        return any(order_ns < lane.last_ns for lane in self._lanes.values())
+            return order_ns < self._only.last_ns or self._only.late_live > 0
+        return any(order_ns < lane.last_ns or lane.late_live for lane in self._lanes.values())
 
     def behind(self, order_ns: int) -> int:
         """How many entries, at most, would come after one of that order."""

@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from gateway.plan_command import add_plan_command
     from gateway.profile_command import add_profile_command
     from gateway.wiring import server_version
 
@@ -76,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     validate.set_defaults(command=_validate)
     validate.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a model repository, or model files")
     add_profile_command(commands)
+    add_plan_command(commands)
     return parser
 
 

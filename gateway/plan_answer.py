@@ -140,9 +140,8 @@ class Limit(enum.StrEnum):
 class PlanAnswer(msgspec.Struct, frozen=True):
     """All that was found out. `rate` is in requests a second; `partitions` counts them by kind.
 
-    `plan` is the quickest configuration, which misses the objective, when it is not `feasible`. `front` is empty when
-    the rate is too much for the partitions. `exact_cost_per_1000` is the least there is, where another planner was
-    asked.
+    `plan` is the quickest configuration, which misses the objective, when none fits. `front` is empty when the rate is
+    too much for the partitions. `exact_cost_per_1000` is the least there is (None: nothing fits).
     """
 
     pipeline: str

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from batcher.planner.stage_latency import RHO_MAX
 from gateway.plan_answer import (
     Bottleneck,
     Configuration,
@@ -92,7 +93,9 @@ def _why_lost(other: Chosen, chosen: Chosen, slo_ns: int) -> str:
         return f"too slow by {ns_to_ms(other.latency_ns - slo_ns):.3f} ms"
     slower_ms = ns_to_ms(other.latency_ns - chosen.latency_ns)
     if abs(other.cost - chosen.cost) <= _EQUAL * max(other.cost, chosen.cost):
-        return f"as dear, and slower by {slower_ms:.3f} ms" if slower_ms > 0 else "as dear; the planner missed it"
+        if slower_ms > 0:
+            return f"as dear, and slower by {slower_ms:.3f} ms"
+        return f"as dear, and quicker by {-slower_ms:.3f} ms; the planner missed it"
     if other.cost < chosen.cost:
         return f"cheaper by {1 - other.cost / chosen.cost:.1%}; the planner missed it"
     if not chosen.cost:
@@ -125,11 +128,11 @@ def _infeasible(now: Situation, question: Question, plan: Configuration, highest
     nearest_rate = highest or None
     if now.overloaded:
         neck = _bottleneck(now)
-        stage = neck.stage if _stage_index(now, neck.stage) in now.overloaded else plan.stages[now.overloaded[0]].stage
         return Infeasible(
-            stage,
-            f"stage '{stage}' cannot get the partitions' time that it takes: at {now.rate:g} requests/s all stages "
-            f"together take {neck.total_utilisation:.0%} of it, and at most 90 % of what others leave is planned for",
+            neck.stage,
+            f"at {now.rate:.10g} requests/s all stages together take {neck.total_utilisation:.0%} of the partitions' "
+            f"time in their best batches, at most {RHO_MAX:.0%} are planned for; stage '{neck.stage}' takes most of it: "
+            f"{neck.utilisation:.0%}",
             None,
             None if nearest_rate is None else now.rate - nearest_rate,
             None,
@@ -150,7 +153,3 @@ def _infeasible(now: Situation, question: Question, plan: Configuration, highest
         quickest_ms,
         nearest_rate,
     )
-
-
-def _stage_index(now: Situation, name: str) -> int:
-    return next(index for index, stage in enumerate(now.pipeline.stages) if stage.name == name)

@@ -37,7 +37,10 @@ def _partition(name: str, kind: str) -> Partition:
     if match is None:
         raise ConfigError(f"--partitions: expected a number, or kinds such as cpu1,cpu2/x3,mig-1g,mps-20; got '{kind}'")
     if match["cores"]:
-        return CpuPartition(name, tuple(range(int(match["cores"]))), float(match["slowdown"] or 1))
+        try:
+            return CpuPartition(name, tuple(range(int(match["cores"]))), float(match["slowdown"] or 1))
+        except ValueError as error:
+            raise ConfigError(f"--partitions: {kind}: {error}") from error
     share_of(kind)
     if match["profile"]:
         return MigPartition(name, "", match["profile"])
@@ -65,8 +68,9 @@ def latency_tables(
                 source = TableSource(stored.source.value)
                 notes = (*stored.warnings, *_holes(model, table))
             else:
+                partition = _here(model, kinds[kind], stored, repository)
                 told(f"timing {model.spec.key} on {kind}: {stored}")
-                table = _timed_now(model, kinds[kind], stored, repository)
+                table = time_on(partition, model.path, model.backend, model.spec.batchable, model.spec.menu)
                 source, notes = TableSource.TIMED_NOW, (stored,)
             tables[model.spec.key][kind] = table
             used.append(TableUsed(model.spec.key, kind, source, notes))
@@ -101,7 +105,8 @@ def _stored(model: ModelEntry, kinds: Iterable[str]) -> dict[str, Entry | str]:
     return found
 
 
-def _timed_now(model: ModelEntry, partition: Partition, reason: str, repository: Path | None) -> LatencyTable:
+def _here(model: ModelEntry, partition: Partition, reason: str, repository: Path | None) -> CpuPartition:
+    """A partition of that kind to time a model on."""
     kind = partition.profile_kind
     if not isinstance(partition, CpuPartition):
         named = str(model.path) if repository is None else f"--repository {repository} {model.spec.key}"
@@ -114,9 +119,7 @@ def _timed_now(model: ModelEntry, partition: Partition, reason: str, repository:
         raise ConfigError(
             f"{model.spec.key} on {kind}: {reason}, and this process may use only {len(cores)} cores to time it on"
         )
-    if not set(partition.cores) <= set(cores):
-        partition = CpuPartition(partition.name, cores[: len(partition.cores)], partition.slowdown)
-    return time_on(partition, model.path, model.backend, model.spec.batchable, model.spec.menu)
+    return CpuPartition(partition.name, cores[: len(partition.cores)], partition.slowdown)
 
 
 def _holes(model: ModelEntry, table: LatencyTable) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from batcher.config import PipelineConfig, SchedulerSpec
 from batcher.planner.exact import ExactPlanner
 from batcher.planner.problem import Problem
 from batcher.planner.stage_options import Demand, pipeline_problem
-from batcher.plans import Observed, PipelinePlan, Plan, StagePlan
+from batcher.plans import Front, Observed, PipelinePlan, Plan, StagePlan
 from models.errors import ConfigError
 
 
@@ -33,7 +33,17 @@ def _plan_pipeline(pipeline: PipelineConfig, problem: Problem) -> PipelinePlan:
         option = stage.options[choice]
         stages.append(
             StagePlan(
-                option.model, option.batch, option.kind, int(stage.latency_ns[choice]), float(stage.cost[choice]), rest
+                option.model,
+                option.batch,
+                option.kind,
+                int(stage.latency_ns[choice]),
+                float(stage.cost[choice]),
+                _from_here(rest, stage.probability),
             )
         )
     return PipelinePlan(pipeline.name, tuple(stages), path.latency_ns, path.cost, bool(paths))
+
+
+def _from_here(rest: Front, probability: float) -> Front:
+    """What is left to pay for a row that has come to a stage, which is more than what a row pays there on average."""
+    return Front(rest.within_ns, tuple(cost / probability for cost in rest.cost)) if probability else rest

@@ -61,11 +61,12 @@ class Demand:
                     self.rates[stage.model] += rows
         self._capacities = {key: self._by_kind(key) for key in self.models}
         self._totals = {key: sum(kinds.values()) for key, kinds in self._capacities.items()}
-        self._utilisation = {key: self.utilisation(key, rate) for key, rate in self.rates.items()}
         self._busy = dict.fromkeys(self.hosts, 0.0)
+        self._lone = dict.fromkeys(self.hosts, 0.0)
         for key, kinds in self._capacities.items():
             for kind in kinds:
-                self._busy[kind] += self._utilisation[key]
+                self._busy[kind] += self.utilisation(key, self.rates[key])
+                self._lone[kind] += self._lone_load(key, kind, self.rates[key])
 
     def capacities(self, model: str) -> dict[str, float]:
         """Rows a second that all partitions of a kind together could do of one model, by the kinds that know it."""
@@ -83,19 +84,36 @@ class Demand:
         return sorted({min(size, maximum) for size, _ in self.tables[model][kind].cells})
 
     def servers(self, model: str, kind: str, moved: tuple[str, float]) -> float:
-        """Partitions of a kind that are left to a model by the others; `moved` rows of one of them are no longer."""
-        first, rate = moved
-        others = self._busy[kind] - self._utilisation[model]
+        """Partitions of a kind that a model can count on; `moved` are rows that another model has run so far.
+
+        The others take what they need for rows one by one, if that leaves more than a share in proportion to what each
+        needs at best. Then batches have grown until all fit, and together no more than all partitions are counted on.
+        """
+        first, rows = moved
+        others = self._busy[kind] - self.utilisation(model, self.rates[model])
+        lone = self._lone[kind] - self._lone_load(model, kind, self.rates[model])
         if first != model and kind in self._capacities[first]:
-            others -= self.utilisation(first, rate)
-        return self.hosts[kind] * max(1.0 - max(others, 0.0), 0.0)
+            others -= self.utilisation(first, rows)
+            lone -= self._lone_load(first, kind, rows)
+        own = self.utilisation(model, self._with(model, moved))
+        least = own / (own + max(others, 0.0)) if own else 1.0 - others
+        return max(self.hosts[kind] * min(least, 1.0), self.hosts[kind] - max(lone, 0.0), 0.0)
 
     def rate_on(self, model: str, kind: str, moved: tuple[str, float]) -> float:
-        """Rows a second of a model that come to a kind; `moved` are those that another model has run so far."""
-        first, rate = moved
-        # A variant that would take a stage over has its rows on top of what it runs for others.
-        rows = self.rates[model] + (0.0 if model == first else rate)
-        return rows * self._capacities[model][kind] / self._totals[model]
+        """Rows a second of a model that come to a kind."""
+        return self._on(model, kind, self._with(model, moved))
+
+    def _with(self, model: str, moved: tuple[str, float]) -> float:
+        """Rows a second of a model: a variant that would take a stage over has them on top of what it runs anyhow."""
+        first, rows = moved
+        return self.rates[model] + (0.0 if model == first else rows)
+
+    def _lone_load(self, model: str, kind: str, rate: float) -> float:
+        """Partitions of a kind that rows of a model keep busy when they come one by one."""
+        return self._on(model, kind, rate) * self.service_ns(model, kind, 1) / NS_PER_S
+
+    def _on(self, model: str, kind: str, rate: float) -> float:
+        return rate * self._capacities[model][kind] / self._totals[model]
 
     def service_ns(self, model: str, kind: str, rows: int) -> int:
         """Time of a batch, hand-off included."""

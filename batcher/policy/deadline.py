@@ -5,7 +5,7 @@ Its objective says what to do with slack: `latency` (the default) answers soon, 
 
 from batcher.config import Limits
 from batcher.decisions import ReleaseReason
-from batcher.estimate import LatencyEstimate
+from batcher.estimate import FULL_ENOUGH, LatencyEstimate
 from batcher.lifecycle import Entry
 from batcher.placement import ModelState, PartitionState
 from batcher.policy.base import WAIT, Choice
@@ -13,8 +13,8 @@ from batcher.queue import Queue
 
 DEEP = 2
 """Efficient batches in a queue from which on the rate counts for more than the head."""
-FULL_ENOUGH = 0.7
-"""Share of the best rate from which on a batch is not deferred."""
+URGENT = 2
+"""Batches of the expected size that would just be in time when a head no longer waits for a partition to be idle."""
 
 
 class DeadlinePolicy:
@@ -55,9 +55,13 @@ class DeadlinePolicy:
         if pending >= expected or gather_ns < self._gather_floor_ns:
             reason = ReleaseReason.FULL if pending >= worthwhile else ReleaseReason.IDLE
             return Choice(self._size(queue, estimate, min(pending, worthwhile), start_ns), reason)
-        if partition.batches:
-            return WAIT
         head = queue.head()
+        if partition.batches:
+            # Others may keep the partition busy for ever, so what is urgent does not wait until it is idle.
+            urgent_ns = head.stage_deadline_ns - self._hand_off_ns - URGENT * estimate.service_ns(expected)
+            if start_ns < urgent_ns:
+                return Choice(0, ReleaseReason.DEADLINE, now_ns + urgent_ns - start_ns)
+            return Choice(self._size(queue, estimate, pending, start_ns), ReleaseReason.DEADLINE)
         gathered_ns = max(partition.idle_since_ns, head.enqueued_ns) + gather_ns
         latest_ns = head.stage_deadline_ns - self._hand_off_ns - estimate.service_ns(expected)
         if now_ns >= min(gathered_ns, latest_ns):
@@ -66,12 +70,17 @@ class DeadlinePolicy:
         return Choice(0, ReleaseReason.DELAY, min(gathered_ns, latest_ns))
 
     def _size(self, queue: Queue, estimate: LatencyEstimate, limit: int, start_ns: int) -> int:
-        """Rows to take: `limit`, or fewer where that makes the first reachable deadline; late ones set no limit."""
+        """Rows to take: `limit`, or fewer where that makes the first reachable deadline; late ones set no limit.
+
+        With more than a full batch queued it keeps most of the best rate (`LatencyEstimate.enough_rows`): else every head would
+        be as tight as the one before, and the queue would be served in small batches for as long as the load lasts.
+        """
         ready_ns = start_ns + self._hand_off_ns
         first = queue.first_not_before(ready_ns + estimate.service_ns(1))
         if first is None:
             return limit
-        return estimate.rows_within(first.stage_deadline_ns - ready_ns, limit) or 1
+        rows = estimate.rows_within(first.stage_deadline_ns - ready_ns, limit) or 1
+        return max(rows, estimate.enough_rows) if queue.rows > estimate.efficient_rows else rows
 
 
 class DeferringPolicy(DeadlinePolicy):
@@ -79,9 +88,9 @@ class DeferringPolicy(DeadlinePolicy):
 
     That is the deadline of the head's stage, less the time of a batch with one row more and once more that of the batch
     as it is: so much is kept for another batch that is in the way when the time has come, as it will be when models
-    share partitions. (Symphony, arXiv 2308.07470, defers without this guard.) A batch with `FULL_ENOUGH` of the best
-    rate starts at once: to wait for the rest of it would save little, and leave it in the way of a burst. A lone
-    request waits like any other.
+    share partitions. (Symphony, arXiv 2308.07470, defers without this guard.) A batch with most of the best rate
+    (`FULL_ENOUGH`) starts at once: to wait for the rest of it would save little, and leave it in the
+    way of a burst. A lone request waits like any other.
 
     A stage may use up only its share of what is left to the request, as its predicted time is to that of all that is
     ahead of the request (the slack of Llama, SoCC'21): early stages leave as much for later ones.

@@ -305,7 +305,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.wake_if_due()
         name = data.draw(st.sampled_from(self.busy()))
         batch = self.running[name][0]
-        ended_ns = self.started_ns[batch.batch] + TABLES[KINDS[name]][batch.model].latency_ns(batch.rows) * percent // 100
+        predicted_ns = TABLES[KINDS[name]][batch.model].latency_ns(batch.rows)
+        ended_ns = self.started_ns[batch.batch] + predicted_ns * percent // 100
         self.advance_to(max(ended_ns, self.now_ns))
         self.complete(name, [confidence, 0.4])
 

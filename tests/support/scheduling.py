@@ -27,7 +27,7 @@ from batcher.events import (
     RequestArrived,
 )
 from batcher.planner.live import LivePlanner
-from batcher.plans import Plan
+from batcher.plans import Front, PipelinePlan, Plan, StagePlan
 from batcher.scheduler import Scheduler
 from batcher.simulator import Simulator
 from models.pipeline import Confidence, Late
@@ -61,6 +61,21 @@ def cascade(*keys: str, name: str = "cascade:1", below: float = 0.9, late: Late 
         StageConfig(key, key, when=WhenConfig(index - 1, 0, below) if index else None) for index, key in enumerate(keys)
     ]
     return PipelineConfig(name, tuple(stages), late)
+
+
+def chain(*keys: str, name: str = "chain:1", slo_ns: int = 0) -> PipelineConfig:
+    """Each model runs on what the one before made of all rows."""
+    stages = [StageConfig(f"{key}#{index}", key, (index - 1,) if index else ()) for index, key in enumerate(keys)]
+    return PipelineConfig(name, tuple(stages), slo_ns=slo_ns)
+
+
+def stage_plan(model_key: str, rest: Front | None = None) -> StagePlan:
+    """What a plan says of a stage, the last one without `rest`; of this the scheduler goes by the model and the rest."""
+    return StagePlan(model_key, 1, "cpu1", MS, 0.001, rest or Front((0,), (0.0,)))
+
+
+def pipeline_plan(name: str, *stages: StagePlan) -> PipelinePlan:
+    return PipelinePlan(name, stages, len(stages) * MS, 0.001 * len(stages), True)
 
 
 def ensemble(*keys: str, name: str = "ensemble:1", late: Late = Late.SERVE) -> PipelineConfig:

@@ -69,10 +69,10 @@ def test_a_running_request_is_not_evicted() -> None:
 
 
 def test_a_request_of_many_rows_is_evicted_earlier() -> None:
-    scheduler = serving(spec_of([model("m:1")], [single("m:1", Late.EVICT)]), GAINING)
-    step(scheduler, 0, arrival(1, S))
-    step(scheduler, 0, arrival(2, 10 * MS, rows=4))
-    assert step(scheduler, 850 * US) == []
+    scheduler = serving(spec_of([model("m:1", 4)], [single("m:1", Late.EVICT)]), GAINING)
+    step(scheduler, 0, arrival(1, S, rows=4), arrival(2, S, rows=4))
+    assert step(scheduler, 1050 * US) == [dispatch(2, [Member(2, 0, 4)], FULL)]
+    step(scheduler, 1050 * US, arrival(3, 10 * MS, rows=4))
     assert scheduler.next_wakeup_ns() == 10 * MS - 150 * US - 1200 * US + 1
 
 

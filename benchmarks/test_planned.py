@@ -1,0 +1,131 @@
+"""The planner against every fixed (batch, partition) assignment, live, on two partitions of unequal speed.
+
+The models sleep (backend `timed`), so that gateway and client take nothing from the workers, and every batch on the
+partition `slow` takes three times as long as on `fast`. The servers stay up side by side and are measured in turns.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.conftest import Report
+from benchmarks.support.processes import gateway, pinned
+from loadgen.result import RunConfig
+from loadgen.scenario import run_server_scenario
+
+CLIENT_CORE, FAST_CORE = 0, 1
+SLO_MS = 150.0
+RATES = (250.0, 330.0)
+"""Requests a second: what the fast partition alone can just not do, and what both have to share well."""
+ROUNDS = 2
+SECONDS, WARMUP_S = 1.6, 0.3
+LATENCY_MS = {
+    "encode": {1: 6, 2: 7, 4: 9, 8: 13, 16: 21},  # gains much from batching
+    "rank": {1: 3, 2: 5, 4: 9, 8: 17, 16: 33},  # gains little
+}
+FILE_MIB = {"encode": 2, "rank": 1}
+PIPELINE = f"""
+slo_ms: {SLO_MS:g}
+stages:
+  encode: {{model: encode, inputs: {{x: request.x}}}}
+  rank: {{model: rank, inputs: {{x: encode.y}}}}
+outputs: {{y: rank.y}}
+"""
+PLANNED = "planned, both"
+BATCHES = (1, 4, 8, 16)
+MAX_DELAY_MS = 20
+FAST = f"name: fast, cores: [{FAST_CORE}]"
+SLOW = f"name: slow, cores: [{CLIENT_CORE}], slowdown: 3"
+# A model goes only where there is memory for it, which is what keeps one stage on one partition.
+PLACES = {
+    "fast": [FAST],
+    "slow": [SLOW],
+    "both": [FAST, SLOW],
+    "encode fast, rank slow": [f"{FAST}, memory_mb: 2", f"{SLOW}, memory_mb: 1"],
+    "encode slow, rank fast": [f"{FAST}, memory_mb: 1", f"{SLOW}, memory_mb: 2"],
+}
+
+
+def configurations() -> dict[str, str]:
+    """The configuration files by what they are: the planned one first, then the fixed ones."""
+    settings = {PLANNED: (PLACES["both"], "max_batch_size: 16")}
+    for place, partitions in PLACES.items():
+        for batch in BATCHES:
+            delay_ms = MAX_DELAY_MS if batch > 1 else 0
+            policy = f"policy: {{name: timeout, preferred: [{batch}], max_delay_ms: {delay_ms}}}"
+            settings[f"fixed, {place}, {batch}"] = partitions, f"max_batch_size: {batch}\n{policy}"
+    return {
+        name: f"partitions: [{', '.join(f'{{{each}}}' for each in partitions)}]\n{rest}\n"
+        for name, (partitions, rest) in settings.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository; a model takes as much memory as its file, which is padded."""
+    root = tmp_path_factory.mktemp("timed")
+    tensor = {"datatype": "FP32", "shape": [4]}
+    for name, table in LATENCY_MS.items():
+        model = {"inputs": [{"name": "x"} | tensor], "outputs": [{"name": "y"} | tensor]}
+        text = json.dumps(model | {"max_batch_size": 16, "latency_ms": table})
+        path = root / name / "1" / "model.timed.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(text.ljust(FILE_MIB[name] << 20))
+    (root / "search").mkdir()
+    (root / "search" / "pipeline.yaml").write_text(PIPELINE)
+    return root
+
+
+@pytest.fixture(scope="module")
+def servers(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The URL of a server for every configuration; they start one by one, since each times its models."""
+    with ExitStack() as stack:
+        urls = {}
+        for name, config in configurations().items():
+            directory = tmp_path_factory.mktemp("server")
+            server = stack.enter_context(gateway(directory, config, None, "--repository", str(models)))
+            server.keep_on(CLIENT_CORE)
+            urls[name] = f"http://127.0.0.1:{server.http_port}"
+        stack.enter_context(pinned(CLIENT_CORE))
+        yield urls
+
+
+def goodput(url: str, rate: float, seed: int) -> float:
+    """Requests a second that were answered within the objective."""
+    config = RunConfig(
+        target=url,
+        model="search",
+        rate=rate,
+        duration_s=SECONDS,
+        warmup_s=WARMUP_S,
+        slo_ms=SLO_MS,
+        seed=seed,
+        connections=1024,
+    )
+    return run_server_scenario(config).metrics.goodput_per_s
+
+
+def in_turns(servers: dict[str, str], measure: Callable[[str, float, int], float]) -> dict[str, list[float]]:
+    """The mean over the rounds, by configuration and rate; a round has the same arrivals for all."""
+    sums = {name: [0.0] * len(RATES) for name in servers}
+    for seed in range(ROUNDS):
+        for index, rate in enumerate(RATES):
+            for name, url in servers.items():
+                sums[name][index] += measure(url, rate, seed) / ROUNDS
+    return sums
+
+
+def test_planned_against_fixed(benchmark: Any, servers: dict[str, str], report: Report) -> None:
+    """Goodput of every configuration at every rate, and of the planned one against the best fixed one."""
+    found = benchmark.pedantic(in_turns, args=(servers, goodput), rounds=1)
+    planned = found.pop(PLANNED)
+    rates = " and ".join(f"{rate:g}" for rate in RATES)
+    report(f"goodput at {rates} requests/s: {PLANNED}", " ".join(f"{each:4.0f}" for each in planned), "")
+    for name, fixed in found.items():
+        report(f"goodput at {rates} requests/s: {name}", " ".join(f"{each:4.0f}" for each in fixed), "<= planned")
+    ratios = [ours / max(theirs) for ours, theirs in zip(planned, zip(*found.values(), strict=True), strict=True)]
+    report("planned against the best fixed assignment", " ".join(f"{ratio:.2f}x" for ratio in ratios), ">= 1x")

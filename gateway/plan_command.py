@@ -1,0 +1,186 @@
+"""The command `sluice plan`: what a pipeline would take and cost, without serving it."""
+
+import argparse
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from batcher.build import build_spec, pipeline_key
+from batcher.config import PartitionConfig, SchedulerSpec
+from gateway.config import ServerConfig, read_config
+from gateway.plan_question import Question, answer
+from gateway.plan_report import report
+from gateway.plan_tables import latency_tables, planned_partitions
+from gateway.planning import PLANNERS, WhatIf
+from gateway.wiring import read_models
+from models.errors import ConfigError, ModelNotFound
+from models.pipeline import Pipeline
+from models.pipeline_check import single_model
+from models.repository import ModelEntry, Repository
+from models.units import ms_to_ns
+from mps.cpu import available_cores, default_partitions
+from mps.partition import CpuPartition, MigPartition, Partition
+
+INFEASIBLE = 1
+"""Exit status when no configuration keeps to the objective."""
+ESCALATION = 0.5
+"""Share of rows that a stage with a condition is assumed to run for."""
+
+_MIG_SLICES = 7
+
+
+def add_plan_command(commands: Any) -> None:
+    """Add the command to the subparsers of `sluice`."""
+    text = "batch sizes and partitions that meet an objective at the least cost, and what else there is"
+    parser = commands.add_parser("plan", help=text, description=text)
+    parser.set_defaults(command=_plan)
+    add = parser.add_argument
+    add("pipeline", metavar="PIPELINE", help="a pipeline, family or model (NAME or NAME:VERSION), or a model file")
+    add("--repository", type=Path, metavar="DIR", help="the model repository; without it PIPELINE is a model file")
+    add("--config", type=Path, metavar="FILE", help="the server's settings: partitions, prices, policies, limits")
+    add("--partitions", metavar="N|KIND,KIND", help="as many equal sets of cores, or kinds such as cpu1,mig-1g,mps-20")
+    add("--slo-ms", type=float, metavar="MS", help="the objective (default: the pipeline's, else the server's default)")
+    add("--rate", type=float, default=0.0, metavar="R", help="requests of one row a second (default: lone requests)")
+    escalation = "share of the rows offered to a stage with a condition that it runs for (default 0.5)"
+    add("--escalation", type=_escalation, action="append", default=[], metavar="STAGE=P", help=escalation)
+    percentile = "a stage that fewer requests than the rest of them reach takes no time (default 99)"
+    add("--percentile", type=float, default=99.0, metavar="P", help=percentile)
+    add("--planner", choices=PLANNERS, default="exact", help="whose plan (default exact)")
+    add("--seed", type=int, default=0, help="of planners that draw at random (default 0)")
+    add("--json", action="store_true", help="all figures, for programs")
+    add("--explain", action="store_true", help="print the arithmetic as well")
+
+
+def _escalation(text: str) -> tuple[str, float]:
+    stage, _, share = text.partition("=")
+    try:
+        if stage and 0 <= float(share) <= 1:
+            return stage, float(share)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"expected STAGE=P with P from 0 to 1, got '{text}'")
+
+
+def _plan(options: argparse.Namespace) -> int:
+    config = ServerConfig() if options.config is None else read_config(options.config)
+    _check(options)
+    repository = _repository(options.repository, options.pipeline, config)
+    pipeline = _pipeline(repository, options.pipeline, options.repository)
+    assumptions: list[str] = []
+    slo_ms = _slo_ms(options.slo_ms, pipeline, config, assumptions)
+    if not options.rate:
+        assumptions.append("lone requests (--rate 0)")
+    probabilities = _probabilities(pipeline, options.escalation, assumptions)
+    partitions = _partitions(options.partitions, config)
+    models = [repository.models[key] for key in dict.fromkeys(key for each in pipeline.stages for key in each.models)]
+    tables, used = latency_tables(models, partitions, options.repository, _tell)
+    spec = _spec(config, models, pipeline, partitions)
+    what_if = WhatIf(spec, tables, {pipeline_key(pipeline): probabilities}, options.percentile / 100)
+    question = Question(ms_to_ns(slo_ms), options.rate, options.planner, options.seed, tuple(assumptions), tuple(used))
+    found = answer(what_if, question)
+    print(msgspec.json.encode(found).decode() if options.json else report(found, explain=options.explain))
+    return 0 if found.feasible else INFEASIBLE
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.slo_ms is not None and not 0 < options.slo_ms < math.inf:
+        raise ConfigError(f"--slo-ms: expected milliseconds above 0, got {options.slo_ms:g}")
+    if not 0 <= options.rate < math.inf:
+        raise ConfigError(f"--rate: expected requests a second of at least 0, got {options.rate:g}")
+    if not 0 < options.percentile <= 100:
+        raise ConfigError(f"--percentile: expected a percentile above 0, up to 100, got {options.percentile:g}")
+    if options.seed < 0:
+        raise ConfigError(f"--seed: expected at least 0, got {options.seed}")
+
+
+def _tell(progress: str) -> None:
+    print(f"sluice: {progress}", file=sys.stderr, flush=True)
+
+
+def _repository(directory: Path | None, name: str, config: ServerConfig) -> Repository:
+    if directory is not None:
+        return read_models(directory, [], config)
+    found = read_models(None, [Path(name)], config)
+    for broken in found.broken:
+        raise ConfigError(f"{broken.reason}; a pipeline or model of a repository needs --repository DIR")
+    return found
+
+
+def _pipeline(repository: Repository, name: str, directory: Path | None) -> Pipeline:
+    """The pipeline of that name, or a model by itself: the latest of its versions."""
+    if directory is None:
+        (entry,) = repository.models.values()
+        return single_model(entry.spec)
+    for pipeline in repository.pipelines.values():
+        if name in (pipeline.name, pipeline_key(pipeline)):
+            return pipeline
+    versions = [entry.spec for key, entry in repository.models.items() if name in (key, entry.spec.name)]
+    if versions:
+        return single_model(max(versions, key=lambda spec: spec.version))
+    reasons = "".join(f"\n  {each.reason}" for each in repository.broken if each.name == name.partition(":")[0])
+    there = ", ".join([*repository.pipelines, *repository.models]) or "none"
+    raise ModelNotFound(f"{directory}: no pipeline or model '{name}'; there are {there}{reasons}")
+
+
+def _slo_ms(given: float | None, pipeline: Pipeline, config: ServerConfig, assumptions: list[str]) -> float:
+    if given is not None:
+        return given
+    if pipeline.slo_ms is not None:
+        assumptions.append(f"the pipeline's objective, {pipeline.slo_ms:g} ms")
+        return pipeline.slo_ms
+    assumptions.append(f"the server's default objective, {config.default_slo_ms:g} ms")
+    return config.default_slo_ms
+
+
+def _probabilities(pipeline: Pipeline, given: list[tuple[str, float]], assumptions: list[str]) -> tuple[float, ...]:
+    """For each stage the share of the rows offered to it that it runs."""
+    conditional = [stage.name for stage in pipeline.stages if stage.when is not None]
+    shares = dict(given)
+    if unknown := [name for name in shares if name not in conditional]:
+        there = ", ".join(conditional) or "none"
+        raise ConfigError(f"--escalation: {unknown[0]} is no stage with a condition (`when`); there are {there}")
+    for name in conditional:
+        if name not in shares:
+            shares[name] = ESCALATION
+            assumptions.append(f"{ESCALATION:.0%} of the rows offered to stage '{name}' run (--escalation {name}=P)")
+    return tuple(shares.get(stage.name, 1.0) for stage in pipeline.stages)
+
+
+def _partitions(text: str | None, config: ServerConfig) -> tuple[Partition, ...]:
+    if text is not None:
+        return planned_partitions(text)
+    if config.partitions is None or isinstance(config.partitions, int):
+        return default_partitions(config.partitions)
+    return config.partitions
+
+
+def _spec(
+    config: ServerConfig, models: list[ModelEntry], pipeline: Pipeline, partitions: tuple[Partition, ...]
+) -> SchedulerSpec:
+    """As the server's, with this pipeline alone."""
+    specs = [entry.spec for entry in models]
+    return build_spec(
+        specs,
+        [pipeline],
+        [
+            PartitionConfig(each.name, each.profile_kind, config.prices.per_second(each), _share(each))
+            for each in partitions
+        ],
+        limits=config.limits.config(),
+        policies=config.policies(specs),
+        default_policy=config.policy.config(),
+    )
+
+
+def _share(partition: Partition) -> float:
+    """Of the machine's cores, or of a GPU."""
+    match partition:
+        case CpuPartition():
+            return min(len(partition.cores) / len(available_cores()), 1.0)
+        case MigPartition():
+            return int(partition.profile.partition("g")[0]) / _MIG_SLICES
+        case _:
+            return partition.share_percent / 100

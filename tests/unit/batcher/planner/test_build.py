@@ -1,0 +1,111 @@
+import msgspec
+import pytest
+
+from batcher.config import Limits, PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
+from batcher.planner.build import build_plan
+from batcher.plans import Front, Observed, PipelinePlan
+from models.profile import LatencyTable
+from tests.support.scheduling import MS, cascade, chain, model, single, spec_of
+
+HALVING = LatencyTable.from_ms({1: 10, 2: 10, 4: 10})
+SLOWER = LatencyTable.from_ms({1: 30, 2: 30, 4: 30})
+
+
+def plan_of(
+    pipeline: PipelineConfig,
+    tables: dict[str, dict[str, LatencyTable]],
+    *,
+    slo_ms: int = 100,
+    rate: float = 0.0,
+    probabilities: tuple[float, ...] | None = None,
+    partitions: tuple[PartitionConfig, ...] = (PartitionConfig("cpu0", "cpu1"),),
+) -> PipelinePlan | None:
+    keys = {key: None for stage in pipeline.stages for key in (stage.variants or (stage.model,)) if key is not None}
+    planned = msgspec.structs.replace(pipeline, slo_ns=slo_ms * MS)
+    spec = spec_of([model(key, 4) for key in keys], [planned], partitions=partitions, limits=Limits(hand_off_ns=0))
+    shares = {} if probabilities is None else {pipeline.name: probabilities}
+    plans = build_plan(spec, Observed(tables, {pipeline.name: rate}, shares)).pipelines
+    return plans[0] if plans else None
+
+
+def test_every_stage_has_its_choice_and_what_follows_it() -> None:
+    found = plan_of(chain("a", "b"), {"a": {"cpu1": HALVING}, "b": {"cpu1": SLOWER}})
+    assert found is not None
+    assert [(each.model, each.batch, each.kind, each.latency_ns) for each in found.stages] == [
+        ("a", 1, "cpu1", 10 * MS),
+        ("b", 1, "cpu1", 30 * MS),
+    ]
+    assert (found.latency_ns, found.feasible) == (40 * MS, True)
+    assert found.cost == pytest.approx(0.04)
+    assert found.stages[0].rest == Front((30 * MS,), (0.03,))
+    assert found.stages[1].rest == Front((0,), (0.0,))
+
+
+def test_the_cheap_partition_is_taken_where_the_objective_leaves_time_for_it() -> None:
+    partitions = (PartitionConfig("quick", "cpu1"), PartitionConfig("slow", "cpu1/x3", price=0.1))
+    tables = {"m": {"cpu1": HALVING, "cpu1/x3": SLOWER}}
+    found = [plan_of(single("m"), tables, slo_ms=slo_ms, partitions=partitions) for slo_ms in (29, 30)]
+    assert [each.stages[0].kind for each in found if each] == ["cpu1", "cpu1/x3"]
+
+
+def test_below_any_possible_latency_the_plan_is_the_quickest_and_says_so() -> None:
+    found = plan_of(single("m"), {"m": {"cpu1": HALVING}}, slo_ms=9)
+    assert found is not None
+    assert (found.latency_ns, found.feasible) == (10 * MS, False)
+
+
+def test_beyond_capacity_the_plan_is_the_best_for_what_is_admitted() -> None:
+    found = plan_of(single("m"), {"m": {"cpu1": HALVING}}, rate=10_000)
+    assert found is not None
+    assert (found.stages[0].batch, found.latency_ns) == (4, 10 * MS)
+
+
+@pytest.mark.parametrize(("probability", "latency_ms", "cost"), [(0, 10, 0.01), (0.5, 40, 0.025), (1, 40, 0.04)])
+def test_what_never_runs_takes_no_time_and_what_may_run_takes_all_of_it(
+    probability: float, latency_ms: int, cost: float
+) -> None:
+    tables = {"a": {"cpu1": HALVING}, "b": {"cpu1": SLOWER}}
+    found = plan_of(cascade("a", "b"), tables, probabilities=(1.0, probability))
+    assert found is not None
+    assert found.latency_ns == latency_ms * MS
+    assert found.cost == pytest.approx(cost)
+
+
+def test_a_model_that_is_nowhere_yet_leaves_its_pipelines_without_a_plan() -> None:
+    assert plan_of(chain("a", "b"), {"a": {"cpu1": HALVING}}) is None
+
+
+def test_figures_that_make_no_sense_leave_a_pipeline_without_a_plan() -> None:
+    forever = LatencyTable(((1, 1 << 60),))
+    assert plan_of(single("m"), {"m": {"cpu1": forever}}) is None
+    partition = PartitionConfig("cpu0", "cpu1", price=float("nan"))
+    assert plan_of(single("m"), {"m": {"cpu1": HALVING}}, partitions=(partition,)) is None
+
+
+def test_without_an_objective_there_is_nothing_to_plan() -> None:
+    assert plan_of(single("m"), {"m": {"cpu1": HALVING}}, slo_ms=0) is None
+
+
+def test_the_variant_that_can_take_the_rate_is_chosen() -> None:
+    pipeline = PipelineConfig("p:1", (StageConfig("s", "large", variants=("large", "small")),))
+    found = plan_of(pipeline, {"large": {"cpu1": SLOWER}, "small": {"cpu1": HALVING}}, rate=300)
+    assert found is not None
+    assert found.stages[0].model == "small"
+
+
+def test_40_stages() -> None:
+    keys = [f"m{index}" for index in range(40)]
+    found = plan_of(chain(*keys), {key: {"cpu1": HALVING} for key in keys}, slo_ms=400)
+    assert found is not None
+    assert (len(found.stages), found.latency_ns, found.feasible) == (40, 400 * MS, True)
+
+
+def test_4096_options_a_stage() -> None:
+    table = LatencyTable(tuple((size, MS + size * 1000) for size in range(1, 4097)))
+    pipeline = msgspec.structs.replace(chain("a", "b", "c"), slo_ns=50 * MS)
+    spec = SchedulerSpec(
+        tuple(model(key, 4096) for key in "abc"), (pipeline,), (PartitionConfig("cpu0", "cpu1"),), Limits(hand_off_ns=0)
+    )
+    (found,) = build_plan(spec, Observed({key: {"cpu1": table} for key in "abc"}, {"chain:1": 500.0}, {})).pipelines
+    assert found.feasible
+    assert found.latency_ns <= 50 * MS

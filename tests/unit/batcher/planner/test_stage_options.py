@@ -1,0 +1,205 @@
+"""Options at hand-made rates: hand-offs take no time, and a second of a partition costs 1, unless a test says so."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from batcher.config import (
+    Limits,
+    ModelConfig,
+    Objective,
+    PartitionConfig,
+    PipelineConfig,
+    PolicyConfig,
+    PolicyName,
+    SchedulerSpec,
+    StageConfig,
+)
+from batcher.planner.stage_options import Candidate, Demand, pipeline_candidates, pipeline_problem
+from batcher.plans import Observed
+from models.errors import ConfigError
+from models.profile import LatencyTable
+from tests.support.scheduling import MS, cascade, chain, model, spec_of
+
+NO_HAND_OFF = Limits(hand_off_ns=0)
+FLAT = LatencyTable.from_ms({1: 10, 2: 10, 4: 10})
+"""10 ms whatever the batch: one partition does 400 rows a second at most."""
+
+Tables = Mapping[str, dict[str, LatencyTable]]
+
+
+def spec(
+    models: Sequence[ModelConfig],
+    pipelines: Sequence[PipelineConfig] = (),
+    partitions: Sequence[str | PartitionConfig] = ("cpu0",),
+) -> SchedulerSpec:
+    return spec_of(models, pipelines, partitions=partitions, limits=NO_HAND_OFF)
+
+
+def demand(
+    served: SchedulerSpec,
+    tables: Tables,
+    rate: float = 0.0,
+    probabilities: tuple[float, ...] | None = None,
+) -> Demand:
+    """All pipelines have the same rate; `probabilities` are the first one's."""
+    first = served.pipelines[0].name
+    shares = {} if probabilities is None else {first: probabilities}
+    return Demand(served, Observed(dict(tables), {each.name: rate for each in served.pipelines}, shares))
+
+
+def only_stage(asked: Demand) -> list[Candidate]:
+    (choices,) = pipeline_candidates(asked, asked.spec.pipelines[0])
+    return choices
+
+
+def figures(candidates: Sequence[Candidate]) -> list[tuple[str, int, float, float]]:
+    """Kind, batch, latency in ms, cost."""
+    return [(each.option.kind, each.option.batch, each.latency_ns / MS, each.cost) for each in candidates]
+
+
+def test_without_traffic_every_batch_is_of_one_row() -> None:
+    served = spec([model("m", 4)])
+    found = only_stage(demand(served, {"m": {"cpu1": LatencyTable.from_ms({1: 10, 4: 20})}}))
+    assert figures(found) == [("cpu1", 1, 10, 0.01), ("cpu1", 4, 10, 0.01)]
+
+
+def test_the_hand_off_takes_time_but_costs_nothing() -> None:
+    served = spec_of([model("m", 1)], limits=Limits(hand_off_ns=MS))
+    assert figures(only_stage(demand(served, {"m": {"cpu1": FLAT}}))) == [("cpu1", 1, 11, 0.01)]
+
+
+def test_what_cannot_take_the_rate_is_no_option() -> None:
+    # 150 rows a second: 1.5 of the partition in batches of 1, 0.75 in batches of 2.
+    found = only_stage(demand(spec([model("m", 4)]), {"m": {"cpu1": FLAT}}, 150))
+    assert [each.option.batch for each in found] == [2, 4]
+    assert [each.predicted.utilisation for each in found if each.predicted] == pytest.approx([0.75, 0.375])
+
+
+def test_a_rate_beyond_capacity_leaves_options_without_waits() -> None:
+    found = only_stage(demand(spec([model("m", 4)]), {"m": {"cpu1": FLAT}}, 1000))
+    assert figures(found) == [("cpu1", 1, 10, 0.01), ("cpu1", 2, 10, 0.005), ("cpu1", 4, 10, 0.0025)]
+    assert all(each.predicted is None for each in found)
+
+
+def test_a_hole_is_no_option_and_batches_within_it_take_the_next_larger_cell() -> None:
+    table = LatencyTable.from_ms({1: 10, 8: 12})
+    found = only_stage(demand(spec([model("m", 4)]), {"m": {"cpu1": table}}))
+    assert [(each.option.batch, each.option.service_ns / MS) for each in found] == [(1, 10), (4, 12)]
+
+
+def test_nothing_is_promised_beyond_the_last_cell() -> None:
+    found = only_stage(demand(spec([model("m", 64)]), {"m": {"cpu1": FLAT}}))
+    assert [each.option.batch for each in found] == [1, 2, 4]
+
+
+def test_a_table_that_falls_is_planned_with_as_it_is() -> None:
+    table = LatencyTable.from_ms({1: 10, 2: 9, 4: 12})
+    found = only_stage(demand(spec([model("m", 4)]), {"m": {"cpu1": table}}, 100))
+    assert [each.option.service_ns / MS for each in found] == [9, 12], "one by one 100 a second are too many"
+    assert all(each.predicted is not None for each in found)
+
+
+def test_missing_tables_are_told_with_the_stage() -> None:
+    with pytest.raises(ConfigError, match="stage 'm': no latencies are known of model m on any partition"):
+        only_stage(demand(spec([model("m")]), {}))
+    with pytest.raises(ConfigError, match="on any partition"):
+        only_stage(demand(spec([model("m")]), {"m": {"mig-1g": FLAT}}))
+
+
+@pytest.mark.parametrize(("probability", "rates"), [(0.0, [50, 0]), (0.5, [50, 25]), (1.0, [50, 50])])
+def test_a_stage_counts_as_often_as_it_runs(probability: float, rates: list[float]) -> None:
+    served = spec([model("a"), model("b")], [cascade("a", "b")])
+    asked = demand(served, {"a": {"cpu1": FLAT}, "b": {"cpu1": FLAT}}, 50, (1.0, probability))
+    first, second = pipeline_problem(asked, served.pipelines[0], 100 * MS).stages
+    assert [first.rate, second.rate] == rates
+    assert (first.probability, second.probability) == (1.0, probability)
+    assert second.on_path == (probability > 0)
+    assert second.sources == (0,)
+
+
+def test_a_stage_that_few_requests_reach_takes_no_time_at_the_percentile() -> None:
+    served = spec([model("a"), model("b")], [cascade("a", "b")])
+    asked = demand(served, {"a": {"cpu1": FLAT}, "b": {"cpu1": FLAT}}, 50, (1.0, 0.01))
+    paths = [pipeline_problem(asked, served.pipelines[0], MS, at).stages[1].on_path for at in (1.0, 0.995, 0.99)]
+    assert paths == [True, True, False]
+
+
+def test_a_combiner_takes_no_time() -> None:
+    stages = (StageConfig("one", "m"), StageConfig("vote", None, (0,)))
+    served = spec([model("m")], [PipelineConfig("p:1", stages)])
+    assert figures(pipeline_candidates(demand(served, {"m": {"cpu1": FLAT}}), served.pipelines[0])[1]) == [
+        ("", 1, 0, 0)
+    ]
+
+
+def test_what_runs_one_by_one_takes_that_time_from_the_others() -> None:
+    # a takes 0.2 of the partition one by one, so that b can count on 0.8.
+    served = spec([model("a", 4), model("b", 4)])
+    asked = demand(served, {"a": {"cpu1": FLAT}, "b": {"cpu1": FLAT}}, 20)
+    assert asked.servers("b", "cpu1", ("b", 20.0)) == pytest.approx(0.8)
+
+
+def test_when_batches_have_to_grow_time_is_shared_by_what_each_needs() -> None:
+    # One by one each would take all of the partition, and a in its best batches a third of what b does.
+    served = spec([model("a", 4), model("b", 4)])
+    asked = demand(served, {"a": {"cpu1": LatencyTable.from_ms({1: 10, 4: 10})}, "b": {"cpu1": FLAT_3}}, 100)
+    assert asked.servers("a", "cpu1", ("a", 100.0)) == pytest.approx(0.25)
+    assert asked.servers("b", "cpu1", ("b", 100.0)) == pytest.approx(0.75)
+
+
+FLAT_3 = LatencyTable.from_ms({1: 30, 4: 30})
+
+
+@pytest.mark.parametrize("rate", [1, 20, 60, 100, 120])
+def test_what_is_chosen_together_never_takes_more_than_all_partitions(rate: float) -> None:
+    served = spec([model("a", 4), model("b", 4)], [chain("a", "b")], ("cpu0", "cpu1"))
+    tables = {"a": {"cpu1": FLAT}, "b": {"cpu1": FLAT_3}}
+    smallest = [choices[0] for choices in pipeline_candidates(demand(served, tables, rate), served.pipelines[0])]
+    taken = sum(rate * each.option.service_ns / each.option.batch / 1e9 for each in smallest)
+    assert taken <= 2
+
+
+def test_a_model_is_spread_over_kinds_by_what_they_can_do() -> None:
+    partitions = (PartitionConfig("quick", "cpu1"), PartitionConfig("slow", "cpu1/x3", price=0.5))
+    served = spec([model("m", 1)], partitions=partitions)
+    asked = demand(served, {"m": {"cpu1": FLAT, "cpu1/x3": FLAT_3}}, 40)
+    assert [asked.rate_on("m", kind, ("m", 40.0)) for kind in ("cpu1", "cpu1/x3")] == pytest.approx([30, 10])
+    assert [(each.option.kind, each.cost) for each in only_stage(asked)] == [("cpu1", 0.01), ("cpu1/x3", 0.015)]
+
+
+def test_a_variant_that_takes_a_stage_over_finds_the_time_of_the_one_before_it() -> None:
+    # 300 rows a second are too many for the first, which would leave nothing to the second if it went on.
+    stages = (StageConfig("s", "large", variants=("large", "small")),)
+    served = spec([model("large", 4), model("small", 4)], [PipelineConfig("p:1", stages)])
+    asked = demand(served, {"large": {"cpu1": FLAT_3}, "small": {"cpu1": FLAT}}, 300)
+    assert [(each.option.model, each.option.batch) for each in only_stage(asked)] == [("small", 4)]
+    assert asked.servers("small", "cpu1", ("large", 300.0)) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "p99_ms"),
+    [
+        (PolicyConfig(PolicyName.NONE), {1: 10}),
+        (PolicyConfig(PolicyName.TIMEOUT, max_delay_ns=3 * MS), {1: 10, 2: 13, 4: 13}),
+        (PolicyConfig(objective=Objective.LATENCY), {1: 10, 2: 10, 4: 10}),
+    ],
+)
+def test_policies_wait_as_they_do(policy: PolicyConfig, p99_ms: dict[int, float]) -> None:
+    found = only_stage(demand(spec([model("m", 4, policy)]), {"m": {"cpu1": FLAT}}, 0.5))
+    assert {each.option.batch: each.latency_ns / MS for each in found} == p99_ms
+
+
+def test_deferral_waits_for_full_batches_but_not_for_traffic_that_is_not_there() -> None:
+    served = spec([model("m", 2, PolicyConfig(objective=Objective.COST))])
+    lone, pair = only_stage(demand(served, {"m": {"cpu1": FLAT}}, 10))
+    assert lone.latency_ns < 100 * MS < pair.latency_ns
+    assert pair.cost == lone.cost / 2
+    assert figures(only_stage(demand(served, {"m": {"cpu1": FLAT}}, 0)))[1][2] == 10
+
+
+def test_4096_options_a_stage() -> None:
+    table = LatencyTable(tuple((size, size * 1000) for size in range(1, 4097)))
+    asked = demand(spec([model("m", 4096)]), {"m": {"cpu1": table}}, 100)
+    (stage,) = pipeline_problem(asked, asked.spec.pipelines[0], MS).stages
+    assert stage.cost.shape == (4096,)
