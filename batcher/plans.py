@@ -42,7 +42,10 @@ class PipelinePlan(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """The plans of all pipelines, and which models each partition is to hold (by partition name, sorted keys)."""
+    """The plans of all pipelines, and which models each partition is to hold (by partition name, sorted keys).
+
+    Partitions that `residency` does not name keep what they hold.
+    """
 
     pipelines: tuple[PipelinePlan, ...]
     residency: dict[str, tuple[str, ...]] = {}
@@ -53,8 +56,10 @@ class Observed(msgspec.Struct, frozen=True):
 
     `tables` are latency tables by model key and kind of partition, as corrected by what was seen. `rates` are rows a
     second by pipeline. `probabilities` are, by pipeline, one a stage: the share of the rows offered to it that it runs.
+    `held` are the models that partitions hold, by partition name.
     """
 
     tables: dict[str, dict[str, LatencyTable]]
     rates: dict[str, float]
     probabilities: dict[str, tuple[float, ...]]
+    held: dict[str, tuple[str, ...]] = {}

@@ -163,32 +163,39 @@ class Queue:
             taken = self._take_shared(room, from_ns, whatever=not reserved)
         entries = taken + reserved
         rows = sum(entry.rows for entry in entries)
-        for lane in self._lanes.values():
-            while lane.late_live and (item := lane.first_late()) is not None:
-                if entries and rows + item[3].rows > max_rows:
-                    break
-                entries.append(lane.take_late())
-                rows += entries[-1].rows
+        while (found := self._first_late()) is not None:
+            lane, entry = found
+            if entries and rows + entry.rows > max_rows:
+                break
+            entries.append(lane.take_late())
+            rows += entry.rows
         self.rows -= rows
         self.live -= len(entries)
         return entries
 
+    def _first_late(self) -> tuple[Lane, Entry] | None:
+        """The first late entry of all lanes, and its lane."""
+        found = [(item, lane.number) for lane in self._lanes.values() if lane.late_live and (item := lane.first_late())]
+        if not found:
+            return None
+        item, number = min(found)
+        return self._lanes[number], item[3]
+
     def _late_entries(self, max_rows: int) -> list[Entry]:
         """The late entries whose turn it is although others could be in time."""
-        behind = [lane for lane in self._lanes.values() if lane.late_live]
-        if not behind:
-            self._credit = 0.0
-            return []
-        self._credit += max_rows * LATE_SHARE
         taken: list[Entry] = []
         rows = 0
-        while behind and (item := behind[0].first_late()) is not None:
-            if item[3].rows > self._credit or rows + item[3].rows > max_rows:
+        found = self._first_late()
+        self._credit = 0.0 if found is None else self._credit + max_rows * LATE_SHARE
+        while found is not None:
+            lane, entry = found
+            # One that is larger than the batch was to be goes by itself when its turn has come.
+            if entry.rows > self._credit or (taken and rows + entry.rows > max_rows):
                 break
-            self._credit -= item[3].rows
-            rows += item[3].rows
-            taken.append(behind[0].take_late())
-            behind = [lane for lane in behind if lane.late_live]
+            self._credit -= entry.rows
+            rows += entry.rows
+            taken.append(lane.take_late())
+            found = self._first_late()
         return taken
 
     def _take_shared(self, max_rows: int, from_ns: int, *, whatever: bool) -> list[Entry]:

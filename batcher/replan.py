@@ -32,9 +32,19 @@ class Replanner:
         self.next_ns = 0
 
     def changed(self) -> None:
-        """Partitions, or the models they hold, are others than before: the plan is to be made anew."""
+        """Partitions, or the models they hold, are others than before: the plan is to be made anew.
+
+        Until then a variant that is held stands in for one that is not.
+        """
         self._outdated = True
         self.next_ns = 0
+        for pipeline in self._pipelines.values():
+            for stage in pipeline.stages:
+                if stage.config.variants and stage.model is not None and not stage.model.served:
+                    held = (self._fleet.models[key] for key in stage.config.variants)
+                    if (variant := next((model for model in held if model.served), None)) is not None:
+                        stage.run(variant)
+                        pipeline.stale = True
 
     def review(self, now_ns: int) -> BuildPlan | None:
         """The order for a new plan, if one is due."""
@@ -89,6 +99,7 @@ class Replanner:
                 for name, pipeline in self._pipelines.items()
                 if any(stage.config.when is not None for stage in pipeline.stages)
             },
+            {name: tuple(sorted(partition.models)) for name, partition in self._fleet.partitions.items()},
         )
 
 

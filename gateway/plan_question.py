@@ -131,8 +131,8 @@ def _infeasible(now: Situation, question: Question, plan: Configuration, highest
         return Infeasible(
             neck.stage,
             f"at {now.rate:.10g} requests/s all stages together take {neck.total_utilisation:.0%} of the partitions' "
-            f"time in their best batches, at most {RHO_MAX:.0%} are planned for; stage '{neck.stage}' takes most of it: "
-            f"{neck.utilisation:.0%}",
+            f"time in their best batches, at most {RHO_MAX:.0%} are planned for; stage '{neck.stage}' takes most of "
+            f"it: {neck.utilisation:.0%}",
             None,
             None if nearest_rate is None else now.rate - nearest_rate,
             None,

@@ -3,6 +3,7 @@
 from batcher.config import PipelineConfig, SchedulerSpec
 from batcher.planner.exact import ExactPlanner
 from batcher.planner.problem import Problem
+from batcher.planner.residency import ModelNeed, place_models
 from batcher.planner.stage_options import Demand, pipeline_problem
 from batcher.plans import Front, Observed, PipelinePlan, Plan, StagePlan
 from models.errors import ConfigError
@@ -21,7 +22,25 @@ def build_plan(spec: SchedulerSpec, observed: Observed) -> Plan:
                 plans.append(_plan_pipeline(pipeline, pipeline_problem(demand, pipeline, pipeline.slo_ns)))
             except ConfigError:
                 continue  # a model that is not loaded anywhere yet: its pipelines go by the stages' own latencies
-    return Plan(tuple(plans))
+    return Plan(tuple(plans), _residency(spec, demand, observed))
+
+
+def _residency(spec: SchedulerSpec, demand: Demand, observed: Observed) -> dict[str, tuple[str, ...]]:
+    """Where models are to be, by what is asked of them; empty without a bound, when all are everywhere."""
+    if not any(partition.memory_bytes for partition in spec.partitions):
+        return {}
+    needs = {
+        model.key: ModelNeed(
+            model.memory_bytes,
+            {
+                kind: demand.rates[model.key] * demand.hosts[kind] / capacity
+                for kind, capacity in demand.capacities(model.key).items()
+                if capacity
+            },
+        )
+        for model in spec.models
+    }
+    return place_models(needs, spec.partitions, observed.held).residency
 
 
 def _plan_pipeline(pipeline: PipelineConfig, problem: Problem) -> PipelinePlan:

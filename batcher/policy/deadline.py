@@ -72,8 +72,8 @@ class DeadlinePolicy:
     def _size(self, queue: Queue, estimate: LatencyEstimate, limit: int, start_ns: int) -> int:
         """Rows to take: `limit`, or fewer where that makes the first reachable deadline; late ones set no limit.
 
-        With more than a full batch queued it keeps most of the best rate (`LatencyEstimate.enough_rows`): else every head would
-        be as tight as the one before, and the queue would be served in small batches for as long as the load lasts.
+        With more than a full batch queued it keeps most of the best rate (`LatencyEstimate.enough_rows`): else every
+        head would be as tight as the one before, and batches would stay small for as long as the load lasts.
         """
         ready_ns = start_ns + self._hand_off_ns
         first = queue.first_not_before(ready_ns + estimate.service_ns(1))

@@ -7,10 +7,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from batcher.estimate import LatencyEstimate
 from batcher.lifecycle import Entry, Request
-from batcher.queue import Queue
+from batcher.queue import CONTENDED, Queue
 from models.profile import LatencyTable
 
 ORDERS = st.integers(0, 20)
+LANE_NUMBERS = (0, 1, 2)
+LANES = st.sampled_from(LANE_NUMBERS)
+WEIGHTS = (1.0, 3.0, 0.5)
 NOBODY = cast("Request", None)
 
 
@@ -24,46 +27,79 @@ class Expected(NamedTuple):
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """A queue against a list that is sorted anew after every push."""
+    """A queue against lists that are sorted anew after every change: what can be in time, and what is late."""
 
     def __init__(self) -> None:
         super().__init__()
         self.queue = Queue("m:1", "")
         self.model: list[Expected] = []
+        self.late: list[Expected] = []
         self.discarded = 0
         self.sequence = 0
+        self.pushed_rows = 0
+        self.gone_rows = 0
 
-    @rule(order_ns=ORDERS, stage=st.integers(0, 3), rows=st.integers(1, 4), times=st.integers(1, 40))
-    def push(self, order_ns: int, stage: int, rows: int, times: int) -> None:
+    @rule(order_ns=ORDERS, stage=st.integers(0, 3), rows=st.integers(1, 4), lane=LANES, times=st.integers(1, 40))
+    def push(self, order_ns: int, stage: int, rows: int, lane: int, times: int) -> None:
         for _ in range(times):
             self.sequence += 1
-            entry = Entry(NOBODY, stage, rows, None, self.queue, order_ns, 0, self.sequence)
-            self.queue.push(entry, order_ns)
+            entry = Entry(NOBODY, stage, rows, None, self.queue, order_ns, 0, self.sequence, lane)
+            first = self.queue.push(entry, order_ns, WEIGHTS[lane])
             self.model.append(Expected(order_ns, -stage, self.sequence, entry))
-        self.model.sort(key=lambda item: item[:3])
+            self.model.sort(key=lambda item: item[:3])
+            assert first == (self.model[0].entry is entry)
+            self.pushed_rows += rows
 
-    @precondition(lambda self: self.model)
+    @precondition(lambda self: self.model or self.late)
     @rule(data=st.data())
     def discard(self, data: st.DataObject) -> None:
-        first = data.draw(st.integers(0, len(self.model) - 1))
-        for item in self.model[first : first + 50]:
+        items = self.late + self.model
+        first = data.draw(st.integers(0, len(items) - 1))
+        for item in items[first : first + 50]:
             self.queue.discard(item.entry)
             assert not item.entry.queued
             self.discarded += 1
-        del self.model[first : first + 50]
+        self.forget([item.entry for item in items[first : first + 50]])
 
-    @precondition(lambda self: self.model)
-    @rule(max_rows=st.integers(1, 12))
-    def take(self, max_rows: int) -> None:
-        expected = [self.model[0].entry]
-        for item in self.model[1:]:
-            if sum(entry.rows for entry in expected) + item.entry.rows > max_rows:
-                break
-            expected.append(item.entry)
-        taken = self.queue.take(max_rows)
-        assert [entry.sequence for entry in taken] == [entry.sequence for entry in expected]
+    @rule(reachable_ns=ORDERS)
+    def expire(self, reachable_ns: int) -> None:
+        passed = [item for item in self.model if item.order_ns < reachable_ns]
+        self.queue.expire(reachable_ns)
+        assert all(item.entry.late for item in passed)
+        self.late += passed
+        del self.model[: len(passed)]
+
+    @precondition(lambda self: self.model or self.late)
+    @rule(max_rows=st.integers(1, 12), from_ns=st.one_of(st.just(0), ORDERS))
+    def take(self, max_rows: int, from_ns: int) -> None:
+        eligible = [item.entry for item in self.model if item.order_ns >= from_ns]
+        in_order = [item.entry for item in self.late]
+        little = sum(item.entry.rows for item in self.model + self.late) <= CONTENDED * max_rows
+        taken = self.queue.take(max_rows, from_ns)
         assert not any(entry.queued for entry in taken)
-        del self.model[: len(taken)]
+        assert taken or not (eligible or in_order)
+        assert sum(entry.rows for entry in taken) <= max_rows or len(taken) == 1
+        in_time = [entry for entry in taken if not entry.late]
+        assert len({id(entry) for entry in taken}) == len(taken)
+        for lane in LANE_NUMBERS:
+            # Of each lane the first ones, and of those that are late as well.
+            mine = [entry for entry in in_time if entry.lane == lane]
+            assert mine == [entry for entry in eligible if entry.lane == lane][: len(mine)]
+            behind = [entry for entry in taken if entry.late and entry.lane == lane]
+            assert behind == [entry for entry in in_order if entry.lane == lane][: len(behind)]
+        if little:
+            assert in_time == eligible[: len(in_time)]
+        if not in_order:
+            room = max_rows - sum(entry.rows for entry in taken)
+            left = [entry for entry in eligible if entry.queued]
+            assert not little or not left or left[0].rows > room
+        self.forget(taken)
+
+    def forget(self, entries: list[Entry]) -> None:
+        gone = {id(entry) for entry in entries}
+        self.gone_rows += sum(entry.rows for entry in entries)
+        self.model = [item for item in self.model if id(item.entry) not in gone]
+        self.late = [item for item in self.late if id(item.entry) not in gone]
 
     @rule(order_ns=ORDERS)
     def first_not_before(self, order_ns: int) -> None:
@@ -72,20 +108,28 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(order_ns=ORDERS)
     def behind(self, order_ns: int) -> None:
-        later = sum(item.order_ns > order_ns for item in self.model)
+        later = sum(item.order_ns > order_ns for item in self.model) + len(self.late)
         assert later <= self.queue.behind(order_ns) <= later + self.discarded
+        assert self.queue.is_behind(order_ns) or not later
 
-    @precondition(lambda self: self.model)
+    @precondition(lambda self: self.model or self.late)
     @rule()
     def head(self) -> None:
-        assert self.queue.head() is self.model[0].entry
+        head = self.queue.head()
+        assert self.queue.is_current(head.sequence)
+        if self.model:
+            assert head is self.model[0].entry
+        else:
+            assert head in [item.entry for item in self.late]
 
     @invariant()
     def holds_what_it_should(self) -> None:
-        assert list(self.queue.entries()) == [item.entry for item in self.model]
-        assert self.queue.live == len(self.model)
-        assert self.queue.rows == sum(item.entry.rows for item in self.model)
-        assert bool(self.queue) == bool(self.model)
+        held = [item.entry.sequence for item in self.model + self.late]
+        assert sorted(entry.sequence for entry in self.queue.entries()) == sorted(held)
+        assert self.queue.live == len(held)
+        assert self.queue.late == len(self.late)
+        assert self.queue.rows == self.pushed_rows - self.gone_rows
+        assert bool(self.queue) == bool(held)
 
 
 TestQueue = QueueMachine.TestCase

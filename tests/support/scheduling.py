@@ -50,9 +50,12 @@ def model(
     return ModelConfig(key, max_batch, verdicts, policy or PolicyConfig())
 
 
-def single(key: str, late: Late = Late.SERVE, *, name: str = "", keyed: bool = False) -> PipelineConfig:
+def single(
+    key: str, late: Late = Late.SERVE, *, name: str = "", keyed: bool = False, weight: float = 1.0
+) -> PipelineConfig:
     """A model served by itself, under its own key unless `name` says otherwise."""
-    return PipelineConfig(name or key, (StageConfig(key.partition(":")[0], key, request_keyed=keyed),), late)
+    stage = StageConfig(key.partition(":")[0], key, request_keyed=keyed)
+    return PipelineConfig(name or key, (stage,), late, weight=weight)
 
 
 def cascade(*keys: str, name: str = "cascade:1", below: float = 0.9, late: Late = Late.SERVE) -> PipelineConfig:

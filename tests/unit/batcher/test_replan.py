@@ -60,7 +60,7 @@ def orders(decisions: list[AnyDecision]) -> list[BuildPlan]:
 def test_the_first_plan_is_asked_for_as_soon_as_a_partition_is_up_without_any_rates() -> None:
     scheduler = Scheduler(SPEC, LivePlanner())
     assert step(scheduler, 5, PartitionReady("cpu0", TABLES["cpu1"])) == [
-        BuildPlan(1, Observed(SEEN, {}, {"cascade:1": (1.0, 1.0)}))
+        BuildPlan(1, Observed(SEEN, {}, {"cascade:1": (1.0, 1.0)}, {"cpu0": ("m:1", "n:1")}))
     ]
 
 
