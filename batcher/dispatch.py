@@ -4,45 +4,45 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 
 from batcher.admission import UNAVAILABLE_NS
+from batcher.booked import BookedWork
 from batcher.config import SchedulerSpec
 from batcher.decisions import AnyDecision, DispatchBatch, Member, ReleaseReason
 from batcher.events import PartitionReady
 from batcher.fleet import Fleet
 from batcher.lifecycle import Batch, Entry, Request, StageRun
+from batcher.locate import Locator
 from batcher.placement import ModelState, PartitionState
 from batcher.plan import StageState
-from batcher.policy.base import Choice
 from batcher.pool import Pool
 from batcher.progress import batch_key_for
 from batcher.queue import Queue
-from batcher.ranking import FAR_NS, Planner
+from batcher.ranking import Planner
 from models.pipeline import Late
 
 REFRESH_BATCHES = 16
 """Predictions of a model's pipelines are renewed after this many of its batches."""
-DEEP = 2
-"""Batches that a queue holds from which on full ones are not made smaller for the sake of one deadline."""
 
 
 class Dispatcher:
     """Owns queues and batches; forms batches when asked to, for the partitions of its `fleet`.
 
     `planner` ranks where and how big, where there is a choice. `evict` is called for requests whose deadline a batch
-    would miss.
+    would miss. `booked` is there when some pipeline evicts: what of it was admitted waits there for its places.
     """
 
     def __init__(
         self, spec: SchedulerSpec, planner: Planner | None, evict: Callable[[Request, list[AnyDecision]], None]
     ) -> None:
         self.hand_off_ns = spec.limits.hand_off_ns
-        self._planner = planner
+        self._locator = Locator(planner, self.hand_off_ns)
         self.fleet = Fleet(spec)
         self.models = self.fleet.models
         self.batches: dict[int, Batch] = {}
         self._agenda: list[tuple[int, int, Pool]] = []
         self._check_ns: int | None = None
         self._evict = evict
-        self._evicting = any(pipeline.late is Late.EVICT for pipeline in spec.pipelines)
+        evicting = any(pipeline.late is Late.EVICT for pipeline in spec.pipelines)
+        self.booked = BookedWork(spec, self.fleet, self._wake, self._release) if evicting else None
         self._next_batch = 1
         self._next_sequence = 1
 
@@ -108,7 +108,7 @@ class Dispatcher:
 
     def _announce(self, queue: Queue, pool: Pool, now_ns: int) -> None:
         """A queue has something new for a pool: have it looked at as soon as a partition can take something."""
-        pool.aside.discard(queue)
+        pool.aside.pop(queue, None)
         pool.announce(queue)
         if pool.idle() is not None:
             self._wake(pool, now_ns)
@@ -200,7 +200,8 @@ class Dispatcher:
         """Close every batch whose time has come; idle partitions choose before those that have a batch running."""
         if self._check_ns is not None and self._check_ns <= now_ns:
             self._check_ns = None
-        while due := self._due_pools(now_ns):
+        while self._agenda and self._agenda[0][0] <= now_ns:
+            due = self._due_pools(now_ns)
             for ahead in (False, True):
                 for pool in due:
                     self._form_in(pool, ahead, now_ns, decisions)
@@ -229,7 +230,7 @@ class Dispatcher:
             if chosen is None:
                 return
             partition, queue, entries, reason = chosen
-            if self._evicting and reason is not ReleaseReason.RETRY:
+            if self.booked is not None and reason is not ReleaseReason.RETRY:
                 entries = self._on_time(partition, queue, entries, now_ns, decisions)
             if entries:
                 decisions.append(self._close(partition, queue, entries, reason, now_ns))
@@ -273,71 +274,11 @@ class Dispatcher:
         """What was taken is to run; what is left of the queue may be for somebody else."""
         if queue:
             for pool in self.models[queue.model].pools:
-                pool.aside.discard(queue)
+                pool.aside.pop(queue, None)
                 pool.announce(queue)
                 if pool.idle() is not None:
                     self._wake(pool, now_ns)
         return host, queue, entries, reason
-
-    def _place(
-        self, queue: Queue, model: ModelState, choice: Choice, partition: PartitionState, now_ns: int
-    ) -> tuple[PartitionState, int, int] | None:
-        """Where a queue's next batch runs, how many rows it has, and from which deadline on its entries are taken.
-
-        The options that are open now are ranked by what they cost with all that then has to follow, for the first entry
-        that is in time. The first that fits is taken (ESG_Dispatch, HPDC 2024). Where none fits but a partition that is
-        not open would, the entry is left to that one, and the first entry that can make it here goes instead. None when
-        there is no such entry.
-        """
-        head = queue.head()
-        pools = model.pools
-        stage = head.request.pipeline.stages[head.stage]
-        only = len(pools) == 1 and (stage.rest is None or len(stage.rest.cost) == 1)
-        if only or self._planner is None or not model.by_deadline or head.late or stage.model is not model:
-            return self._local(head, partition), choice.rows, 0
-        full = queue.rows >= DEEP * choice.rows and choice.reason is ReleaseReason.FULL
-        waits_ns = []
-        for pool in pools:
-            host = pool.open(now_ns)
-            waits_ns.append(FAR_NS if host is None else host.start_ns(now_ns) - now_ns)
-        entry: Entry | None = head
-        while entry is not None:
-            stage = entry.request.pipeline.stages[entry.stage]
-            deadline_ns = entry.stage_deadline_ns if stage.rest is None else entry.request.deadline_ns
-            remaining_ns = deadline_ns - now_ns - self.hand_off_ns
-            for option in stage.ranked(self._planner, remaining_ns, queue.rows, waits_ns):
-                # While much waits the rate counts for more than one entry's deadline: see the policy `deadline`.
-                if option.rows >= choice.rows or not full:
-                    host = pools[option.pool].open(now_ns)
-                    assert host is not None, "only what is open is ranked"
-                    return self._local(entry, host), option.rows, entry.stage_deadline_ns if entry is not head else 0
-            if entry is not head or not self._elsewhere(entry, model, now_ns):
-                break
-            begin_ns = partition.start_ns(now_ns) + self.hand_off_ns
-            entry = queue.first_not_before(begin_ns + model.estimates[partition.kind].service_ns(1))
-            if entry is head:  # the plan gives what follows more time than it takes by itself
-                break
-        if full or entry is head:
-            return self._local(head, partition), choice.rows, 0
-        return None
-
-    def _elsewhere(self, entry: Entry, model: ModelState, now_ns: int) -> bool:
-        """Whether an entry would be in time on a partition that is not open yet."""
-        return any(
-            pool.open(now_ns) is None
-            and pool.ready_count
-            and pool.start_ns(now_ns) + self.hand_off_ns + model.estimates[pool.kind].service_ns(entry.rows)
-            <= entry.stage_deadline_ns
-            for pool in model.pools
-        )
-
-    @staticmethod
-    def _local(entry: Entry, host: PartitionState) -> PartitionState:
-        """The partition that ran the stage before, if it is as free as its equal `host`."""
-        near = entry.request.ran_on
-        if near is not None and near.pool is host.pool and near.ready and not near.batches:
-            return near
-        return host
 
     def _on_time(
         self, partition: PartitionState, queue: Queue, entries: list[Entry], now_ns: int, decisions: list[AnyDecision]

@@ -62,7 +62,7 @@ class Pool:
         self.ready_count = 0
         self.backlog_ns = 0
         self.wake_ns: int | None = None
-        self.aside: set[Queue] = set()
+        self.aside: dict[Queue, int] = {}
         self.parked: list[Queue] = []
         self.waiting: list[Item] = []
         self.timers: list[tuple[int, int, Queue]] = []
@@ -178,12 +178,12 @@ class Pool:
     def put_off(self, queue: Queue, until_ns: int) -> None:
         """Have a queue looked at again at a time, or when something of it changes."""
         self._serial += 1
-        self.aside.add(queue)
+        self.aside[queue] = until_ns
         heappush(self.timers, (until_ns, self._serial, queue))
 
     def park(self, queue: Queue) -> None:
         """Have a queue looked at again when a partition is idle, or when something of it changes."""
-        self.aside.add(queue)
+        self.aside.setdefault(queue, 0)
         self.parked.append(queue)
 
     def recall(self) -> None:
@@ -194,17 +194,22 @@ class Pool:
         """Bring back the queues whose time has come."""
         timers = self.timers
         while timers and timers[0][0] <= now_ns:
-            self._recall([heappop(timers)[2]])
+            until_ns, _, queue = heappop(timers)
+            if self.aside.get(queue) == until_ns:
+                self._recall([queue])
 
     def _recall(self, queues: list[Queue]) -> None:
         for queue in queues:
             if queue in self.aside:
-                self.aside.discard(queue)
+                del self.aside[queue]
                 self.announce(queue)
 
     def next_ns(self) -> int | None:
         """When there is something to do next without an event, as far as partitions and timers go."""
-        next_ns = self.timers[0][0] if self.timers else None
+        timers = self.timers
+        while timers and self.aside.get(timers[0][2]) != timers[0][0]:
+            heappop(timers)  # looked at meanwhile, for another reason
+        next_ns = timers[0][0] if timers else None
         if self.waiting and (partition := self.opening()) is not None:
             opening_ns = partition.opening_ns
             next_ns = opening_ns if next_ns is None or opening_ns < next_ns else next_ns

@@ -20,16 +20,18 @@ class Queue:
     than `CONTENDED` batches every lane gets rows by its weight (start-time fair queueing, Goyal et al., SIGCOMM'96):
     one that asks for more than its share makes its own requests late, not those of others.
 
-    `retries` holds (parts of) batches that failed: groups of entries dispatched as they are, before all others.
+    `last_ns` is not before the order of any entry. `retries` holds (parts of) batches that failed: groups of entries
+    dispatched as they are, before all others.
     """
 
-    __slots__ = ("_credit", "_lanes", "_only", "_virtual", "batch_key", "live", "model", "retries", "rows")
+    __slots__ = ("_credit", "_lanes", "_only", "_virtual", "batch_key", "last_ns", "live", "model", "retries", "rows")
 
     def __init__(self, model: str, batch_key: str) -> None:
         self.model = model
         self.batch_key = batch_key
         self.rows = 0
         self.live = 0
+        self.last_ns = 0
         self.retries: deque[list[Entry]] = deque()
         self._lanes: dict[int, Lane] = {}
         self._only: Lane | None = None
@@ -58,11 +60,13 @@ class Queue:
         if lane is None or lane.number != entry.lane:
             lane = self._lane(entry.lane, weight)
         elif lane.live > lane.late_live and order_ns > lane.last_ns:  # by far the most are the latest of the only lane
-            lane.last_ns = order_ns
+            lane.last_ns = self.last_ns = order_ns
             lane.items.append((order_ns, -entry.stage, entry.sequence, entry))
             lane.rows += rows
             lane.live += 1
             return False
+        if order_ns > self.last_ns:
+            self.last_ns = order_ns
         first = lane.push((order_ns, -entry.stage, entry.sequence, entry))
         return first and (self._only is not None or self.head() is entry)
 
@@ -124,12 +128,6 @@ class Queue:
         firsts = [item for lane in self._lanes.values() if lane.live and (item := lane.first()) is not None]
         in_time = [item for item in firsts if not item[3].late]
         return min(in_time or firsts)[3]
-
-    def is_behind(self, order_ns: int) -> bool:
-        """Whether some entry would come after one of that order."""
-        if self._only is not None:
-            return order_ns < self._only.last_ns or self._only.late_live > 0
-        return any(order_ns < lane.last_ns or lane.late_live for lane in self._lanes.values())
 
     def behind(self, order_ns: int) -> int:
         """How many entries, at most, would come after one of that order."""

@@ -57,6 +57,11 @@ class Reservations:
     def __contains__(self, request: int) -> bool:
         return request in self._reservations
 
+    def slot(self, request: int, stage: int) -> Slot | None:
+        """The place of a stage, while it has one."""
+        reservation = self._reservations.get(request)
+        return None if reservation is None else reservation.slots[stage]
+
     # -- partitions
 
     def learn(self, kind: str, model: str, lengths_ns: Iterable[int]) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor as PlanExecutor
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Protocol
@@ -72,7 +73,7 @@ class Timer(Protocol):
 
 
 BuildPlans = Callable[[SchedulerSpec, Observed], Plan]
-"""Builds a plan; called in a thread of its own."""
+"""Builds a plan; called beside the loop."""
 
 Observe = Callable[[int, AnyEvent | None, list[AnyDecision]], None]
 """Is told every step of the scheduler: the time, the event (None for a wake-up) and the decisions."""
@@ -96,7 +97,8 @@ class Runtime:
     Events of one loop iteration are handled together at one instant, so requests that arrive together share a batch.
     Whatever goes wrong while a decision is carried out is reported to the scheduler as a failed batch or combination.
     When the scheduler itself fails, all open requests are answered with an error and `failed` is set; when `observe`
-    raises OSError, no more steps are told. Without `build_plan` there are no plans.
+    raises OSError, no more steps are told. Without `build_plan` there are no plans; `planning`, which is shut down with
+    the runtime, is where they are built: in a thread of their own unless given.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class Runtime:
         observe: Observe | None = None,
         trace_requests: int = TRACE_REQUESTS,
         build_plan: BuildPlans | None = None,
+        planning: PlanExecutor | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
@@ -125,7 +128,7 @@ class Runtime:
         self._stages = {pipeline.name: pipeline.stages for pipeline in scheduler.spec.pipelines}
         self.traces = Traces(trace_requests)
         self._build_plan = build_plan
-        self._planning = ThreadPoolExecutor(1, "planning")
+        self._planning = planning or ThreadPoolExecutor(1, "planning")
         self._memory_limit = scheduler.spec.limits.memory_bytes
         self._next_request = 0
         self._last_arrived = 0

@@ -63,8 +63,12 @@ class TimedExecutor:
 
     def unload(self, order: UnloadModel) -> None:
         """Unload when the partition has run what it was given."""
-        due_ns = max(self._clock(), self._free_ns.get(order.partition, 0))
-        self._loop.call_at(due_ns / NS_PER_S, self._post, ModelUnloaded(order.partition, order.model))
+        unloaded = ModelUnloaded(order.partition, order.model)
+        free_ns = self._free_ns.get(order.partition, 0)
+        if free_ns <= self._clock():
+            self._post(unloaded)
+        else:
+            self._loop.call_at(free_ns / NS_PER_S, self._post, unloaded)
 
     def combine(self, member: Member) -> Combined:
         """Nothing is joined."""

@@ -110,7 +110,7 @@ class QueueMachine(RuleBasedStateMachine):
     def behind(self, order_ns: int) -> None:
         later = sum(item.order_ns > order_ns for item in self.model) + len(self.late)
         assert later <= self.queue.behind(order_ns) <= later + self.discarded
-        assert self.queue.is_behind(order_ns) or not later
+        assert all(item.order_ns <= self.queue.last_ns for item in self.model)
 
     @precondition(lambda self: self.model or self.late)
     @rule()

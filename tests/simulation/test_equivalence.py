@@ -2,10 +2,11 @@
 
 import asyncio
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, Future
 from itertools import accumulate, groupby
 from operator import itemgetter
-from typing import TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 import pytest
@@ -22,8 +23,20 @@ from batcher.config import (
     Verdict,
     WhenConfig,
 )
-from batcher.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch
+from batcher.decisions import (
+    AnyDecision,
+    BuildPlan,
+    CombineOutputs,
+    CompleteRequest,
+    DispatchBatch,
+    LoadModel,
+    UnloadModel,
+)
 from batcher.events import AnyEvent, PartitionReady, RequestArrived, RequestCancelled
+from batcher.planner.build import build_plan
+from batcher.planner.live import LivePlanner
+from batcher.plans import Observed, Plan
+from batcher.ranking import Planner
 from batcher.scheduler import Scheduler
 from batcher.simulator import Simulator, Verdicts
 from gateway.answer import Answer
@@ -36,6 +49,7 @@ from models.units import NS_PER_MS, NS_PER_US
 from tests.support.virtual_time import VirtualAlarm, VirtualLoop, run_virtual
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 PARTITIONS = ("a", "b")
 TABLES = {
@@ -43,6 +57,11 @@ TABLES = {
     "large": LatencyTable.from_ms({1: 2.0, 2: 2.2, 4: 2.9, 8: 4.0}),
     "twin": LatencyTable.from_ms({1: 0.6, 2: 0.7, 4: 0.9, 8: 1.3}),
 }
+SLOW = {
+    key: table if key == "twin" else LatencyTable(tuple((rows, 2 * latency_ns) for rows, latency_ns in table.cells))
+    for key, table in TABLES.items()
+}
+"""Half as fast, but for the model that comes and goes."""
 CERTAINTY = Verdict("probs", Confidence.MAX)
 
 Step = tuple[int, AnyEvent | None, list[AnyDecision]]
@@ -55,8 +74,11 @@ class Machine:
     The odd nanoseconds keep any two from ending at one instant, for which a loop's timers have no order.
     """
 
+    def __init__(self, tables: Mapping[str, Mapping[str, LatencyTable]]) -> None:
+        self._tables = tables
+
     def batch_ns(self, batch: DispatchBatch) -> int:
-        nominal = TABLES[batch.model].latency_ns(batch.rows)
+        nominal = self._tables[batch.partition][batch.model].latency_ns(batch.rows)
         return nominal + nominal * (batch.batch * 7919 % 21 - 10) // 100 + batch.batch
 
     def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
@@ -67,6 +89,32 @@ class Machine:
 
     def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
         return ()
+
+
+class Planning(NamedTuple):
+    """How a run is planned."""
+
+    planner: Planner
+    build: Callable[[SchedulerSpec, Observed], Plan]
+
+
+class Run(NamedTuple):
+    """What is served, by partitions as fast as their tables say."""
+
+    spec: SchedulerSpec
+    tables: dict[str, dict[str, LatencyTable]]
+    arrivals: list[Arrival]
+    cancellations: list[tuple[int, int]]
+    planning: Planning | None = None
+
+
+class Inline(Executor):
+    """Does at once what it is given: in virtual time a thread would take either no time or for ever."""
+
+    def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+        future.set_result(call(*args, **kwargs))
+        return future
 
 
 def scheduler_spec(policy: PolicyName, late: Late) -> SchedulerSpec:
@@ -89,10 +137,37 @@ def scheduler_spec(policy: PolicyName, late: Late) -> SchedulerSpec:
     )
 
 
-def traffic(seed: int) -> tuple[list[Arrival], list[tuple[int, int]]]:
+def planned_spec(late: Late) -> SchedulerSpec:
+    """A fast and a slow partition; the second stage of the cascade may be run by either model."""
+    spec = scheduler_spec(PolicyName.DEADLINE, late)
+    cascade, ensemble, twin = spec.pipelines
+    first, second = cascade.stages
+    second = msgspec.structs.replace(second, variants=("large", "twin"))
+    return msgspec.structs.replace(
+        spec,
+        pipelines=(
+            msgspec.structs.replace(cascade, stages=(first, second), slo_ns=8 * NS_PER_MS, weight=2.0),
+            ensemble,
+            msgspec.structs.replace(twin, slo_ns=5 * NS_PER_MS),
+        ),
+        partitions=(PartitionConfig("a", "fast", price=4.0), PartitionConfig("b", "slow")),
+    )
+
+
+def plan_with_residency(spec: SchedulerSpec, observed: Observed) -> Plan:
+    """As long as no rates are known, no plan but that partition b gives the model `twin` up, which it then gets back."""
+    if not observed.rates:
+        return Plan((), {"b": ("large", "small")})
+    return msgspec.structs.replace(build_plan(spec, observed), residency={"b": tuple(sorted(TABLES))})
+
+
+def traffic(seed: int, count: int = 400, longest_gap_us: int = 900) -> tuple[list[Arrival], list[tuple[int, int]]]:
     """Arrivals, many of them at the same instants, and cancellations as (time, request)."""
     source = random.Random(seed)
-    gaps = [NS_PER_MS, *(0 if source.random() < 0.3 else source.randrange(1, 900) * NS_PER_US for _ in range(399))]
+    gaps = [
+        NS_PER_MS,
+        *(0 if source.random() < 0.3 else source.randrange(1, longest_gap_us) * NS_PER_US for _ in range(count - 1)),
+    ]
     arrivals = []
     cancellations = []
     for request, time_ns in enumerate(accumulate(gaps), start=1):
@@ -104,20 +179,21 @@ def traffic(seed: int) -> tuple[list[Arrival], list[tuple[int, int]]]:
     return arrivals, cancellations
 
 
-def simulate(spec: SchedulerSpec, arrivals: list[Arrival], cancellations: list[tuple[int, int]]) -> list[Step]:
+def simulate(run: Run) -> list[Step]:
     steps: list[Step] = []
-    scheduler = Scheduler(spec)
+    scheduler = Scheduler(run.spec, run.planning and run.planning.planner)
 
     def observe(now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
         scheduler.check()
         steps.append((now_ns, event, decisions))
 
-    simulator = Simulator(scheduler, Machine(), observe)
+    build = run.planning and run.planning.build
+    simulator = Simulator(scheduler, Machine(run.tables), observe, build_plan=build, tables=run.tables)
     for partition in PARTITIONS:
-        simulator.at(0, PartitionReady(partition, TABLES))
-    for time_ns, request in cancellations:
+        simulator.at(0, PartitionReady(partition, run.tables[partition]))
+    for time_ns, request in run.cancellations:
         simulator.at(time_ns, RequestCancelled(request))
-    simulator.run(arrivals)
+    simulator.run(run.arrivals)
     return steps
 
 
@@ -135,8 +211,9 @@ class Recorder:
         self.steps.append((now_ns, event, decisions))
 
 
-def run_live(spec: SchedulerSpec, arrivals: list[Arrival], cancellations: list[tuple[int, int]]) -> list[Step]:
+def run_live(run: Run) -> list[Step]:
     recorder = Recorder()
+    spec = run.spec
 
     async def serve(loop: VirtualLoop) -> None:
         metrics = Metrics(
@@ -145,15 +222,17 @@ def run_live(spec: SchedulerSpec, arrivals: list[Arrival], cancellations: list[t
             queue_depths=dict,
             arena_bytes=int,
         )
-        ready = [PartitionReady(partition, TABLES) for partition in PARTITIONS]
-        executor = TimedExecutor(Machine(), loop.clock, ready)
+        ready = [PartitionReady(partition, run.tables[partition]) for partition in PARTITIONS]
+        executor = TimedExecutor(Machine(run.tables), loop.clock, ready)
         runtime = Runtime(
-            Scheduler(spec),
+            Scheduler(spec, run.planning and run.planning.planner),
             executor,
             clock=loop.clock,
             timer=VirtualAlarm(loop),
             metrics=metrics,
             observe=recorder.record,
+            build_plan=run.planning and run.planning.build,
+            planning=Inline(),
         )
         runtime.start()
         answers: list[asyncio.Future[Answer]] = []
@@ -169,28 +248,48 @@ def run_live(spec: SchedulerSpec, arrivals: list[Arrival], cancellations: list[t
             for request in together:
                 runtime.post(RequestCancelled(request))
 
-        for time_ns, requests in by_time(cancellations):
+        for time_ns, requests in by_time(run.cancellations):
             loop.at(time_ns, cancel, requests)
-        for time_ns, events in by_time(arrivals):
+        for time_ns, events in by_time(run.arrivals):
             loop.at(time_ns, arrive, events)
-        await asyncio.sleep(2.0)
-        assert len(answers) == len(arrivals)
+        await asyncio.sleep(8.0)
+        assert len(answers) == len(run.arrivals)
         assert all(answer.done() for answer in answers)
 
     run_virtual(serve)
     return recorder.steps
 
 
+def decisions_of(run: Run, seed: int) -> list[AnyDecision]:
+    """What both drivers decide, step by step."""
+    simulated = simulate(run)
+    live = run_live(run)
+    for number, (expected, got) in enumerate(zip(simulated, live, strict=False)):
+        assert msgspec.to_builtins(got) == msgspec.to_builtins(expected), f"seed {seed}, step {number}"
+    assert len(live) == len(simulated)
+    return [decision for _, _, decisions in live for decision in decisions]
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("late", list(Late))
 @pytest.mark.parametrize("policy", list(PolicyName))
 def test_runtime_and_simulator_decide_alike(policy: PolicyName, late: Late, seed: int) -> None:
-    spec = scheduler_spec(policy, late)
     arrivals, cancellations = traffic(seed)
-    simulated = simulate(spec, arrivals, cancellations)
-    live = run_live(spec, arrivals, cancellations)
-    for number, (expected, got) in enumerate(zip(simulated, live, strict=False)):
-        assert msgspec.to_builtins(got) == msgspec.to_builtins(expected), f"seed {seed}, step {number}"
-    assert len(live) == len(simulated)
-    kinds = {type(decision) for _, _, decisions in live for decision in decisions}
+    run = Run(scheduler_spec(policy, late), dict.fromkeys(PARTITIONS, TABLES), arrivals, cancellations)
+    kinds = {type(decision) for decision in decisions_of(run, seed)}
     assert {DispatchBatch, CombineOutputs, CompleteRequest} <= kinds
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("late", list(Late))
+def test_they_decide_alike_also_when_they_plan(late: Late, seed: int) -> None:
+    """Over two seconds, in which rates become known, models move and a stage changes its variant."""
+    arrivals, cancellations = traffic(seed, count=900, longest_gap_us=6_000)
+    planning = Planning(LivePlanner(), plan_with_residency)
+    run = Run(planned_spec(late), {"a": TABLES, "b": SLOW}, arrivals, cancellations, planning)
+    decisions = decisions_of(run, seed)
+    kinds = [type(decision) for decision in decisions]
+    assert kinds.count(BuildPlan) >= 3
+    assert kinds.count(LoadModel) == kinds.count(UnloadModel) == 1
+    ran = {(decision.partition, decision.model) for decision in decisions if isinstance(decision, DispatchBatch)}
+    assert ran == {(partition, key) for partition in PARTITIONS for key in TABLES}

@@ -1,0 +1,336 @@
+"""Booked work: what has a place reserved waits here, outside the queues, until a partition runs it in its place.
+
+Keeps the reservations in step with the fleet. Everything else uses the time that they leave: a batch of a queue runs
+only where it is over by `due_ns`.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+
+from batcher.booking import Refusal
+from batcher.config import Objective, SchedulerSpec
+from batcher.decisions import ReleaseReason
+from batcher.events import RequestArrived
+from batcher.fleet import Fleet
+from batcher.ledger import Part
+from batcher.lifecycle import Batch, Entry
+from batcher.placement import ModelState, PartitionState
+from batcher.plan import PipelineState
+from batcher.pool import Pool
+from batcher.queue import Queue
+from batcher.ranking import FAR_NS
+from batcher.reservations import Reservations
+from batcher.slots import Precedence, QueueKey, Slot
+
+DRIFT = 0.05
+"""Relative change of an estimate that reservations take note of: below it, the estimates of a steady machine waver."""
+
+Chosen = tuple[PartitionState, Queue, list[Entry], ReleaseReason]
+"""(partition, queue, entries taken, why now) of a batch that is to be closed."""
+
+
+class BookedWork:
+    """Entries with a reserved place, by (request, stage) in `waiting`, and the `ledgers` that hold their places.
+
+    `wake` has a pool looked at, at a time; `release` has an entry queued that lost its place. A place counts as kept
+    for the time of a hand-off, which its length includes: drivers wake up late.
+    """
+
+    def __init__(
+        self,
+        spec: SchedulerSpec,
+        fleet: Fleet,
+        wake: Callable[[Pool, int], None],
+        release: Callable[[Entry, int], None],
+    ) -> None:
+        self._hand_off_ns = spec.limits.hand_off_ns
+        self._fleet = fleet
+        self._wake = wake
+        self._release = release
+        self._reservations = Reservations(spec.partitions)
+        self._precedences: dict[int, Precedence] = {}
+        self._services: dict[tuple[str, str], list[int]] = {}
+        self.ledgers = self._reservations.ledgers
+        self.waiting: dict[Part, Entry] = {}
+
+    # -- requests
+
+    def reserve(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> Refusal | None:
+        """Reserve a place for every stage of a request, by its deadline and cost."""
+        for partition in self._fleet.partitions.values():
+            self._expire(partition, now_ns)
+        precedence = self._precedences.get(pipeline.number)
+        if precedence is None:
+            stages = pipeline.stages
+            precedence = Precedence([each.waits_for for each in stages], [each.model is not None for each in stages])
+            self._precedences[pipeline.number] = precedence
+        refusal = self._reservations.reserve(
+            event.request,
+            precedence,
+            _queues(event, pipeline),
+            event.rows,
+            event.deadline_ns,
+            now_ns,
+            event.max_cost,
+        )
+        if refusal is None:
+            self._wake_in_time(now_ns)
+        return refusal
+
+    def slot(self, request: int, stage: int) -> Slot | None:
+        """The place of a stage, while it has one."""
+        return self._reservations.slot(request, stage)
+
+    def settled(self, request: int, stage: int) -> None:
+        """A stage is over, or was skipped."""
+        self._reservations.settled(request, stage)
+
+    def forget(self, request: int) -> None:
+        """A request has its outcome."""
+        self._reservations.forget(request)
+
+    # -- entries
+
+    def hold(self, entry: Entry, now_ns: int) -> None:
+        """Have an entry run that has a place: there, or sooner wherever that takes nobody's time."""
+        self.waiting[entry.request.identity, entry.stage] = entry
+        for pool in self._fleet.models[entry.queue.model].pools:
+            if pool.idle() is not None:
+                self._wake(pool, now_ns)
+            elif (partition := pool.opening()) is not None:
+                self._wake(pool, max(partition.opening_ns, now_ns))
+
+    def drop(self, entry: Entry) -> bool:
+        """Take an entry out; False when it does not wait here."""
+        return self.waiting.pop((entry.request.identity, entry.stage), None) is not None
+
+    def passed_ns(self, entry: Entry) -> int | None:
+        """From when on an entry that waits here has missed its place."""
+        if (entry.request.identity, entry.stage) not in self.waiting:
+            return None
+        slot = self._reservations.slot(entry.request.identity, entry.stage)
+        assert slot is not None, "what waits here has a place"
+        return slot.start_ns + self._hand_off_ns + 1
+
+    def reopened(self, entry: Entry, now_ns: int) -> bool:
+        """Find another place for an entry whose batch never started; without one it is up to its queue."""
+        if not self._reservations.reopen(entry.request.identity, entry.stage, now_ns):
+            self._release_lapsed(now_ns)
+            return False
+        entry.queued = True
+        self.hold(entry, now_ns)
+        self._wake_in_time(now_ns)
+        return True
+
+    def _expire(self, partition: PartitionState, now_ns: int) -> None:
+        """What has missed its place on a partition is up to its queue."""
+        slots = self.ledgers[partition.name].slots
+        begin_ns = self.begin_ns(partition, now_ns)
+        if slots and slots[0].start_ns < begin_ns:
+            for part in self._reservations.expire(partition.name, begin_ns):
+                if (entry := self.waiting.pop(part, None)) is not None:
+                    self._release(entry, now_ns)
+
+    def _release_lapsed(self, now_ns: int) -> None:
+        for part, entry in list(self.waiting.items()):
+            if self._reservations.slot(*part) is None:
+                del self.waiting[part]
+                self._release(entry, now_ns)
+
+    # -- partitions
+
+    def sync(self, now_ns: int) -> None:
+        """Take in which partitions are up and what they hold; places that are gone are sought elsewhere."""
+        reservations = self._reservations
+        for partition in self._fleet.partitions.values():
+            ledger = self.ledgers[partition.name]
+            models = partition.models if partition.ready else frozenset[str]()
+            if models == ledger.models:
+                continue
+            if not models:
+                reservations.lost(partition.name, now_ns)
+                continue
+            self.learn(self._fleet.models[key] for key in models)
+            free_ns = ledger.free_ns if partition.batches else now_ns
+            reservations.ready(partition.name, models, now_ns)
+            reservations.free(partition.name, free_ns)
+            homeless = [slot for slot in ledger.slots if slot.queue[0] not in models]
+            for request, stage, slot in [(each.request, part, slot) for slot in homeless for each, part in slot.members]:
+                if reservations.slot(request, stage) is slot:
+                    reservations.reopen(request, stage, now_ns)
+        self._release_lapsed(now_ns)
+        self._wake_in_time(now_ns)
+
+    def learn(self, models: Iterable[ModelState]) -> None:
+        """Take in the estimates of models, where they have moved."""
+        for model in models:
+            for kind, estimate in model.estimates.items():
+                services_ns = [estimate.service_ns(rows) for rows in range(1, model.config.max_batch + 1)]
+                known = self._services.get((kind, model.config.key), ())
+                if not known or any(map(_moved, known, services_ns)):
+                    self._services[kind, model.config.key] = services_ns
+                    lengths_ns = [service_ns + self._hand_off_ns for service_ns in services_ns]
+                    self._reservations.learn(kind, model.config.key, lengths_ns)
+
+    def ended(self, batch: Batch, now_ns: int) -> None:
+        """A batch is off its partition, whose other batch, if any, runs now; learn from how long it took."""
+        partition = batch.partition
+        free_ns = now_ns + sum(self._length_ns(each) for each in partition.batches)
+        if partition.batches:
+            free_ns = min(free_ns, self.ledgers[partition.name].free_ns)
+        self._reservations.free(partition.name, free_ns)
+
+    def observed(self, model: ModelState, kind: str, rows: int) -> None:
+        """An estimate was corrected by a batch of as many rows."""
+        if _moved(self._services[kind, model.config.key][rows - 1], model.estimates[kind].service_ns(rows)):
+            self.learn((model,))
+
+    def started(self, partition: PartitionState, model: str, entries: Iterable[Entry], rows: int, now_ns: int) -> None:
+        """A batch is given to a partition."""
+        begin_ns = max(self.ledgers[partition.name].free_ns, now_ns)
+        end_ns = begin_ns + self.ledgers[partition.name].lengths[model][rows - 1]
+        self._reservations.started(partition.name, [(each.request.identity, each.stage) for each in entries], end_ns)
+
+    def _length_ns(self, batch: Batch) -> int:
+        return self.ledgers[batch.partition.name].lengths[batch.queue.model][batch.rows - 1]
+
+    # -- dispatch
+
+    def begin_ns(self, partition: PartitionState, now_ns: int) -> int:
+        """When a batch that is given to a partition now begins, at the latest; within the grace, when it was due."""
+        ledger = self.ledgers[partition.name]
+        begin_ns = max(ledger.free_ns, now_ns)
+        due_ns = ledger.due_ns()
+        return due_ns if due_ns is not None and due_ns < begin_ns <= due_ns + self._hand_off_ns else begin_ns
+
+    def form_in(self, pool: Pool, ahead: bool, now_ns: int) -> Iterator[Chosen]:
+        """The batches of reserved work to be closed on the partitions of a pool; each has to be before the next."""
+        for partition in pool.partitions.values():
+            self._expire(partition, now_ns)
+            while _is_open(partition, ahead, now_ns) and (chosen := self._choose(partition, now_ns)) is not None:
+                yield chosen
+
+    def _choose(self, partition: PartitionState, now_ns: int) -> Chosen | None:
+        begin_ns = self.begin_ns(partition, now_ns)
+        run = self._reservations.runnable(partition.name, begin_ns, self._rows)
+        if run is None:
+            return None
+        first = self.waiting[run.members[0]]
+        model = self._fleet.models[first.queue.model]
+        ledger = self.ledgers[partition.name]
+        due_ns = ledger.due_ns()
+        is_due = due_ns is not None and begin_ns >= due_ns
+        if not is_due and model.config.policy.objective is Objective.COST:
+            return None
+        queue = model.queues.get(first.queue.batch_key, first.queue)
+        entries = [self.waiting.pop(part) for part in run.members]
+        for entry in entries:
+            entry.queued = False
+            entry.queue = queue
+        model.outstanding += run.rows
+        # Others may come along where nobody has to wait for that; those that give up rather than be late may have to.
+        room = bisect_right(ledger.lengths[model.config.key], run.until_ns - begin_ns) - run.rows
+        entries += _take(queue, room, 0, soft=True)
+        reason = ReleaseReason.DEADLINE if is_due else ReleaseReason.IDLE
+        rows = sum(entry.rows for entry in entries)
+        if rows >= model.estimates[partition.kind].efficient_rows:
+            reason = ReleaseReason.FULL
+        return partition, queue, entries, reason
+
+    def _rows(self, request: int, stage: int) -> int:
+        entry = self.waiting.get((request, stage))
+        return 0 if entry is None else entry.rows
+
+    def roomiest(self, pool: Pool, ahead: bool, now_ns: int) -> PartitionState | None:
+        """Of the partitions of a pool that are idle (`ahead`: about to be), the one whose next place is the furthest."""
+        best: PartitionState | None = None
+        best_ns = -1
+        for partition in pool.partitions.values():
+            if _is_open(partition, ahead, now_ns):
+                due_ns = self.ledgers[partition.name].due_ns()
+                room_ns = FAR_NS if due_ns is None else due_ns - now_ns
+                if best is None or room_ns > best_ns:
+                    best, best_ns = partition, room_ns
+        return best
+
+    def room(self, partition: PartitionState, model: ModelState, now_ns: int) -> int:
+        """How many rows of a model a partition can run, from now on, before what is reserved."""
+        ledger = self.ledgers[partition.name]
+        due_ns = ledger.due_ns()
+        if due_ns is None:
+            return model.config.max_batch
+        return bisect_right(ledger.lengths[model.config.key], due_ns - self.begin_ns(partition, now_ns))
+
+    def take(
+        self, queue: Queue, hosts: Iterable[PartitionState], rows: int, from_ns: int, now_ns: int
+    ) -> tuple[PartitionState, list[Entry]] | None:
+        """What `Queue.take` takes, as far as it is over in time on the first of `hosts` where something is."""
+        model = self._fleet.models[queue.model]
+        for host in hosts:
+            room = self.room(host, model, now_ns)
+            entries = (
+                queue.take(rows, from_ns)
+                if room == model.config.max_batch
+                else _take(queue, min(rows, room), from_ns, soft=False)
+            )
+            if entries:
+                return host, entries
+        return None
+
+    def next_ns(self, pool: Pool, now_ns: int) -> int | None:
+        """When a pool is to be looked at for the sake of what is reserved, unless something happens before."""
+        looks = []
+        for partition in pool.partitions.values():
+            if partition.ready:
+                due_ns = self.ledgers[partition.name].due_ns()
+                if due_ns is not None:
+                    looks.append(due_ns if due_ns > now_ns else due_ns + self._hand_off_ns + 1)
+                if self.waiting and len(partition.batches) == 1 and partition.opening_ns > now_ns:
+                    looks.append(partition.opening_ns)
+        return min(looks, default=None)
+
+    def _wake_in_time(self, now_ns: int) -> None:
+        """Places were found or moved: each partition has to be looked at by the first of its own."""
+        for partition in self._fleet.partitions.values():
+            due_ns = self.ledgers[partition.name].due_ns()
+            if due_ns is not None and partition.pool is not None:
+                self._wake(partition.pool, max(due_ns, now_ns))
+
+
+def _queues(event: RequestArrived, pipeline: PipelineState) -> tuple[QueueKey | None, ...]:
+    """The queue of each stage; where the key is not known yet, one that no other request has."""
+    queues: list[QueueKey | None] = []
+    for stage in pipeline.stages:
+        if stage.model is None:
+            queues.append(None)
+        elif stage.config.source_keyed:
+            queues.append((stage.model.config.key, f"#{event.request}"))
+        else:
+            queues.append((stage.model.config.key, event.batch_key if stage.config.request_keyed else ""))
+    return tuple(queues)
+
+
+def _take(queue: Queue, max_rows: int, from_ns: int, *, soft: bool) -> list[Entry]:
+    """Remove the first entries that have `max_rows` rows at most; `soft` ones only, which may be answered late."""
+    taken: list[Entry] = []
+    rows = 0
+    for entry in queue.entries():
+        if rows + entry.rows > max_rows:
+            break
+        if (entry.late or entry.stage_deadline_ns >= from_ns) and not (soft and entry.request.evicts):
+            taken.append(entry)
+            rows += entry.rows
+    for entry in taken:
+        queue.discard(entry)
+    return taken
+
+
+def _is_open(partition: PartitionState, ahead: bool, now_ns: int) -> bool:
+    batches = len(partition.batches)
+    if not ahead or not batches:
+        return partition.ready and not ahead and not batches
+    return partition.ready and batches == 1 and partition.opening_ns <= now_ns
+
+
+def _moved(known_ns: int, now_ns: int) -> bool:
+    return abs(now_ns - known_ns) > DRIFT * known_ns

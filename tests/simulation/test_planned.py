@@ -1,0 +1,290 @@
+"""Seeded runs with a planner: whatever it has to plan for, every request is served or refused."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+import pytest
+
+from batcher.config import PartitionConfig, PipelineConfig, SchedulerSpec
+from batcher.decisions import (
+    AnyDecision,
+    BuildPlan,
+    CancelRequest,
+    CombineOutputs,
+    CompleteRequest,
+    DispatchBatch,
+    EvictRequest,
+    FailRequest,
+    LoadModel,
+    RejectRequest,
+    UnloadModel,
+)
+from batcher.events import AnyEvent, PartitionLost, PartitionReady, PlanBuilt, RequestArrived
+from batcher.journal import JournalWriter, replay
+from batcher.outcome import Outcome
+from batcher.planner.build import build_plan
+from batcher.planner.live import LivePlanner
+from batcher.plans import Observed, Plan
+from batcher.scheduler import Scheduler
+from batcher.simulator import Verdicts
+from models.pipeline import Late
+from models.profile import LatencyTable
+from tests.support.scheduling import (
+    CERTAINTY,
+    GAINING,
+    MS,
+    US,
+    FaultySimulator,
+    S,
+    cascade,
+    chain,
+    model,
+    single,
+    spec_of,
+)
+
+SETTLING = CompleteRequest | RejectRequest | EvictRequest | FailRequest | CancelRequest
+Tables = Mapping[str, Mapping[str, LatencyTable]]
+FAST_AND_SLOW = (PartitionConfig("fast0", "fast", price=4.0), PartitionConfig("slow0", "slow"))
+
+
+def slower(table: LatencyTable, times: int) -> LatencyTable:
+    return LatencyTable(tuple((rows, times * latency_ns) for rows, latency_ns in table.cells))
+
+
+def two_kinds(**tables: LatencyTable) -> Tables:
+    """Tables by partition: the slow one takes three times as long."""
+    fast = {f"{key}:1": table for key, table in tables.items()}
+    return {"fast0": fast, "slow0": {key: slower(table, 3) for key, table in fast.items()}}
+
+
+class Machine:
+    """Batches take what the tables say, and up to a tenth more; every row is as sure as `confidence` says."""
+
+    def __init__(self, tables: Tables, seed: int, confidence: float | None) -> None:
+        self._tables = tables
+        self._random = random.Random(seed)
+        self._confidence = confidence
+
+    def batch_ns(self, batch: DispatchBatch) -> int:
+        return int(self._tables[batch.partition][batch.model].latency_ns(batch.rows) * self._random.uniform(1, 1.1))
+
+    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+        sure = self._confidence
+        return (tuple(self._random.random() if sure is None else sure for _ in range(batch.rows)),)
+
+    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+        return ()
+
+
+class Run:
+    """One simulation and what came of it."""
+
+    def __init__(
+        self,
+        spec: SchedulerSpec,
+        tables: Tables,
+        build: Callable[[SchedulerSpec, Observed], Plan] | None = build_plan,
+        *,
+        confidence: float | None = None,
+        check_every: int = 20,
+    ) -> None:
+        self.scheduler = Scheduler(spec, LivePlanner())
+        self.outcomes: dict[int, Outcome] = {}
+        self.decided: Counter[type[AnyDecision]] = Counter()
+        self.rows: Counter[str] = Counter()
+        self.plans: list[Plan | None] = []
+        self.journal: list[bytes] = []
+        self._steps = 0
+        self._check_every = check_every
+        self._writer = JournalWriter(self.journal.append, spec)
+        self.simulator = FaultySimulator(
+            self.scheduler, Machine(tables, 1, confidence), self._observe, build_plan=build, tables=tables
+        )
+        for partition in spec.partitions:
+            self.simulator.at(0, PartitionReady(partition.name, dict(tables[partition.name])))
+
+    def _observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
+        self._writer.record(now_ns, event, decisions)
+        if isinstance(event, PlanBuilt):
+            self.plans.append(event.plan)
+        for decision in decisions:
+            self.decided[type(decision)] += 1
+            if isinstance(decision, DispatchBatch):
+                self.rows[decision.partition] += decision.rows
+            if isinstance(decision, SETTLING):
+                assert decision.request not in self.outcomes, f"request {decision.request} is settled twice"
+                self.outcomes[decision.request] = decision.outcome
+        self._steps += 1
+        if self._steps % self._check_every == 0:
+            self.scheduler.check()
+
+    def counts(self, arrivals: Iterator[tuple[int, RequestArrived]]) -> Counter[Outcome]:
+        """How the requests ended; nothing is left of any."""
+        events = list(arrivals)
+        self.simulator.run(events)
+        assert sorted(self.outcomes) == sorted(event.request for _, event in events)
+        scheduler = self.scheduler
+        scheduler.check()
+        assert scheduler.requests == {}
+        assert scheduler.dispatcher.batches == {}
+        assert set(scheduler.queue_depths().values()) == {0}
+        assert all(pool.backlog_ns == 0 for pool in scheduler.dispatcher.fleet.pools)
+        return Counter(self.outcomes.values())
+
+
+def poisson(
+    pipeline: str, rate: float, seconds: float, slo_ns: int, seed: int = 1, first: int = 0
+) -> Iterator[tuple[int, RequestArrived]]:
+    source = random.Random(seed)
+    now_ns, request = 1, first
+    while (now_ns := now_ns + int(source.expovariate(rate) * S)) < seconds * S:
+        yield now_ns, RequestArrived(request, pipeline, 1, now_ns + slo_ns)
+        request += 1
+
+
+def planned_for(pipeline: PipelineConfig, slo_ns: int) -> PipelineConfig:
+    return msgspec.structs.replace(pipeline, slo_ns=slo_ns)
+
+
+# -- what a plan has to cope with
+
+
+@pytest.mark.parametrize(("confidence", "probability"), [(1.0, 0.0), (0.0, 1.0)])
+def test_a_stage_that_never_runs_and_one_that_always_does_are_planned_for(
+    confidence: float, probability: float
+) -> None:
+    spec = spec_of(
+        [model("small:1", verdicts=(CERTAINTY,)), model("large:1")],
+        [planned_for(cascade("small:1", "large:1"), 30 * MS)],
+        partitions=FAST_AND_SLOW,
+    )
+    run = Run(spec, two_kinds(small=GAINING, large=LatencyTable.from_ms({1: 2, 8: 5})), confidence=confidence)
+    counts = run.counts(poisson("cascade:1", 150, 5, 30 * MS))
+    assert counts[Outcome.COMPLETED] >= 0.99 * counts.total()
+    assert run.scheduler.pipelines["cascade:1"].stages[1].probability == pytest.approx(probability, abs=0.001)
+    assert run.decided[BuildPlan] >= 2
+
+
+def test_a_pipeline_of_forty_stages_is_served() -> None:
+    spec = spec_of(
+        [model("m:1")], [chain(*["m:1"] * 40, slo_ns=200 * MS)], partitions=FAST_AND_SLOW
+    )
+    run = Run(spec, two_kinds(m=GAINING))
+    counts = run.counts(poisson("chain:1", 20, 3, 400 * MS))
+    assert counts[Outcome.COMPLETED] >= 0.95 * counts.total()
+    plan = run.plans[-1]
+    assert plan is not None
+    assert len(plan.pipelines[0].stages) == 40
+
+
+def test_a_stage_with_four_thousand_configurations_is_served() -> None:
+    """64 batch sizes on 64 kinds of partition."""
+    sizes = range(1, 65)
+    partitions = [PartitionConfig(f"p{number}", f"kind{number}", price=1 + number / 64) for number in range(64)]
+    tables = {
+        f"p{number}": {
+            key: LatencyTable(tuple((rows, (500 - 5 * number + 20 * rows) * US) for rows in sizes))
+            for key in ("a:1", "b:1")
+        }
+        for number in range(64)
+    }
+    spec = spec_of(
+        [model("a:1", 64), model("b:1", 64)], [chain("a:1", "b:1", slo_ns=20 * MS)], partitions=partitions
+    )
+    run = Run(spec, tables, check_every=100)
+    counts = run.counts(poisson("chain:1", 400, 1.5, 20 * MS))
+    assert counts[Outcome.COMPLETED] >= 0.99 * counts.total()
+    assert run.decided[BuildPlan] >= 2
+
+
+def test_an_objective_that_nothing_can_meet_leaves_the_quickest_there_is() -> None:
+    spec = spec_of(
+        [model("m:1")], [planned_for(single("m:1"), 100 * US)], partitions=FAST_AND_SLOW
+    )
+    run = Run(spec, two_kinds(m=GAINING))
+    counts = run.counts(poisson("m:1", 100, 2, 20 * MS))
+    assert counts[Outcome.COMPLETED] == counts.total()
+    assert [plan.pipelines[0].feasible for plan in run.plans if plan is not None] == [False] * len(run.plans)
+
+
+def test_more_than_the_partitions_can_do_is_planned_for_as_well() -> None:
+    spec = spec_of([model("m:1")], [planned_for(single("m:1"), 20 * MS)], partitions=FAST_AND_SLOW)
+    run = Run(spec, two_kinds(m=GAINING))
+    counts = run.counts(poisson("m:1", 20_000, 1.5, 20 * MS))
+    # The two can do 7 600 rows a second.
+    assert counts[Outcome.COMPLETED] >= 1.5 * 4_000
+    assert counts[Outcome.REJECTED_DEADLINE] >= 1.5 * 8_000
+
+
+def test_plans_that_cannot_be_built_are_done_without() -> None:
+    spec = spec_of([model("m:1")], [planned_for(single("m:1"), 20 * MS)], partitions=FAST_AND_SLOW)
+    counts = Run(spec, two_kinds(m=GAINING), None).counts(poisson("m:1", 500, 3, 20 * MS))
+    assert counts[Outcome.COMPLETED] == counts.total()
+
+
+# -- partitions that are lost, and models that move
+
+
+def moving(spec: SchedulerSpec, observed: Observed) -> Plan:
+    """Every plan has the models change places: one partition holds all, the other one only one of them."""
+    keys = tuple(sorted(observed.tables))
+    names = [partition.name for partition in spec.partitions]
+    turn = int(sum(observed.rates.values())) % len(names)
+    held = {name: keys if number == turn else keys[:1] for number, name in enumerate(names)}
+    return msgspec.structs.replace(build_plan(spec, observed), residency=held)
+
+
+@pytest.mark.parametrize("late", list(Late))
+@pytest.mark.parametrize("seed", range(4))
+def test_partitions_may_be_lost_at_any_time_while_models_move(seed: int, late: Late) -> None:
+    pipelines = [
+        planned_for(cascade("small:1", "large:1", late=late), 30 * MS),
+        msgspec.structs.replace(single("small:1", late, weight=3), slo_ns=10 * MS),
+    ]
+    spec = spec_of([model("small:1", verdicts=(CERTAINTY,)), model("large:1")], pipelines, partitions=FAST_AND_SLOW)
+    tables = two_kinds(small=GAINING, large=LatencyTable.from_ms({1: 2, 8: 5}))
+    run = Run(spec, tables, moving)
+    source = random.Random(seed)
+    for _ in range(6):
+        lost_ns = source.randrange(1, 5 * S)
+        name = source.choice(("fast0", "slow0"))
+        run.simulator.at(lost_ns, PartitionLost(name, "killed"))
+        # It comes back with what it begins with, or with half of that.
+        keys = source.choice([("large:1", "small:1"), ("small:1",)])
+        ready = PartitionReady(name, {key: tables[name][key] for key in keys})
+        run.simulator.at(lost_ns + source.randrange(1, 500 * MS), ready)
+    both = sorted([*poisson("cascade:1", 150, 5, 60 * MS, seed), *poisson("small:1", 300, 5, 40 * MS, seed, 10_000)])
+    counts = run.counts(iter(both))
+    assert counts[Outcome.COMPLETED] >= 0.6 * counts.total(), f"seed {seed}: {dict(counts)}"
+    assert run.decided[LoadModel] >= 1
+    assert run.decided[UnloadModel] >= 1
+    assert replay(run.journal, LivePlanner()) is None
+
+
+# -- what it is for
+
+
+def test_with_slack_the_cheap_partition_does_most_of_the_work_and_without_it_the_fast_one() -> None:
+    spec = spec_of([model("m:1")], [planned_for(single("m:1"), 50 * MS)], partitions=FAST_AND_SLOW)
+    rows: dict[int, Counter[str]] = {}
+    for slo_ns in (50 * MS, 3 * MS):
+        run = Run(spec, two_kinds(m=LatencyTable.from_ms({1: 1, 8: 2})))
+        counts = run.counts(poisson("m:1", 150, 4, slo_ns))
+        assert counts[Outcome.COMPLETED] >= 0.98 * counts.total()
+        rows[slo_ns] = run.rows
+    assert rows[50 * MS]["slow0"] > 1.5 * rows[50 * MS]["fast0"]
+    assert rows[3 * MS]["fast0"] > 20 * rows[3 * MS]["slow0"]
+
+
+def test_a_pipeline_with_far_deadlines_is_not_starved_by_one_with_tight_ones_that_asks_for_too_much() -> None:
+    """They have equal weights. One asks for four times what there is, the other one for half of it: its share."""
+    pipelines = [single("m:1", name="greedy:1"), single("m:1", name="modest:1")]
+    run = Run(spec_of([model("m:1")], pipelines), {"cpu0": {"m:1": GAINING}}, check_every=1_000)
+    greedy = poisson("greedy:1", 22_000, 1, 20 * MS)
+    modest = list(poisson("modest:1", 2_800, 1, 300 * MS, 2, 1_000_000))
+    run.counts(iter(sorted([*greedy, *modest])))
+    kept = sum(run.outcomes[event.request] is Outcome.COMPLETED for _, event in modest)
+    assert kept >= 0.99 * len(modest)
