@@ -134,16 +134,7 @@ class CancelRequest(Decision, frozen=True, gc=False):
     outcome: Outcome
 
 
-AnyDecision = (
-    DispatchBatch
-    | RevokeBatch
-    | CombineOutputs
-    | BuildPlan
-    | LoadModel
-    | UnloadModel
-    | CompleteRequest
-    | RejectRequest
-    | EvictRequest
-    | FailRequest
-    | CancelRequest
-)
+Settlement = CompleteRequest | RejectRequest | EvictRequest | FailRequest | CancelRequest
+"""The decisions of which every request gets exactly one."""
+
+AnyDecision = DispatchBatch | RevokeBatch | CombineOutputs | BuildPlan | LoadModel | UnloadModel | Settlement

@@ -10,15 +10,11 @@ from batcher.config import SchedulerSpec
 from batcher.decisions import (
     AnyDecision,
     BuildPlan,
-    CancelRequest,
     CombineOutputs,
-    CompleteRequest,
     DispatchBatch,
-    EvictRequest,
-    FailRequest,
     LoadModel,
-    RejectRequest,
     RevokeBatch,
+    Settlement,
     UnloadModel,
 )
 from batcher.events import (
@@ -209,9 +205,7 @@ class Simulator:
             elif isinstance(decision, UnloadModel):
                 ended_ns = self._free_ns.get(decision.partition, 0)
                 self.at(max(self._turn_ns, ended_ns), ModelUnloaded(decision.partition, decision.model))
-            elif self._answered is not None and isinstance(
-                decision, CompleteRequest | RejectRequest | EvictRequest | FailRequest | CancelRequest
-            ):
+            elif self._answered is not None and isinstance(decision, Settlement):
                 self._answers.append(decision.request)
                 self._idle_ns += self._host.handle_ns
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from batcher.config import Limits, PipelineConfig, PolicyConfig, PolicyName, SchedulerSpec
-from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch, RevokeBatch
+from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch, Settlement
 from batcher.events import AnyEvent, PartitionLost, PartitionReady, RequestArrived, RequestCancelled
 from batcher.journal import JournalWriter, replay
 from batcher.outcome import Outcome
@@ -75,7 +75,7 @@ class Run:
     def _observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
         self._writer.record(now_ns, event, decisions)
         for decision in decisions:
-            if not isinstance(decision, DispatchBatch | CombineOutputs | RevokeBatch):
+            if isinstance(decision, Settlement):
                 assert decision.request not in self.outcomes, f"request {decision.request} is settled twice"
                 self.outcomes[decision.request] = decision.outcome
                 self.settled_ns[decision.request] = now_ns
