@@ -112,15 +112,18 @@ class BookedWork:
         assert slot is not None, "what waits here has a place"
         return slot.start_ns + self._hand_off_ns + 1
 
-    def reopened(self, entry: Entry, now_ns: int) -> bool:
-        """Find another place for an entry whose batch never started; without one it is up to its queue."""
-        if not self._reservations.reopen(entry.request.identity, entry.stage, now_ns):
-            self._release_lapsed(now_ns)
-            return False
-        entry.queued = True
-        self.hold(entry, now_ns)
+    def reopen(self, entries: Iterable[Entry], now_ns: int) -> list[Entry]:
+        """Find other places for entries whose batch never started; those that there is none for are returned."""
+        homeless = []
+        for entry in entries:
+            if self._reservations.reopen(entry.request.identity, entry.stage, now_ns):
+                entry.queued = True
+                self.hold(entry, now_ns)
+            else:
+                homeless.append(entry)
+        self._release_lapsed(now_ns)
         self._wake_in_time(now_ns)
-        return True
+        return homeless
 
     def _expire(self, partition: PartitionState, now_ns: int) -> None:
         """What has missed its place on a partition is up to its queue."""
@@ -154,10 +157,10 @@ class BookedWork:
             free_ns = ledger.free_ns if partition.batches else now_ns
             reservations.ready(partition.name, models, now_ns)
             reservations.free(partition.name, free_ns)
-            homeless = [slot for slot in ledger.slots if slot.queue[0] not in models]
-            for request, stage, slot in [(each.request, part, slot) for slot in homeless for each, part in slot.members]:
-                if reservations.slot(request, stage) is slot:
-                    reservations.reopen(request, stage, now_ns)
+            gone = [slot for slot in ledger.slots if slot.queue[0] not in models]
+            for place, held, stage in [(slot, held, stage) for slot in gone for held, stage in slot.members]:
+                if reservations.slot(held.request, stage) is place:
+                    reservations.reopen(held.request, stage, now_ns)
         self._release_lapsed(now_ns)
         self._wake_in_time(now_ns)
 
@@ -242,7 +245,7 @@ class BookedWork:
         return 0 if entry is None else entry.rows
 
     def roomiest(self, pool: Pool, ahead: bool, now_ns: int) -> PartitionState | None:
-        """Of the partitions of a pool that are idle (`ahead`: about to be), the one whose next place is the furthest."""
+        """Of the partitions of a pool that are idle (`ahead`: about to be), the one with the furthest first place."""
         best: PartitionState | None = None
         best_ns = -1
         for partition in pool.partitions.values():
@@ -263,7 +266,7 @@ class BookedWork:
 
     def take(
         self, queue: Queue, hosts: Iterable[PartitionState], rows: int, from_ns: int, now_ns: int
-    ) -> tuple[PartitionState, list[Entry]] | None:
+    ) -> tuple[PartitionState, Queue, list[Entry]] | None:
         """What `Queue.take` takes, as far as it is over in time on the first of `hosts` where something is."""
         model = self._fleet.models[queue.model]
         for host in hosts:
@@ -274,8 +277,18 @@ class BookedWork:
                 else _take(queue, min(rows, room), from_ns, soft=False)
             )
             if entries:
-                return host, entries
+                return host, queue, entries
         return None
+
+    def has_room(self, partition: PartitionState, queue: Queue, now_ns: int) -> bool:
+        """Whether the first batch of a queue that is to be repeated is over in time on a partition."""
+        rows = sum(entry.rows for entry in queue.retries[0])
+        return rows <= self.room(partition, self._fleet.models[queue.model], now_ns)
+
+    def put_off(self, queue: Queue, pool: Pool, now_ns: int) -> None:
+        """Have a queue that nothing fits in for looked at again when the first place of a pool is due."""
+        pool.put_off(queue, max(self.next_ns(pool, now_ns) or 0, now_ns + 1))
+        pool.park(queue)
 
     def next_ns(self, pool: Pool, now_ns: int) -> int | None:
         """When a pool is to be looked at for the sake of what is reserved, unless something happens before."""

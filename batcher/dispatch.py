@@ -69,6 +69,9 @@ class Dispatcher:
         model = stage.model
         assert model is not None, "a combiner is not queued"
         queue = stage.queue
+        slot = None if self.booked is None else self.booked.slot(request.identity, stage.index)
+        if slot is not None and slot.queue[0] != model.config.key:
+            model, queue = self.models[slot.queue[0]], None  # another variant was reserved
         if queue is None:
             queue = self._queue_of(model, batch_key_for(request, stage))
         stage_deadline_ns = request.deadline_ns - stage.tail_ns
@@ -87,18 +90,30 @@ class Dispatcher:
             pipeline.number,
         )
         request.entries.append(entry)
-        model.outstanding += rows
+        if slot is not None and self.booked is not None:
+            self.booked.hold(entry, now_ns)
+        else:
+            self._push(entry, queue, model, now_ns)
+        return entry
+
+    def _push(self, entry: Entry, queue: Queue, model: ModelState, now_ns: int) -> None:
+        model.outstanding += entry.rows
         if model.outstanding > model.peak:
             model.peak = model.outstanding
-        order_ns = stage_deadline_ns if model.by_deadline else now_ns
-        first = queue.push(entry, order_ns, pipeline.config.weight)
+        order_ns = entry.stage_deadline_ns if model.by_deadline else entry.enqueued_ns
+        first = queue.push(entry, order_ns, entry.request.pipeline.config.weight)
         for pool in model.pools:
             # With entries before this one, it is known already when a partition opens.
             if first or queue in pool.aside:
                 self._announce(queue, pool, now_ns)
         if first and not model.served:
             self._check_ns = now_ns
-        return entry
+
+    def _release(self, entry: Entry, now_ns: int) -> None:
+        """Queue an entry that has lost its place."""
+        model = self.models[entry.queue.model]
+        entry.queue = model.queues.setdefault(entry.queue.batch_key, entry.queue)
+        self._push(entry, entry.queue, model, now_ns)
 
     def _queue_of(self, model: ModelState, batch_key: str) -> Queue:
         queue = model.queues.get(batch_key)
@@ -119,6 +134,9 @@ class Dispatcher:
         """Take an entry that waits out again."""
         queue = entry.queue
         model = self.models[queue.model]
+        if self.booked is not None and self.booked.drop(entry):
+            self._forget_if_empty(model.queues.get(queue.batch_key, queue), model)
+            return
         was_first = entry.group is not None or queue.head() is entry
         queue.discard(entry)
         model.outstanding -= entry.rows
@@ -163,6 +181,8 @@ class Dispatcher:
             if pool.aside or pool is mine:
                 pool.recall()
                 self._wake(pool, now_ns)
+        if self.booked is not None:
+            self.booked.sync(now_ns)
 
     def lost(self, name: str, now_ns: int) -> None:
         """A partition's worker is gone; its batches fail one by one in events of their own."""
@@ -192,7 +212,9 @@ class Dispatcher:
         pool = partition.pool
         assert pool is not None, "a partition that had a batch has a pool"
         pool.changed(partition)
-        if pool.waiting and partition.ready:
+        if self.booked is not None:
+            self.booked.ended(batch, now_ns)
+        if (pool.waiting or self.booked is not None) and partition.ready:
             self._wake(pool, now_ns)
         return batch
 
@@ -204,9 +226,14 @@ class Dispatcher:
             due = self._due_pools(now_ns)
             for ahead in (False, True):
                 for pool in due:
+                    if self.booked is not None:
+                        batches = self.booked.form_in(pool, ahead, now_ns)
+                        decisions.extend(self._close(*self._chosen(*batch, now_ns), now_ns) for batch in batches)
                     self._form_in(pool, ahead, now_ns, decisions)
             for pool in due:
                 if (next_ns := pool.next_ns()) is not None:
+                    self._wake(pool, max(next_ns, now_ns + 1))
+                if self.booked is not None and (next_ns := self.booked.next_ns(pool, now_ns)) is not None:
                     self._wake(pool, max(next_ns, now_ns + 1))
 
     def _due_pools(self, now_ns: int) -> list[Pool]:
@@ -224,6 +251,8 @@ class Dispatcher:
         """Close batches for the idle partitions of a pool, or for those about to become so."""
         while pool.waiting:
             partition = pool.opening() if ahead else pool.idle()
+            if self.booked is not None:
+                partition = self.booked.roomiest(pool, ahead, now_ns)
             if partition is None or (ahead and partition.opening_ns > now_ns):
                 return
             chosen = self._choose(pool, partition, now_ns)
@@ -246,6 +275,9 @@ class Dispatcher:
                 continue
             model = self.models[queue.model]
             if queue.retries:
+                if self.booked is not None and not self.booked.has_room(partition, queue, now_ns):
+                    self.booked.put_off(queue, pool, now_ns)
+                    continue
                 return self._chosen(partition, queue, queue.take_retry(), ReleaseReason.RETRY, now_ns)
             reachable_ns = now_ns + self.hand_off_ns + model.quickest_ns
             if item[0] < reachable_ns and model.by_deadline and queue.expire(reachable_ns):
@@ -255,18 +287,33 @@ class Dispatcher:
                 continue
             choice = model.policy.choose(queue, model, partition, model.estimates[partition.kind], now_ns)
             if choice.rows:
-                placement = self._place(queue, model, choice, partition, now_ns)
-                if placement is not None:
-                    host, rows, from_ns = placement
-                    return self._chosen(host, queue, queue.take(rows, from_ns), choice.reason, now_ns)
-                pool.put_off(queue, max(queue.head().stage_deadline_ns, now_ns + 1))
-            elif choice.until_ns is not None:
-                pool.put_off(queue, max(choice.until_ns, now_ns + 1))
-                if partition.batches:
-                    pool.park(queue)
+                placement = self._locator.place(queue, model, choice, partition, now_ns)
+                if placement is None:
+                    pool.put_off(queue, max(queue.head().stage_deadline_ns, now_ns + 1))
+                elif (taken := self._take(pool, partition, queue, placement, now_ns)) is not None:
+                    return self._chosen(*taken, choice.reason, now_ns)
             else:
-                pool.park(queue)
+                self._set_aside(pool, partition, queue, choice.until_ns, now_ns)
         return None
+
+    @staticmethod
+    def _set_aside(pool: Pool, partition: PartitionState, queue: Queue, until_ns: int | None, now_ns: int) -> None:
+        if until_ns is not None:
+            pool.put_off(queue, max(until_ns, now_ns + 1))
+        if until_ns is None or partition.batches:
+            pool.park(queue)
+
+    def _take(
+        self, pool: Pool, partition: PartitionState, queue: Queue, place: tuple[PartitionState, int, int], now_ns: int
+    ) -> tuple[PartitionState, Queue, list[Entry]] | None:
+        """What runs of a queue in a place, or on `partition` when that has no time for it between reserved places."""
+        host, rows, from_ns = place
+        if self.booked is None:
+            return host, queue, queue.take(rows, from_ns)
+        taken = self.booked.take(queue, (host, partition), rows, from_ns, now_ns)
+        if taken is None:
+            self.booked.put_off(queue, pool, now_ns)
+        return taken
 
     def _chosen(
         self, host: PartitionState, queue: Queue, entries: list[Entry], reason: ReleaseReason, now_ns: int
@@ -316,6 +363,8 @@ class Dispatcher:
             entry.batch = batch
         self._next_batch += 1
         self.batches[batch.identity] = batch
+        if self.booked is not None:
+            self.booked.started(partition, queue.model, entries, rows, now_ns)
         partition.free_at_ns = partition.start_ns(now_ns) + median_ns
         partition.batches.append(batch)
         assert partition.pool is not None, "a partition that takes a batch has a pool"

@@ -43,7 +43,7 @@ class Evictions:
         agenda = self.agenda
         while agenda and agenda[0][0] <= now_ns:
             entry = heappop(agenda)[2]
-            if not _waits(entry):
+            if entry.request.settled or not _waits(entry):
                 continue
             passed_ns = None if self._booked is None else self._booked.passed_ns(entry)
             if passed_ns is not None and passed_ns > now_ns:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from batcher.placement import IN_FLIGHT
 
 if TYPE_CHECKING:
+    from batcher.booked import BookedWork
     from batcher.pool import Pool
     from batcher.queue import Queue
     from batcher.scheduler import Scheduler
@@ -18,6 +19,8 @@ def check_invariants(scheduler: Scheduler) -> None:
     _check_queues(scheduler)
     _check_batches(scheduler)
     _check_backlogs(scheduler)
+    if scheduler.dispatcher.booked is not None:
+        _check_booked(scheduler, scheduler.dispatcher.booked)
 
 
 def _check_requests(scheduler: Scheduler) -> None:
@@ -95,3 +98,30 @@ def _check_backlogs(scheduler: Scheduler) -> None:
             if each is pool
         )
         assert pool.backlog_ns == promised, f"pool {pool.number}: backlog {pool.backlog_ns}, promised {promised}"
+
+
+def _check_booked(scheduler: Scheduler, booked: BookedWork) -> None:
+    for part, entry in booked.waiting.items():
+        assert part == (entry.request.identity, entry.stage), f"the entry of {part} waits in the place of another"
+        slot = booked.slot(*part)
+        assert slot is not None, f"the entry of {part} waits for a place that it does not have"
+        assert slot.queue[0] == entry.queue.model, f"the place of {part} is for {slot.queue[0]}"
+        assert entry.queued, f"the entry of {part} has a place and does not wait"
+    running = {
+        (entry.request.identity, entry.stage)
+        for batch in scheduler.dispatcher.batches.values()
+        for entry in batch.entries
+    }
+    for name, partition in scheduler.dispatcher.fleet.partitions.items():
+        ledger = booked.ledgers[name]
+        held = partition.models if partition.ready else frozenset()
+        assert ledger.models == held, f"{name} has places for {sorted(ledger.models)}, holds {sorted(held)}"
+        end_ns = 0
+        for slot in ledger.slots:
+            assert slot.start_ns >= end_ns, f"two places on {name} overlap"
+            assert slot.rows == sum(held.rows for held, _ in slot.members), "a place's rows do not add up"
+            end_ns = slot.end_ns
+            for reservation, stage in slot.members:
+                assert reservation.request in scheduler.requests, f"{reservation.request} is gone and has a place"
+                assert (reservation.request, stage) not in running, "a stage that runs has a place"
+                assert slot.end_ns <= reservation.limit_ns(stage), "a place ends too late"

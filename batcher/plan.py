@@ -188,6 +188,23 @@ class PipelineState:
     def _from_start_ns(stage: StageState, hand_off_ns: int) -> int:
         return stage.service_ns(hand_off_ns) + stage.tail_ns
 
+    def least_cost(self, rows: int, hand_off_ns: int) -> float:
+        """The least that as many rows cost that run all stages.
+
+        Each stage counts as its rows' share of a batch of the model's present size (theirs at least), where that is
+        cheapest of the partitions that are up, or of all when none is.
+        """
+        cost = 0.0
+        for stage in self.stages:
+            model = stage.model
+            if model is not None and model.pools:
+                size = min(max(int(model.typical_rows + 0.5), rows), model.config.max_batch)
+                pools = [pool for pool in model.pools if pool.ready_count] or model.pools
+                cost += min(
+                    pool.price * (model.estimates[pool.kind].service_ns(size) + hand_off_ns) / size for pool in pools
+                )
+        return cost * rows / NS_PER_S
+
     def lone_ns(self, hand_off_ns: int) -> int:
         """Time of a request by itself on an idle machine by the measured tables alone, along the longest path."""
         finish: dict[int, int] = {}

@@ -1,7 +1,6 @@
 """The scheduler: events in, decisions out. The same object runs in the live gateway and in the simulator."""
 
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
 from typing import Any
 
 from batcher.admission import Admission
@@ -36,6 +35,7 @@ from batcher.events import (
     RequestArrived,
     RequestCancelled,
 )
+from batcher.evictions import Evictions
 from batcher.invariants import check_invariants
 from batcher.lifecycle import Entry, Request, StageRun
 from batcher.outcome import Outcome
@@ -44,9 +44,6 @@ from batcher.progress import observe_share, rows_for
 from batcher.ranking import Planner
 from batcher.replan import Replanner
 from batcher.residency import Residency
-
-COMPACT_EVICTIONS = 1024
-"""Planned evictions, at least, before those of entries that have left their queues are dropped."""
 
 
 class Scheduler:
@@ -66,12 +63,12 @@ class Scheduler:
             for number, config in enumerate(spec.pipelines)
         }
         self.requests: dict[int, Request] = {}
-        self.admission = Admission(spec.limits)
+        self._booked = self.dispatcher.booked
+        self.admission = Admission(spec.limits, self._booked)
         fleet = self.dispatcher.fleet
         self._replanner = None if planner is None else Replanner(fleet, self.pipelines)
         self._residency = Residency(fleet)
-        self._evictions: list[tuple[int, int, Entry]] = []
-        self._compact_above = COMPACT_EVICTIONS
+        self._evictions = Evictions(fleet.models, spec.limits.hand_off_ns, self._booked)
         # A request that is settled while a combiner runs is no longer among `requests`.
         self._combining: dict[tuple[int, int], Request] = {}
         self._handlers: dict[type[Any], Callable[[Any, int, list[AnyDecision]], None]] = {
@@ -100,18 +97,17 @@ class Scheduler:
     def next_wakeup_ns(self) -> int | None:
         """When `handle_wakeup` is due; None when only an event can change anything."""
         wake_ns = self.dispatcher.wake_ns
-        if self._evictions and (wake_ns is None or self._evictions[0][0] < wake_ns):
-            return self._evictions[0][0]
+        evictions = self._evictions.agenda
+        if evictions and (wake_ns is None or evictions[0][0] < wake_ns):
+            return evictions[0][0]
         return wake_ns
 
     def handle_wakeup(self, now_ns: int) -> list[AnyDecision]:
         """Evict what cannot make it, then form batches; `next_wakeup_ns` is later than `now_ns` afterwards."""
         decisions: list[AnyDecision] = []
         dispatcher = self.dispatcher
-        while self._evictions and self._evictions[0][0] <= now_ns:
-            entry = heappop(self._evictions)[2]
-            if entry.queued:
-                self._evict(entry.request, decisions)
+        for entry in self._evictions.due(now_ns):
+            self._evict(entry.request, decisions)
         if self._replanner is not None and now_ns >= self._replanner.next_ns:
             order = self._replanner.review(now_ns)
             if order is not None:
@@ -156,8 +152,7 @@ class Scheduler:
             pipeline.work,
             pipeline.all_stages,
             pipeline.stage_count,
-            # A probe is to find out how long it takes, late or not.
-            pipeline.evicts and not (pipeline.outstanding == 0 and pipeline.last_probe_ns == now_ns),
+            pipeline.evicts,
         )
         self.requests[event.request] = request
         self.admission.memory_bytes += event.memory_bytes
@@ -171,19 +166,7 @@ class Scheduler:
         for root in pipeline.roots:
             entry = self.dispatcher.enqueue(request, root, None, now_ns)
             if request.evicts:
-                self._plan_eviction(entry, now_ns)
-
-    def _plan_eviction(self, entry: Entry, now_ns: int) -> None:
-        """Have a queued entry's request evicted from the instant on at which it cannot make it by itself."""
-        model = self.dispatcher.models[entry.queue.model]
-        quickest_ns = min(estimate.service_ns(entry.rows) for estimate in model.estimates.values())
-        at_ns = max(entry.stage_deadline_ns - self._limits.hand_off_ns - quickest_ns + 1, now_ns)
-        evictions = self._evictions
-        if len(evictions) > self._compact_above:
-            evictions[:] = [item for item in evictions if item[2].queued]
-            heapify(evictions)
-            self._compact_above = max(COMPACT_EVICTIONS, 2 * len(evictions))
-        heappush(evictions, (at_ns, entry.sequence, entry))
+                self._evictions.plan(entry, now_ns)
 
     def _cancelled(self, event: RequestCancelled, now_ns: int, decisions: list[AnyDecision]) -> None:
         request = self.requests.get(event.request)
@@ -207,6 +190,8 @@ class Scheduler:
         # Nothing of it waits or runs any more, so there is less to do than in `_settle`.
         request.settled = True
         del self.requests[request.identity]
+        if self._booked is not None:
+            self._booked.forget(request.identity)
         request.pipeline.outstanding -= 1
         request.entries.clear()  # they refer to the request: no cycle is left to the garbage collector
         self.admission.memory_bytes -= request.memory_bytes
@@ -230,6 +215,8 @@ class Scheduler:
                     batch.revoking = True
                     decisions.append(RevokeBatch(batch.identity))
         request.entries.clear()
+        if self._booked is not None:
+            self._booked.forget(request.identity)
         if not request.running:
             self.admission.memory_bytes -= request.memory_bytes
 
@@ -244,6 +231,8 @@ class Scheduler:
 
     def _stage_done(self, request: Request, stage: StageState, now_ns: int, decisions: list[AnyDecision]) -> None:
         request.open_stages -= 1
+        if self._booked is not None:
+            self._booked.settled(request.identity, stage.index)
         for index in stage.dependents:
             request.missing[index] -= 1
             if not request.missing[index]:
@@ -267,7 +256,7 @@ class Scheduler:
         else:
             entry = self.dispatcher.enqueue(request, stage, run, now_ns)
             if request.evicts:
-                self._plan_eviction(entry, now_ns)
+                self._evictions.plan(entry, now_ns)
 
     def _combined(self, event: OutputsCombined, now_ns: int, decisions: list[AnyDecision]) -> None:
         request = self._combining.pop((event.request, event.stage))
@@ -293,6 +282,8 @@ class Scheduler:
         model = self.dispatcher.models[batch.queue.model]
         model.estimates[partition.kind].observe(batch.rows, event.ended_ns - event.started_ns)
         model.learned()
+        if self._booked is not None:
+            self._booked.observed(model, partition.kind, batch.rows)
         first = 0
         for entry in batch.entries:
             entry.batch = None
@@ -314,8 +305,11 @@ class Scheduler:
         """Retry in halves: once elsewhere what a lost worker ran, and what failed until the row to blame is found."""
         batch = self.dispatcher.end(event.batch, now_ns)
         alive = self._detach(batch.entries)
+        hard = [entry for entry in alive if entry.request.evicts]
         if event.cause is FailureCause.WORKER_LOST:
             alive = self._retried_once(alive, batch.suspect, event.message, decisions)
+            if self._booked is not None and not batch.suspect:
+                alive = self._booked.reopen(alive, now_ns)
         elif len(alive) == 1:
             outcome = Outcome.FAILED_BACKEND if event.cause is FailureCause.BACKEND else Outcome.FAILED_UNAVAILABLE
             self._fail(alive[0].request, outcome, event.message, decisions)
@@ -323,6 +317,8 @@ class Scheduler:
         half = len(alive) // 2
         self.dispatcher.retry(batch.queue, alive[:half], now_ns)
         self.dispatcher.retry(batch.queue, alive[half:], now_ns)
+        for entry in hard:
+            self._evictions.plan(entry, now_ns)
 
     def _retried_once(
         self, alive: list[Entry], suspect: bool, message: str, decisions: list[AnyDecision]

@@ -47,10 +47,11 @@ class DeadlinePolicy:
         """Decide by the rows queued, those expected, and the slack of the first deadline that can be met."""
         pending = queue.rows
         worthwhile = estimate.efficient_rows
-        expected = min(worthwhile, max(int(model.peak), 1))
-        gather_ns = int(self._gather_fraction * estimate.service_ns(expected))
         if pending >= DEEP * worthwhile:
             return Choice(worthwhile, ReleaseReason.FULL)
+        expected = min(worthwhile, max(int(model.peak), 1))
+        service_ns = estimate.service_ns(expected)
+        gather_ns = int(self._gather_fraction * service_ns)
         start_ns = partition.start_ns(now_ns)
         if pending >= expected or gather_ns < self._gather_floor_ns:
             reason = ReleaseReason.FULL if pending >= worthwhile else ReleaseReason.IDLE
@@ -58,12 +59,12 @@ class DeadlinePolicy:
         head = queue.head()
         if partition.batches:
             # Others may keep the partition busy for ever, so what is urgent does not wait until it is idle.
-            urgent_ns = head.stage_deadline_ns - self._hand_off_ns - URGENT * estimate.service_ns(expected)
+            urgent_ns = head.stage_deadline_ns - self._hand_off_ns - URGENT * service_ns
             if start_ns < urgent_ns:
                 return Choice(0, ReleaseReason.DEADLINE, now_ns + urgent_ns - start_ns)
             return Choice(self._size(queue, estimate, pending, start_ns), ReleaseReason.DEADLINE)
         gathered_ns = max(partition.idle_since_ns, head.enqueued_ns) + gather_ns
-        latest_ns = head.stage_deadline_ns - self._hand_off_ns - estimate.service_ns(expected)
+        latest_ns = head.stage_deadline_ns - self._hand_off_ns - service_ns
         if now_ns >= min(gathered_ns, latest_ns):
             reason = ReleaseReason.DELAY if now_ns >= gathered_ns else ReleaseReason.DEADLINE
             return Choice(self._size(queue, estimate, pending, start_ns), reason)
