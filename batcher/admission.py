@@ -116,10 +116,11 @@ class Admission:
             if len(pools) > 1:
                 start_ns = min(start_ns, *[pool.start_after_backlog_ns(now_ns) for pool in pools[1:]])
             queue = root.queue if root.queue is not None else model.queues.get(event.batch_key)
-            if queue is not None and event.deadline_ns - root.tail_ns < queue.last_ns and model.by_deadline:
-                behind = queue.behind(event.deadline_ns - root.tail_ns)
+            order_ns = event.deadline_ns - root.tail_ns
+            if queue is not None and model.by_deadline and (order_ns < queue.last_ns or queue.late):
+                behind = queue.behind(order_ns)
                 rows = queue.rows * behind // max(queue.live, 1)
-                start_ns -= rows * model.row_ns(model.pools[0].kind) // model.hosts
+                start_ns -= int(rows * model.spread_row_ns)
             if start_ns > latest_ns:
                 latest_ns = start_ns
         return latest_ns + pipeline.path_ns

@@ -175,12 +175,13 @@ class BookedWork:
                     lengths_ns = [service_ns + self._hand_off_ns for service_ns in services_ns]
                     self._reservations.learn(kind, model.config.key, lengths_ns)
 
-    def ended(self, batch: Batch, now_ns: int) -> None:
-        """A batch is off its partition, whose other batch, if any, runs now; learn from how long it took."""
+    def ended(self, batch: Batch, now_ns: int, *, was_running: bool) -> None:
+        """A batch is off its partition; its other batch, if any, runs from now on, or ran before already."""
         partition = batch.partition
-        free_ns = now_ns + sum(self._length_ns(each) for each in partition.batches)
-        if partition.batches:
-            free_ns = min(free_ns, self.ledgers[partition.name].free_ns)
+        if was_running or not partition.batches:
+            free_ns = now_ns + sum(self._length_ns(each) for each in partition.batches)
+        else:
+            free_ns = self.ledgers[partition.name].free_ns - self._length_ns(batch)
         self._reservations.free(partition.name, free_ns)
 
     def observed(self, model: ModelState, kind: str, rows: int) -> None:

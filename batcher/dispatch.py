@@ -213,7 +213,7 @@ class Dispatcher:
         assert pool is not None, "a partition that had a batch has a pool"
         pool.changed(partition)
         if self.booked is not None:
-            self.booked.ended(batch, now_ns)
+            self.booked.ended(batch, now_ns, was_running=was_running)
         if (pool.waiting or self.booked is not None) and partition.ready:
             self._wake(pool, now_ns)
         return batch

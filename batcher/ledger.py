@@ -11,7 +11,7 @@ from batcher.slots import QueueKey, Reservation, Slot, make_room
 START = attrgetter("start_ns")
 JOINS = 4
 """Slots of its queue that a stage is tried in, at most."""
-WORTHWHILE = 1.5
+WORTHWHILE = 1.6
 """A new slot has room for twice as many rows when they take no more than this times as long."""
 Part = tuple[int, int]
 """(request, stage): what has a place in a slot."""

@@ -141,6 +141,12 @@ class ModelState:
         estimate = self.estimates[kind]
         return estimate.row_ns(min(self.policy.full_rows(estimate), self.config.max_batch))
 
+    @property
+    def spread_row_ns(self) -> float:
+        """Time that a row takes of all partitions when each does as much as it can; there must be one."""
+        rates = [len(pool.partitions) / max(self.row_ns(pool.kind), 1) for pool in self.pools]
+        return 1 / sum(rates) if rates else 0.0
+
     def dispatched(self, rows: int) -> None:
         """Note the size of a batch."""
         self.peak = max(self.outstanding, self.peak * PEAK_DECAY)

@@ -219,7 +219,6 @@ class PipelineState:
 
 
 def _shares(model: ModelState, reach: float) -> Shares:
-    """The work of a row, spread evenly over the partitions that hold the model."""
-    return tuple(
-        (pool, round(model.row_ns(pool.kind) * reach * len(pool.partitions) / model.hosts)) for pool in model.pools
-    )
+    """The work of a row, spread over the partitions that hold the model so that all are as busy."""
+    row_ns = model.spread_row_ns
+    return tuple((pool, round(row_ns * reach * len(pool.partitions))) for pool in model.pools)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -63,7 +64,7 @@ class Pool:
         self.backlog_ns = 0
         self.wake_ns: int | None = None
         self.aside: dict[Queue, int] = {}
-        self.parked: list[Queue] = []
+        self.parked: dict[Queue, None] = {}
         self.waiting: list[Item] = []
         self.timers: list[tuple[int, int, Queue]] = []
         # Numbers of partitions, behind the time that they are ordered by: partitions themselves do not compare.
@@ -93,7 +94,7 @@ class Pool:
                 partition.listed_idle = True
                 heappush(self._idle, partition.number)
             self._recall(self.parked)
-            self.parked = []
+            self.parked = {}
             return
         if self.only is None:
             heappush(self._free, (partition.free_at_ns, partition.number))
@@ -184,7 +185,7 @@ class Pool:
     def park(self, queue: Queue) -> None:
         """Have a queue looked at again when a partition is idle, or when something of it changes."""
         self.aside.setdefault(queue, 0)
-        self.parked.append(queue)
+        self.parked[queue] = None
 
     def recall(self) -> None:
         """Have everything looked at again that was put off or parked."""
@@ -198,7 +199,7 @@ class Pool:
             if self.aside.get(queue) == until_ns:
                 self._recall([queue])
 
-    def _recall(self, queues: list[Queue]) -> None:
+    def _recall(self, queues: Iterable[Queue]) -> None:
         for queue in queues:
             if queue in self.aside:
                 del self.aside[queue]

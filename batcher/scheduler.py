@@ -122,9 +122,12 @@ class Scheduler:
 
     def queue_depths(self) -> dict[str, int]:
         """Requests waiting, by model key."""
-        return {
+        depths = {
             key: sum(queue.waiting for queue in model.queues.values()) for key, model in self.dispatcher.models.items()
         }
+        for entry in self._booked.waiting.values() if self._booked is not None else ():
+            depths[entry.queue.model] += 1
+        return depths
 
     def check(self) -> None:
         """Assert every invariant; O(everything), for tests."""

@@ -7,6 +7,9 @@ import enum
 
 import msgspec
 
+PER = 1000
+"""Requests, or rows, that costs are given for."""
+
 
 class TableSource(enum.StrEnum):
     """Where the latencies of a model on a kind of partition come from."""

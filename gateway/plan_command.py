@@ -15,13 +15,13 @@ from gateway.plan_question import Question, answer
 from gateway.plan_report import report
 from gateway.plan_tables import latency_tables, planned_partitions
 from gateway.planning import PLANNERS, WhatIf
-from gateway.wiring import read_models
+from gateway.wiring import configured_partitions, read_models
 from models.errors import ConfigError, ModelNotFound
 from models.pipeline import Pipeline
 from models.pipeline_check import single_model
 from models.repository import ModelEntry, Repository
 from models.units import ms_to_ns
-from mps.cpu import available_cores, default_partitions
+from mps.cpu import available_cores
 from mps.partition import CpuPartition, MigPartition, Partition
 
 INFEASIBLE = 1
@@ -74,7 +74,8 @@ def _plan(options: argparse.Namespace) -> int:
     if not options.rate:
         assumptions.append("lone requests (--rate 0)")
     probabilities = _probabilities(pipeline, options.escalation, assumptions)
-    partitions = _partitions(options.partitions, config)
+    text = options.partitions
+    partitions = configured_partitions(config) if text is None else planned_partitions(text)
     models = [repository.models[key] for key in dict.fromkeys(key for each in pipeline.stages for key in each.models)]
     tables, used = latency_tables(models, partitions, options.repository, _tell)
     spec = _spec(config, models, pipeline, partitions)
@@ -147,14 +148,6 @@ def _probabilities(pipeline: Pipeline, given: list[tuple[str, float]], assumptio
             shares[name] = ESCALATION
             assumptions.append(f"{ESCALATION:.0%} of the rows offered to stage '{name}' run (--escalation {name}=P)")
     return tuple(shares.get(stage.name, 1.0) for stage in pipeline.stages)
-
-
-def _partitions(text: str | None, config: ServerConfig) -> tuple[Partition, ...]:
-    if text is not None:
-        return planned_partitions(text)
-    if config.partitions is None or isinstance(config.partitions, int):
-        return default_partitions(config.partitions)
-    return config.partitions
 
 
 def _spec(

@@ -8,12 +8,10 @@ from batcher.config import StageConfig
 from batcher.planner.problem import Problem, StageProblem
 from batcher.planner.stage_options import Candidate
 from batcher.plans import Front
-from gateway.plan_answer import Arithmetic, Configuration, StageAnswer
+from gateway.plan_answer import PER, Arithmetic, Configuration, StageAnswer
 from gateway.planning import Chosen, Situation
 from models.units import ns_to_ms
 
-PER = 1000
-"""Requests that costs are given for."""
 _MEDIAN = 0.5
 
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from batcher.planner.stage_latency import RHO_MAX
 from gateway.plan_answer import (
+    PER,
     Bottleneck,
     Configuration,
     FrontPoint,
@@ -15,7 +16,7 @@ from gateway.plan_answer import (
     TableSource,
     TableUsed,
 )
-from gateway.plan_figures import PER, Figures
+from gateway.plan_figures import Figures
 from gateway.planning import PRECISION, Chosen, Situation, WhatIf, planner_named
 from models.units import ns_to_ms
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from gateway.plan_answer import Arithmetic, Configuration, Limit, PlanAnswer, StageAnswer, TableSource
+from gateway.plan_answer import PER, Arithmetic, Configuration, Limit, PlanAnswer, StageAnswer, TableSource
 from gateway.plot import Points, plot
 
 _COLUMNS = (
@@ -17,22 +17,26 @@ _COLUMNS = (
     "cost/1000",
     "busy",
 )
-_PER = 1000
 
 
 def report(answer: PlanAnswer, *, explain: bool = False) -> str:
     """Everything for a reader: the plan, its front, what was second, and where the limits are."""
     parts = [_head(answer), _stages(answer)]
     if answer.infeasible is not None:
-        parts.append(_infeasible(answer))
-    mark = "  SIMULATED" if answer.simulated else ""
-    parts.append("\n".join(f"{line}{mark}" for line in _around(answer)))
+        parts.append(_marked(answer, _infeasible(answer)))
+    parts.append(_marked(answer, _around(answer)))
     if len(answer.front) > 1:
         parts.append(_plot(answer))
     if explain:
         parts += [_arithmetic(answer, stage) for stage in answer.plan.stages]
-        parts.append(_sums(answer.plan))
+        parts.append(_marked(answer, _sums(answer.plan)))
     return "\n\n".join(parts)
+
+
+def _marked(answer: PlanAnswer, lines: Iterable[str]) -> str:
+    """Lines of figures, each with a mark if they rest on simulated latencies."""
+    mark = "  SIMULATED" if answer.simulated else ""
+    return "\n".join(f"{line}{mark}" for line in lines)
 
 
 def _head(answer: PlanAnswer) -> str:
@@ -63,7 +67,8 @@ def _mark(answer: PlanAnswer, kind: str) -> str:
 
 def _stages(answer: PlanAnswer) -> str:
     plan = answer.plan
-    total = (f"{'all':<5}", "", "", "", "", "", _ms(plan.p50_ms), _ms(plan.p99_ms), _cost(plan.cost_per_1000), "")
+    mark = "SIMULATED" if answer.simulated else ""
+    total = ("all", "", mark, "", "", "", _ms(plan.p50_ms), _ms(plan.p99_ms), _cost(plan.cost_per_1000), "")
     return "\n".join(_table([_COLUMNS, *(_cells(stage) for stage in plan.stages), total]))
 
 
@@ -88,7 +93,7 @@ def _label(stage: StageAnswer) -> str:
     return f"{stage.kind} SIMULATED" if stage.simulated else stage.kind
 
 
-def _infeasible(answer: PlanAnswer) -> str:
+def _infeasible(answer: PlanAnswer) -> list[str]:
     trouble = answer.infeasible
     assert trouble is not None
     lines = [f"INFEASIBLE: {trouble.reason}"]
@@ -102,7 +107,7 @@ def _infeasible(answer: PlanAnswer) -> str:
     lines.append(f"  what can be had: {' or '.join(nearest)}" if nearest else "  nothing else can be had")
     if trouble.nearest_rate is None:
         lines.append("  not even a lone request keeps to this objective")
-    return "\n".join(lines)
+    return lines
 
 
 def _around(answer: PlanAnswer) -> Iterator[str]:
@@ -187,7 +192,7 @@ def _p99(stage: StageAnswer, part: Arithmetic) -> str:
 
 
 def _row_cost(stage: StageAnswer, part: Arithmetic) -> str:
-    row = stage.cost_per_1000_rows / _PER
+    row = stage.cost_per_1000_rows / PER
     return (
         f"{part.price_per_s:.4g}/s x {part.compute_ms:.3f} ms / {stage.rows} rows = {row:.4g} a row, "
         f"x {stage.probability:.4g} = {row * stage.probability:.4g}"
@@ -197,19 +202,17 @@ def _row_cost(stage: StageAnswer, part: Arithmetic) -> str:
 def _budget(answer: PlanAnswer, stage: StageAnswer, part: Arithmetic) -> str:
     taken = (stage.p99_ms or 0.0) if stage.counted else 0.0
     left = f"{answer.slo_ms:.3f} - {part.begin_ms:.3f} - {taken:.3f} = {part.left_ms:.3f} ms"
-    row = stage.cost_per_1000_rows / _PER * stage.probability
+    row = stage.cost_per_1000_rows / PER * stage.probability
     if part.rest_cost is None:
         return f"{left}; H: no time for what follows"
     return f"{left}; H({part.left_ms:.3f}) = {part.rest_cost:.4g}; C + H = {row + part.rest_cost:.4g}"
 
 
-def _sums(plan: Configuration) -> str:
+def _sums(plan: Configuration) -> Iterator[str]:
     critical = [f"{stage.stage} {_ms(stage.p99_ms)}" for stage in plan.stages if stage.critical]
     costs = [_cost(stage.cost_per_1000_rows * stage.probability) for stage in plan.stages if stage.model]
-    return (
-        f"longest way: {' + '.join(critical)} = {_ms(plan.p99_ms)} ms (stages are seldom all that late at once)"
-        f"\ncost of 1000 requests: {' + '.join(costs)} = {_cost(plan.cost_per_1000)}"
-    )
+    yield f"longest way: {' + '.join(critical)} = {_ms(plan.p99_ms)} ms (stages are seldom all that late at once)"
+    yield f"cost of 1000 requests: {' + '.join(costs)} = {_cost(plan.cost_per_1000)}"
 
 
 def _table(rows: list[tuple[str, ...]]) -> Iterator[str]:

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from gateway.plan_answer import TableSource, TableUsed
+from gateway.stored_profiles import look_up, shortfall
 from models.errors import ConfigError
-from models.fingerprint import fingerprint
 from models.profile import LatencyTable
-from models.profile_file import Entry, ProfileMissing, ProfileStale, Source, model_hash, profile_path, read_profile
+from models.profile_file import Entry, ProfileStale, Source
 from models.repository import ModelEntry
 from models.simulated_gpu import share_of
 from mps.cpu import available_cores, default_partitions
@@ -79,29 +79,16 @@ def latency_tables(
 
 def _stored(model: ModelEntry, kinds: Iterable[str]) -> dict[str, Entry | str]:
     """The stored profile by kind, or why there is none that can be used; a server takes the same measured ones."""
-    path = profile_path(model.path, model.spec.name)
-    largest = model.spec.menu[-1]
-    try:
-        profile = read_profile(path)
-        hardware, sha256 = fingerprint(), model_hash(model.path)
-    except ProfileMissing:
-        return dict.fromkeys(kinds, "there is no stored profile")
-    except (ConfigError, OSError) as error:
-        return dict.fromkeys(kinds, str(error))
-    found: dict[str, Entry | str] = {}
-    for kind in kinds:
-        try:
-            entry = profile.of_kind(kind).usable(hardware, sha256).entry(kind)
-        except ProfileMissing as error:
-            found[kind] = str(error)
-        except ProfileStale as error:
-            found[kind] = f"the stored profile is stale: {error}"
-        else:
-            found[kind] = entry
-            if entry.source is Source.MEASURED and entry.cells[-1].batch < largest:
-                found[kind] = (
-                    f"the stored profile ends at batch {entry.cells[-1].batch}, and batches may have {largest}"
-                )
+    return {kind: _usable(model, found) for kind, found in look_up(model, kinds).items()}
+
+
+def _usable(model: ModelEntry, found: Entry | Exception) -> Entry | str:
+    if isinstance(found, ProfileStale):
+        return f"the stored profile is stale: {found}"
+    if isinstance(found, Exception):
+        return str(found)
+    if found.source is Source.MEASURED and (lacking := shortfall(model, found)):
+        return f"the stored profile {lacking}"
     return found
 
 

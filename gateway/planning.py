@@ -22,7 +22,16 @@ from batcher.plans import Front, Observed
 from models.errors import ConfigError
 from models.profile import LatencyTable
 
-PLANNERS = ("exact", "brute_force", "esg", "orion", "infless", "fast_gshare", "aquatope")
+_PLANNERS: dict[str, Callable[[int], PathPlanner]] = {
+    "exact": lambda seed: plan_exact,
+    "brute_force": lambda seed: plan_brute_force,
+    "esg": lambda seed: plan_esg,
+    "orion": lambda seed: plan_orion,
+    "infless": lambda seed: plan_infless,
+    "fast_gshare": lambda seed: plan_fast_gshare,
+    "aquatope": lambda seed: partial(plan_aquatope, generator=np.random.default_rng(seed)),
+}
+PLANNERS = tuple(_PLANNERS)
 PRECISION = 1e-3
 """Of the highest rate."""
 _ALTERNATIVES = 8
@@ -30,18 +39,9 @@ _ALTERNATIVES = 8
 
 def planner_named(name: str, seed: int) -> PathPlanner:
     """The planner of that name; `seed` is for those that draw at random."""
-    planners: dict[str, Callable[[], PathPlanner]] = {
-        "exact": lambda: plan_exact,
-        "brute_force": lambda: plan_brute_force,
-        "esg": lambda: plan_esg,
-        "orion": lambda: plan_orion,
-        "infless": lambda: plan_infless,
-        "fast_gshare": lambda: plan_fast_gshare,
-        "aquatope": lambda: partial(plan_aquatope, generator=np.random.default_rng(seed)),
-    }
-    if name not in planners:
+    if name not in _PLANNERS:
         raise ConfigError(f"planner {name}: expected one of {', '.join(PLANNERS)}")
-    return planners[name]()
+    return _PLANNERS[name](seed)
 
 
 class Chosen(NamedTuple):

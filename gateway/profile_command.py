@@ -9,7 +9,7 @@ from typing import Any
 
 from gateway.config import ServerConfig, read_config
 from gateway.profile_report import report, summary
-from gateway.wiring import read_models
+from gateway.wiring import configured_partitions, read_models
 from models.errors import ConfigError, ServingError
 from models.fingerprint import SIMULATED, fingerprint
 from models.profile_csv import read_csv, write_csv
@@ -185,13 +185,12 @@ def _chosen(options: argparse.Namespace) -> list[ModelEntry]:
 
 def _partitions(text: str | None, config: ServerConfig) -> list[CpuPartition]:
     """One partition of every kind that is asked for: those of one kind are equally fast."""
-    wanted = config.partitions if text is None else int(text) if text.isdecimal() else text
-    if isinstance(wanted, str):
-        partitions = tuple(_partition(kind) for kind in wanted.split(","))
-    elif isinstance(wanted, tuple):
-        partitions = wanted
+    if text is None:
+        partitions = configured_partitions(config)
+    elif text.isdecimal():
+        partitions = default_partitions(int(text))
     else:
-        partitions = default_partitions(wanted)
+        partitions = tuple(_partition(kind) for kind in text.split(","))
     return list({partition.profile_kind: partition for partition in partitions}.values())
 
 

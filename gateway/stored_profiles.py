@@ -1,4 +1,4 @@
-"""Stored profiles at the start of a server: a worker that is given a latency table only warms its models."""
+"""Stored profiles: what of them can be used here; a worker that is given a latency table only warms its models."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -13,44 +13,53 @@ from models.repository import ModelEntry
 logger = logging.getLogger(__name__)
 
 
-def stored_entries(model: ModelEntry, kinds: Iterable[str]) -> dict[str, Entry]:
-    """What the stored profile says of these kinds of partitions, simulated entries included; never raises.
-
-    What is broken or stale is logged and left out.
-    """
-    path = profile_path(model.path, model.spec.name)
+def look_up(model: ModelEntry, kinds: Iterable[str]) -> dict[str, Entry | Exception]:
+    """What is stored for each of these kinds of partitions, simulated entries included, or why nothing can be used."""
+    kinds = sorted(set(kinds))
     try:
-        profile = read_profile(path)
+        profile = read_profile(profile_path(model.path, model.spec.name))
         hardware, sha256 = fingerprint(), model_hash(model.path)
     except ProfileMissing:
-        return {}
+        return dict.fromkeys(kinds, ProfileMissing("there is no stored profile"))
     except (ConfigError, OSError) as error:
-        _not_used(model, str(error))
-        return {}
-    entries: dict[str, Entry] = {}
-    for kind in sorted(set(kinds)):
+        return dict.fromkeys(kinds, error)
+    found: dict[str, Entry | Exception] = {}
+    for kind in kinds:
         try:
-            entries[kind] = profile.of_kind(kind).usable(hardware, sha256).entry(kind)
-        except ProfileMissing:
-            continue
-        except ProfileStale as error:
-            _not_used(model, f"{path}: {kind}: {error}")
-    return entries
+            found[kind] = profile.of_kind(kind).usable(hardware, sha256).entry(kind)
+        except (ProfileMissing, ProfileStale) as error:
+            found[kind] = error
+    return found
+
+
+def shortfall(model: ModelEntry, entry: Entry) -> str:
+    """In what a profile falls short of the model's largest batch, beyond which it would promise too much; "" if not."""
+    last, largest = entry.cells[-1].batch, model.spec.menu[-1]
+    return f"ends at batch {last}, and batches may have {largest}" if last < largest else ""
+
+
+def stored_entries(model: ModelEntry, kinds: Iterable[str]) -> dict[str, Entry]:
+    """What `look_up` finds; what is broken or stale is logged and left out."""
+    found = look_up(model, kinds)
+    reasons: list[str] = []
+    for kind, error in found.items():
+        if isinstance(error, ProfileStale):
+            reasons.append(f"{profile_path(model.path, model.spec.name)}: {kind}: {error}")
+        elif isinstance(error, Exception) and not isinstance(error, ProfileMissing):
+            reasons.append(str(error))
+    for reason in dict.fromkeys(reasons):  # a broken file is so for all kinds
+        _not_used(model, reason)
+    return {kind: entry for kind, entry in found.items() if isinstance(entry, Entry)}
 
 
 def stored_tables(model: ModelEntry, entries: Mapping[str, Entry]) -> dict[str, LatencyTable]:
-    """Of what is stored, the median latencies that were measured; what cannot be used is logged and left out.
-
-    A table must reach the model's largest batch: beyond its last cell it would promise too much.
-    """
+    """Of what is stored, the median latencies that were measured; what cannot be used is logged and left out."""
     tables: dict[str, LatencyTable] = {}
     for kind, entry in entries.items():
-        largest = entry.cells[-1].batch
         if entry.source is not Source.MEASURED:
             _not_used(model, f"the one for {kind} is simulated")
-        elif largest < model.spec.menu[-1]:
-            reason = f"the one for {kind} ends at batch {largest}, and batches may have {model.spec.menu[-1]} rows"
-            _not_used(model, reason)
+        elif lacking := shortfall(model, entry):
+            _not_used(model, f"the one for {kind} {lacking}")
         else:
             tables[kind] = entry.table(50)
     return tables

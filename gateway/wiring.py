@@ -76,6 +76,13 @@ def read_models(directory: Path | None, files: Sequence[Path], config: ServerCon
     return Repository(models, {}, tuple(broken))
 
 
+def configured_partitions(config: ServerConfig) -> tuple[CpuPartition, ...]:
+    """The partitions of the settings; raises PartitionError for a number that cannot be had."""
+    if config.partitions is None or isinstance(config.partitions, int):
+        return default_partitions(config.partitions)
+    return config.partitions
+
+
 def build_server(config: ServerConfig, repository: Repository, journal: BinaryIO | None) -> Server:
     """All parts of a server, connected; it listens already, and its workers start when it runs.
 
@@ -85,7 +92,7 @@ def build_server(config: ServerConfig, repository: Repository, journal: BinaryIO
     _check_names(config, repository)
     for each in repository.broken:
         log(logger, logging.ERROR, "cannot be served", name=each.name, version=each.version, reason=each.reason)
-    partitions = _partitions(config)
+    partitions = configured_partitions(config)
     pipelines = [*(single_model(entry.spec) for entry in repository.models.values()), *repository.pipelines.values()]
     kinds = [partition.profile_kind for partition in partitions]
     stored = {key: stored_entries(entry, kinds) for key, entry in repository.models.items()}
@@ -151,12 +158,6 @@ def _check_names(config: ServerConfig, repository: Repository) -> None:
     served = sorted({entry.spec.name for entry in repository.models.values()})
     for name in sorted(config.models.keys() - {*served, *(each.name for each in repository.broken)}):
         raise ConfigError(f"models.{name}: there is no model of that name; those served are {', '.join(served)}")
-
-
-def _partitions(config: ServerConfig) -> tuple[CpuPartition, ...]:
-    if config.partitions is None or isinstance(config.partitions, int):
-        return default_partitions(config.partitions)
-    return config.partitions
 
 
 def _scheduler_spec(

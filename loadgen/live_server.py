@@ -42,10 +42,19 @@ class LiveServer:
         return sum(int((thread / "schedstat").read_text().split()[0]) for thread in self._threads())
 
     def stop(self) -> None:
-        """End the server as an operator would; its journal is complete then."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+        """End the server as an operator would; its journal is complete then.
+
+        Raises ConfigError when it had to be killed.
+        """
+        if self._process.poll() is not None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
             self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            self._process.kill()
+            self._process.wait()
+            raise ConfigError(f"sluice serve did not stop within {_STOP_TIMEOUT_S:g} s and was killed") from error
 
     def _threads(self) -> Iterator[Path]:
         return Path(f"/proc/{self._process.pid}/task").iterdir()

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from batcher.decisions import CompleteRequest, DispatchBatch
-from batcher.events import BatchCompleted, PartitionReady, RequestArrived
+from batcher.events import BatchCompleted, BatchFailed, BatchRevoked, PartitionReady, RequestArrived
 from batcher.journal import Step
 from models.profile import LatencyTable
 
@@ -103,6 +103,8 @@ class _Reader:
             self._together += 1
         elif isinstance(event, BatchCompleted):
             self._completed(event, now_ns, activity)
+        elif isinstance(event, BatchFailed | BatchRevoked):
+            self._in_flight[self._under_way.pop(event.batch)[0].partition] -= 1
         for decision in step.decisions:
             if isinstance(decision, DispatchBatch):
                 in_flight = self._in_flight.get(decision.partition, 0)

@@ -25,7 +25,7 @@ _CELL = ("batch", "p50_ns", "p90_ns", "p99_ns", "samples")
 COLUMNS = (*_ENTRY, *_CELL)
 
 _PLACE = re.compile(r"(?P<what>.*) - at `\$\.(?P<column>\w+)`", re.DOTALL)
-_NUMBER = re.compile(r"-?[0-9]+")
+_NUMBER = re.compile(r"-?[0-9]{1,19}")
 
 
 def write_csv(path: Path, profile: Profile) -> None:

@@ -16,11 +16,13 @@ import msgspec
 from models.errors import ConfigError
 from models.fingerprint import SIMULATED
 from models.profile import LatencyTable
+from models.units import NS_PER_S
 
 FORMAT = 1
 PERCENTILES = (50, 90, 99)
 
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
+_Latency = Annotated[int, msgspec.Meta(ge=1, le=365 * 86_400 * NS_PER_S)]
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 _PLACE = re.compile(r"(?P<what>.*) - at `\$\.?(?P<where>.*)`", re.DOTALL)
 _VERSION = re.compile(r"[1-9][0-9]*")
@@ -45,9 +47,9 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Percentiles of the latency of one batch size over `samples` runs (0: simulated)."""
 
     batch: _Positive
-    p50_ns: _Positive
-    p90_ns: _Positive
-    p99_ns: _Positive
+    p50_ns: _Latency
+    p90_ns: _Latency
+    p99_ns: _Latency
     samples: _Count
 
     def __post_init__(self) -> None:
@@ -184,6 +186,8 @@ def read_profile(path: Path) -> Profile:
     except msgspec.DecodeError as error:
         match = _PLACE.fullmatch(str(error))
         raise ConfigError(f"{path}: {match['where']}: {match['what']}" if match else f"{path}: {error}") from error
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: not JSON that can be read: {error}") from error
 
 
 def write_profile(path: Path, profile: Profile) -> None:

@@ -14,6 +14,7 @@ from batcher.planner.pareto import DONE, Steps, series
 from batcher.planner.problem import Path, Problem
 from batcher.planner.region import Bounds, Leaf, ParallelRegion, Region, SeriesRegion
 from batcher.planner.slack import spend_slack
+from batcher.planner.slo_split import path_of
 from batcher.plans import Front
 
 MAX_POINTS = 1000
@@ -32,7 +33,7 @@ class ExactPlanner:
         check_problem(problem)
         self._problem = problem
         self._quickest = [int(stage.latency_ns.argmin()) for stage in problem.stages]
-        self._quickest_ns = self._path(self._quickest).latency_ns
+        self._quickest_ns = path_of(problem, self._quickest).latency_ns
         self._bounds = Bounds(max(problem.budget_ns, self._quickest_ns), max_points)
         self._shape = decompose(tuple(stage.sources for stage in problem.stages))
 
@@ -54,14 +55,14 @@ class ExactPlanner:
                 found.update(k_best(self._root, len(self._problem.stages), budget_ns, count, self._bounds))
         if not is_series_parallel(self._shape):  # what had to be simplified may leave time over
             found.update([spend_slack(self._problem, choices) for choices in (tuple(self._quickest), *found)])
-        paths = [self._path(choices) for choices in found]
+        paths = [path_of(self._problem, choices) for choices in found]
         return sorted(paths, key=lambda path: (path.cost, path.latency_ns, path.choices))[:count]
 
     def quickest(self) -> Path:
         """The path of the least latency, the cheapest of those, whatever the budget."""
         if self._quickest_ns < self._root.quickest_ns:  # only where a region had to be simplified
-            return self._path(self._quickest)
-        return self._path(self._choose(self._quickest_ns))
+            return path_of(self._problem, self._quickest)
+        return path_of(self._problem, self._choose(self._quickest_ns))
 
     @property
     def front(self) -> Front:
@@ -104,16 +105,6 @@ class ExactPlanner:
         choices = [0] * len(self._problem.stages)
         self._root.choose(within_ns, choices)
         return choices
-
-    def _path(self, choices: list[int] | tuple[int, ...]) -> Path:
-        """What a choice of options amounts to."""
-        ends: list[int] = []
-        cost = 0.0
-        for stage, choice in zip(self._problem.stages, choices, strict=True):
-            begin_ns = max([ends[source] for source in stage.sources], default=0)
-            ends.append(begin_ns + int(stage.latency_ns[choice]) * stage.on_path)
-            cost += stage.probability * float(stage.cost[choice])
-        return Path(tuple(choices), max(ends), cost)
 
 
 def plan_exact(problem: Problem, count: int = 1) -> list[Path]:

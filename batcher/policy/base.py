@@ -19,9 +19,6 @@ class Choice(NamedTuple):
     until_ns: int | None = None
 
 
-WAIT = Choice(0, ReleaseReason.IDLE)
-
-
 class BatchPolicy(Protocol):
     """When the batch at the head of a queue closes and how big it is; one object a model, stateless or not."""
 

@@ -8,7 +8,7 @@ from batcher.decisions import ReleaseReason
 from batcher.estimate import FULL_ENOUGH, LatencyEstimate
 from batcher.lifecycle import Entry
 from batcher.placement import ModelState, PartitionState
-from batcher.policy.base import WAIT, Choice
+from batcher.policy.base import Choice
 from batcher.queue import Queue
 
 DEEP = 2
@@ -115,7 +115,8 @@ class DeferringPolicy(DeadlinePolicy):
         latest_ns = self._stage_end_ns(queue.head(), model, estimate) - self._hand_off_ns - reserve_ns
         if start_ns >= latest_ns:
             return Choice(self._size(queue, estimate, pending, start_ns), ReleaseReason.DEADLINE)
-        return WAIT if partition.batches else Choice(0, ReleaseReason.DEADLINE, latest_ns)
+        # Others may keep the partition busy for ever, so it is asked again when it would just be in time.
+        return Choice(0, ReleaseReason.DEADLINE, now_ns + latest_ns - start_ns)
 
     def _stage_end_ns(self, entry: Entry, model: ModelState, estimate: LatencyEstimate) -> int:
         """When the entry's stage is to have ended, so that those after it have their shares of the time left."""

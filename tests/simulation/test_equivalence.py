@@ -155,7 +155,7 @@ def planned_spec(late: Late) -> SchedulerSpec:
 
 
 def plan_with_residency(spec: SchedulerSpec, observed: Observed) -> Plan:
-    """As long as no rates are known, no plan but that partition b gives the model `twin` up, which it then gets back."""
+    """Until rates are known no plan but that partition b gives the model `twin` up, which it then gets back."""
     if not observed.rates:
         return Plan((), {"b": ("large", "small")})
     return msgspec.structs.replace(build_plan(spec, observed), residency={"b": tuple(sorted(TABLES))})

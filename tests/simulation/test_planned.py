@@ -169,9 +169,7 @@ def test_a_stage_that_never_runs_and_one_that_always_does_are_planned_for(
 
 
 def test_a_pipeline_of_forty_stages_is_served() -> None:
-    spec = spec_of(
-        [model("m:1")], [chain(*["m:1"] * 40, slo_ns=200 * MS)], partitions=FAST_AND_SLOW
-    )
+    spec = spec_of([model("m:1")], [chain(*["m:1"] * 40, slo_ns=200 * MS)], partitions=FAST_AND_SLOW)
     run = Run(spec, two_kinds(m=GAINING))
     counts = run.counts(poisson("chain:1", 20, 3, 400 * MS))
     assert counts[Outcome.COMPLETED] >= 0.95 * counts.total()
@@ -191,9 +189,7 @@ def test_a_stage_with_four_thousand_configurations_is_served() -> None:
         }
         for number in range(64)
     }
-    spec = spec_of(
-        [model("a:1", 64), model("b:1", 64)], [chain("a:1", "b:1", slo_ns=20 * MS)], partitions=partitions
-    )
+    spec = spec_of([model("a:1", 64), model("b:1", 64)], [chain("a:1", "b:1", slo_ns=20 * MS)], partitions=partitions)
     run = Run(spec, tables, check_every=100)
     counts = run.counts(poisson("chain:1", 400, 1.5, 20 * MS))
     assert counts[Outcome.COMPLETED] >= 0.99 * counts.total()
@@ -201,9 +197,7 @@ def test_a_stage_with_four_thousand_configurations_is_served() -> None:
 
 
 def test_an_objective_that_nothing_can_meet_leaves_the_quickest_there_is() -> None:
-    spec = spec_of(
-        [model("m:1")], [planned_for(single("m:1"), 100 * US)], partitions=FAST_AND_SLOW
-    )
+    spec = spec_of([model("m:1")], [planned_for(single("m:1"), 100 * US)], partitions=FAST_AND_SLOW)
     run = Run(spec, two_kinds(m=GAINING))
     counts = run.counts(poisson("m:1", 100, 2, 20 * MS))
     assert counts[Outcome.COMPLETED] == counts.total()
@@ -212,10 +206,10 @@ def test_an_objective_that_nothing_can_meet_leaves_the_quickest_there_is() -> No
 
 def test_more_than_the_partitions_can_do_is_planned_for_as_well() -> None:
     spec = spec_of([model("m:1")], [planned_for(single("m:1"), 20 * MS)], partitions=FAST_AND_SLOW)
-    run = Run(spec, two_kinds(m=GAINING))
+    run = Run(spec, two_kinds(m=GAINING), check_every=500)
     counts = run.counts(poisson("m:1", 20_000, 1.5, 20 * MS))
-    # The two can do 7 600 rows a second.
-    assert counts[Outcome.COMPLETED] >= 1.5 * 4_000
+    # The fast one can do 5 500 rows a second by itself, and the slow one a third of that.
+    assert counts[Outcome.COMPLETED] >= 1.5 * 6_000
     assert counts[Outcome.REJECTED_DEADLINE] >= 1.5 * 8_000
 
 

@@ -73,7 +73,7 @@ def chain(*keys: str, name: str = "chain:1", slo_ns: int = 0) -> PipelineConfig:
 
 
 def stage_plan(model_key: str, rest: Front | None = None) -> StagePlan:
-    """What a plan says of a stage, the last one without `rest`; of this the scheduler goes by the model and the rest."""
+    """What a plan says of a stage, the last one without `rest`; the scheduler goes by the model and the rest."""
     return StagePlan(model_key, 1, "cpu1", MS, 0.001, rest or Front((0,), (0.0,)))
 
 

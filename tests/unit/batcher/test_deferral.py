@@ -115,10 +115,12 @@ def test_another_model_is_served_meanwhile() -> None:
 
 
 def test_what_is_evicted_when_late_is_deferred_and_still_in_time() -> None:
+    """Its place is as late as it can be, and nothing else will be in the way: no time is kept for that."""
     scheduler = one_model(late=Late.EVICT)
     assert step(scheduler, 0, arrival(1, 20 * MS)) == []
-    assert step(scheduler, 17_750 * US) == [dispatch(1, [1], DEADLINE)]
-    assert step(scheduler, 18_750 * US, completed(1, 17_750 * US, 18_750 * US)) == [
+    assert scheduler.next_wakeup_ns() == 18_850 * US
+    assert step(scheduler, 18_850 * US) == [dispatch(1, [1], DEADLINE)]
+    assert step(scheduler, 19_850 * US, completed(1, 18_850 * US, 19_850 * US)) == [
         CompleteRequest(1, Outcome.COMPLETED)
     ]
 

@@ -21,7 +21,9 @@ class Shared(Queue):
         super().__init__("m:1", "")
         self.pushed = 0
 
-    def add(self, lane: int, order_ns: int, *, rows: int = 1, stage: int = 0, weight: float = 1.0, times: int = 1) -> None:
+    def add(
+        self, lane: int, order_ns: int, *, rows: int = 1, stage: int = 0, weight: float = 1.0, times: int = 1
+    ) -> None:
         for _ in range(times):
             entry = Entry(NOBODY, stage, rows, None, self, order_ns, 0, self.pushed, lane)
             self.push(entry, order_ns, weight)

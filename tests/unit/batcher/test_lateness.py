@@ -52,10 +52,11 @@ def test_a_request_is_evicted_as_soon_as_its_deadline_is_out_of_reach() -> None:
     step(scheduler, 0, arrival(2, 10 * MS))
     assert step(scheduler, 850 * US) == [dispatch(2, [2], FULL)]
     assert step(scheduler, 900 * US, arrival(3, 5 * MS)) == []
-    # Even alone it would take 150 us and 1 ms: from 3.85 ms on it cannot be answered by 5 ms.
-    assert scheduler.next_wakeup_ns() == 3850 * US + 1
+    # It takes 150 us and 1 ms: its place begins at 3.85 ms, and counts as kept for the 150 us of the hand-off.
+    assert scheduler.next_wakeup_ns() == 3850 * US
     assert step(scheduler, 3850 * US) == []
-    assert step(scheduler, 3850 * US + 1) == [evicted(3, 1150 * US)]
+    assert step(scheduler, 4 * MS) == []
+    assert step(scheduler, 4 * MS + 1) == [evicted(3, 1150 * US)]
     assert scheduler.queue_depths() == {"m:1": 0}
 
 
@@ -73,7 +74,9 @@ def test_a_request_of_many_rows_is_evicted_earlier() -> None:
     step(scheduler, 0, arrival(1, S, rows=4), arrival(2, S, rows=4))
     assert step(scheduler, 1050 * US) == [dispatch(2, [Member(2, 0, 4)], FULL)]
     step(scheduler, 1050 * US, arrival(3, 10 * MS, rows=4))
-    assert scheduler.next_wakeup_ns() == 10 * MS - 150 * US - 1200 * US + 1
+    assert scheduler.next_wakeup_ns() == 10 * MS - 150 * US - 1200 * US
+    assert step(scheduler, 10 * MS - 1200 * US) == []
+    assert step(scheduler, 10 * MS - 1200 * US + 1) == [evicted(3, 1350 * US)]
 
 
 def test_a_stage_is_evicted_when_the_stages_after_it_leave_no_time() -> None:
@@ -83,21 +86,35 @@ def test_a_stage_is_evicted_when_the_stages_after_it_leave_no_time() -> None:
     assert step(scheduler, 100 * US, arrival(2, 10 * MS, "cascade:1")) == []
     assert step(scheduler, 850 * US) == [dispatch(2, [2], FULL, model="a:1")]
     assert step(scheduler, 860 * US, arrival(3, 9 * MS, "cascade:1")) == []
-    # 150 us and 1 ms for each of two stages.
-    assert step(scheduler, 6700 * US) == []
-    assert step(scheduler, 6700 * US + 1) == [evicted(3, 4600 * US)]
+    # 150 us and 1 ms for each of two stages, and once more 150 us until its place counts as missed.
+    assert step(scheduler, 6850 * US) == []
+    assert step(scheduler, 6850 * US + 1) == [evicted(3, 4600 * US)]
 
 
 def test_a_request_is_evicted_between_its_stages() -> None:
+    """The first batch overruns until nothing is left of the time of the second stage."""
+    spec = spec_of([model("a:1", 1), model("b:1", 1)], [cascade("a:1", "b:1", late=Late.EVICT)])
+    scheduler = serving(spec, ONE)
+    step(scheduler, 0, arrival(1, 2900 * US, "cascade:1"))
+    assert step(scheduler, 1750 * US) == []
+    assert step(scheduler, 1900 * US + 1) == []
+    assert step(scheduler, 2 * MS, completed(1, 0, 2 * MS, 0.1)) == [evicted(1, 1150 * US)]
+
+
+def test_nothing_is_dispatched_in_the_way_of_what_was_admitted() -> None:
+    """Of the same partition's time, the second stage of the first request has the part from 1.75 ms on."""
     spec = spec_of([model("a:1", 1), model("b:1", 1)], [cascade("a:1", "b:1", late=Late.EVICT), single("a:1")])
     scheduler = serving(spec, ONE)
     step(scheduler, 0, arrival(1, 2900 * US, "cascade:1"))
     step(scheduler, 10 * US, arrival(2, S, "a:1"))
-    assert step(scheduler, 850 * US) == [dispatch(2, [2], FULL, model="a:1")]
-    assert step(scheduler, MS, completed(1, 0, MS, 0.1)) == []
-    # Behind batch 2 the second stage could end at 3.15 ms; even alone it must start by 1.75 ms.
-    assert scheduler.next_wakeup_ns() == 1750 * US + 1
-    assert step(scheduler, 1750 * US + 1) == [evicted(1, 1150 * US)]
+    assert step(scheduler, 850 * US) == []
+    assert step(scheduler, 1750 * US, completed(1, 0, 1750 * US, 0.1)) == [
+        dispatch(2, [Member(1, 1, 1)], FULL, model="b:1")
+    ]
+    assert step(scheduler, 2750 * US, completed(2, 1750 * US, 2750 * US)) == [
+        CompleteRequest(1, Outcome.COMPLETED),
+        dispatch(3, [2], FULL, model="a:1"),
+    ]
 
 
 def test_nothing_is_dispatched_that_is_predicted_late() -> None:
@@ -105,10 +122,10 @@ def test_nothing_is_dispatched_that_is_predicted_late() -> None:
     scheduler = serving(spec_of([model("m:1", 1)], [single("m:1", Late.EVICT)]), ONE)
     step(scheduler, 0, arrival(1, S), arrival(2, S))
     assert step(scheduler, 850 * US) == [dispatch(2, [2], FULL)]
-    assert step(scheduler, 900 * US, arrival(3, 3150 * US)) == []
-    assert step(scheduler, 1100 * US, completed(1, 0, 1100 * US)) == [CompleteRequest(1, Outcome.COMPLETED)]
-    # Batch 2 is now predicted to end at 2.1 ms: request 3 could be answered at 3.25 ms, which is too late.
-    assert step(scheduler, 1950 * US) + step(scheduler, 2 * MS + 1) == [evicted(3, 1150 * US)]
+    assert step(scheduler, 900 * US, arrival(3, 3450 * US)) == []
+    assert step(scheduler, 1500 * US, completed(1, 0, 1500 * US)) == [CompleteRequest(1, Outcome.COMPLETED)]
+    # Batch 2 is now predicted to end at 2.5 ms: request 3 could be answered at 3.65 ms, which is too late.
+    assert step(scheduler, 2300 * US) + step(scheduler, 2300 * US + 1) == [evicted(3, 1150 * US)]
 
 
 def test_members_that_are_late_and_soft_do_not_hinder_the_others() -> None:

@@ -1,5 +1,6 @@
 """A pool's partitions and what waits for them; batches take 1 ms, the hand-off 150 us."""
 
+from batcher.config import PartitionConfig
 from batcher.decisions import BuildPlan, CompleteRequest, ReleaseReason, UnloadModel
 from batcher.events import ModelLoaded, PartitionLost, PartitionReady, PlanBuilt
 from batcher.outcome import Outcome
@@ -72,6 +73,17 @@ def test_the_work_that_is_promised_is_spread_over_the_partitions_that_are_up() -
     # Four wait, 1.15 ms each; both partitions are free at 1 ms.
     assert pool.backlog_ns == 4 * 1150 * US
     assert pool.start_after_backlog_ns(0) == MS + 2 * 1150 * US
+
+
+def test_partitions_of_different_speed_are_promised_as_much_as_each_can_do() -> None:
+    """3.15 ms and 1.05 ms a row, hand-off included: of four rows one is for the slow one."""
+    spec = spec_of([model("m:1", 1)], partitions=(PartitionConfig("a", "fast"), PartitionConfig("b", "slow")))
+    scheduler = Scheduler(spec)
+    tables = {"a": LatencyTable.from_ms({1: 0.9}), "b": LatencyTable.from_ms({1: 3})}
+    step(scheduler, 0, *(PartitionReady(name, {"m:1": table}) for name, table in tables.items()))
+    step(scheduler, 0, *(arrival(number, S) for number in range(10)))
+    # Two run, eight wait: two of them for the slow one.
+    assert [pool_of(scheduler, name).backlog_ns for name in "ab"] == [6_300 * US, 6_300 * US]
 
 
 def test_what_a_busy_partition_runs_counts_also_once_it_has_an_equal() -> None:

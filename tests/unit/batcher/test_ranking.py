@@ -118,7 +118,7 @@ def test_what_misses_only_by_the_plan_runs_here_although_it_would_elsewhere_too(
 # -- batch sizes
 
 
-def sized(rest: Front | None) -> Scheduler:
+def sized(rest: Front) -> Scheduler:
     """Stage a takes 1 ms for a row and 2 ms for four, for 1 and 2 in all; no hand-off; what follows costs `rest`."""
     spec = spec_of(
         [model("a:1", 4), model("b:1", 4)],
@@ -127,8 +127,7 @@ def sized(rest: Front | None) -> Scheduler:
         limits=Limits(hand_off_ns=0),
     )
     tables = {"cpu1": {"a:1": LatencyTable.from_ms({1: 1, 4: 2}), "b:1": ONE}}
-    plan = rest and Plan((pipeline_plan("chain:1", stage_plan("a:1", rest), stage_plan("b:1")),))
-    return planned(spec, tables, plan)
+    return planned(spec, tables, Plan((pipeline_plan("chain:1", stage_plan("a:1", rest), stage_plan("b:1")),)))
 
 
 @pytest.mark.parametrize(

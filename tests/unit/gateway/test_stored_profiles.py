@@ -95,7 +95,7 @@ def test_a_profile_that_ends_below_the_largest_batch_is_not_used(
 ) -> None:
     store(model, cells=CELLS[:3])
     assert stored_tables(model, stored_entries(model, ["cpu1"])) == {}
-    assert reasons(caplog) == ["the one for cpu1 ends at batch 4, and batches may have 8 rows"]
+    assert reasons(caplog) == ["the one for cpu1 ends at batch 4, and batches may have 8"]
 
 
 def test_a_profile_with_a_hole_is_used(model: ModelEntry) -> None:

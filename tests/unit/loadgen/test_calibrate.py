@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from batcher.config import ModelConfig, PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
-from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch
-from batcher.events import AnyEvent, PartitionReady, RequestArrived
+from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch, Member, ReleaseReason
+from batcher.events import AnyEvent, BatchCompleted, BatchRevoked, PartitionReady, RequestArrived
 from batcher.journal import JournalWriter, Step
 from batcher.scheduler import Scheduler
 from batcher.simulator import Simulator, Verdicts
@@ -158,3 +158,17 @@ def test_windows_of_a_journal_are_told_apart(tmp_path: Path) -> None:
     assert second.requests == pytest.approx((due_ns > 3 * NS_PER_S).sum(), abs=1)
     assert len(second.inside_ns) == pytest.approx(second.requests, abs=5)
     assert sum(run.rows for run in second.batches) == pytest.approx(second.requests, abs=5)
+
+
+def test_a_partition_whose_batch_was_taken_back_is_idle_again() -> None:
+    first, second = (
+        DispatchBatch(batch, "cpu0", "wide:1", 1, (Member(batch, 0, 1),), ReleaseReason.IDLE) for batch in (1, 2)
+    )
+    steps = [
+        Step(1, None, (first,)),
+        Step(2, BatchRevoked(1), ()),
+        Step(3, None, (second,)),
+        Step(6, BatchCompleted(2, 4, 5), ()),
+    ]
+    ((run,),) = [activity.batches for activity in digest(steps, [(0, 10)]).activities]
+    assert run == BatchRun("wide:1", 1, 3, 4, 5, 6, None, False, 0)

@@ -62,6 +62,7 @@ def test_columns_may_come_in_any_order(tmp_path: Path) -> None:
         ("here,cpu1,measured,01,,,,,1,0,2,3,9", "line 2: p50_ns: Expected `int` >= 1"),
         ("here,cpu1,measured,01,,,,,1,x,2,3,9", "line 2: p50_ns: Expected `int`, got `str`"),
         ("here,cpu1,measured,01,,,,,1,,2,3,9", "line 2: p50_ns: Expected `int`, got `null`"),
+        (f"here,cpu1,measured,01,,,,,1,{'9' * 5000},2,3,9", "line 2: p50_ns: Expected `int`, got `str`"),
         ("here,cpu1,guessed,01,,,,,1,1,2,3,9", "line 2: source: Invalid enum value 'guessed'"),
         ("here,cpu1,simulated,01,,,,,1,1,2,3,9", "line 2: expected fingerprint 'simulated' for simulated figures"),
         ("here,cpu1,measured,01,,,,,2,3,2,3,9", "line 2: expected p50_ns <= p90_ns <= p99_ns"),

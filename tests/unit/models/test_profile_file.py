@@ -154,6 +154,7 @@ def test_a_file_that_is_not_there_is_missing(tmp_path: Path) -> None:
     [
         (document(p50_ns=0), "entries[0].cells[1].p50_ns: Expected `int` >= 1"),
         (document(p50_ns=-5), "entries[0].cells[1].p50_ns: Expected `int` >= 1"),
+        (document(p99_ns=1 << 60), "entries[0].cells[1].p99_ns: Expected `int` <= 31536000000000000"),
         (document(p99_ns=250), "entries[0].cells[1]: expected p50_ns <= p90_ns <= p99_ns"),
         (document(batch=0), "entries[0].cells[1].batch: Expected `int` >= 1"),
         (document(batch=1), "entries[0]: expected cells with ascending batch sizes, got [1, 1]"),
@@ -181,7 +182,15 @@ def test_a_simulated_entry_cannot_pass_for_a_measured_one(tmp_path: Path) -> Non
         read_profile(path)
 
 
-def test_what_is_not_json_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "profile.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"profile\.json: Input data was truncated"):
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"{", "Input data was truncated"),
+        (b'{"format": 1, "\xff": 2}', "not JSON that can be read: 'utf-8' codec can't decode byte 0xff"),
+        (b'{"format":1,"entries":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "not JSON that can be read: maximum rec"),
+    ],
+)
+def test_what_is_not_json_is_refused(tmp_path: Path, content: bytes, expected: str) -> None:
+    (tmp_path / "profile.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"profile\.json: {expected}"):
         read_profile(tmp_path / "profile.json")

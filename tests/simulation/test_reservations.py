@@ -1,0 +1,165 @@
+"""With exact profiles, what is admitted with reserved places is in time, whatever comes and whatever else runs."""
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from batcher.config import PartitionConfig, PipelineConfig, SchedulerSpec
+from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch, RejectRequest, RevokeBatch
+from batcher.events import AnyEvent, PartitionReady, RequestArrived
+from batcher.outcome import Outcome
+from batcher.planner.live import LivePlanner
+from batcher.scheduler import Scheduler
+from batcher.simulator import Simulator, Verdicts
+from models.pipeline import Late
+from models.profile import LatencyTable
+from tests.support.scheduling import CERTAINTY, MS, S, cascade, chain, ensemble, model, single, spec_of
+
+FAST = {
+    "m:1": LatencyTable.from_ms({1: 0.67, 2: 0.8, 4: 1.03, 8: 1.66, 16: 2.46, 32: 3.81}),
+    "large:1": LatencyTable.from_ms({1: 6, 2: 7, 4: 10, 8: 17}),
+}
+SLOW = {
+    key: LatencyTable(tuple((rows, 2 * latency_ns) for rows, latency_ns in table.cells)) for key, table in FAST.items()
+}
+TABLES = {"fast": FAST, "slow": SLOW}
+MODELS = (model("m:1", 32, verdicts=(CERTAINTY,)), model("large:1", 8, verdicts=(CERTAINTY,)))
+MACHINES = {
+    "one": ("fast",),
+    "two": ("fast", "fast"),
+    "unequal": ("fast", "slow", "slow"),
+}
+HARD = {
+    "single": single("m:1", Late.EVICT, name="hard:1"),
+    "cascade": cascade("m:1", "large:1", name="hard:1", below=0.4, late=Late.EVICT),
+    "ensemble": ensemble("m:1", "large:1", name="hard:1", late=Late.EVICT),
+    "chain": msgspec.structs.replace(chain("m:1", "large:1", "m:1", name="hard:1"), late=Late.EVICT),
+}
+SOFT = single("m:1", name="soft:1")
+TOO_DEAR = re.compile("costs (.*) at least, max_cost is (.*)")
+SLO_NS = {"single": 8 * MS, "cascade": 30 * MS, "ensemble": 30 * MS, "chain": 40 * MS}
+RATES = {"single": 4_000, "cascade": 350, "ensemble": 200, "chain": 200}
+
+
+class ExactMachine:
+    """Batches take what the tables say; confidences are uniform."""
+
+    def __init__(self, kinds: dict[str, str], seed: int) -> None:
+        self._kinds = kinds
+        self._random = random.Random(seed)
+
+    def batch_ns(self, batch: DispatchBatch) -> int:
+        return TABLES[self._kinds[batch.partition]][batch.model].latency_ns(batch.rows)
+
+    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+        return (tuple(self._random.random() for _ in range(batch.rows)),)
+
+    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+        return ()
+
+
+class Run(NamedTuple):
+    """What came of a simulation: every request that arrived, its outcome, and its rejection if it was rejected."""
+
+    outcomes: dict[int, Outcome]
+    rejected: dict[int, RejectRequest]
+    arrived: dict[int, RequestArrived]
+
+
+def simulate(
+    spec: SchedulerSpec, arrivals: Sequence[tuple[int, RequestArrived]], seed: int, *, check_every: int = 200
+) -> Run:
+    """A run to the end with a planner that builds no plans."""
+    scheduler = Scheduler(spec, LivePlanner())
+    run = Run({}, {}, {event.request: event for _, event in arrivals})
+    steps = 0
+
+    def observe(now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
+        nonlocal steps
+        steps += 1
+        if steps % check_every == 0:
+            scheduler.check()
+        for decision in decisions:
+            if isinstance(decision, RejectRequest):
+                run.rejected[decision.request] = decision
+            outcome = getattr(decision, "outcome", None)
+            if outcome is not None and not isinstance(decision, RevokeBatch):
+                assert decision.request not in run.outcomes
+                run.outcomes[decision.request] = outcome
+
+    kinds = {partition.name: partition.kind for partition in spec.partitions}
+    simulator = Simulator(scheduler, ExactMachine(kinds, seed), observe)
+    for name, kind in kinds.items():
+        simulator.at(0, PartitionReady(name, TABLES[kind]))
+    simulator.run(arrivals)
+    scheduler.check()
+    assert run.outcomes.keys() == run.arrived.keys()
+    assert scheduler.requests == {}
+    return run
+
+
+def spec(kinds: Sequence[str], *pipelines: PipelineConfig) -> SchedulerSpec:
+    prices = {"fast": 3.0, "slow": 1.0}
+    partitions = [PartitionConfig(f"p{number}", kind, prices[kind]) for number, kind in enumerate(kinds)]
+    return spec_of(MODELS, pipelines, partitions=partitions)
+
+
+def poisson(source: random.Random, rate: float) -> Callable[[], int]:
+    return lambda: int(source.expovariate(rate) * S)
+
+
+def bursts(source: random.Random, rate: float) -> Callable[[], int]:
+    """As many, most of them in bursts: nine of ten follow at once."""
+    return lambda: int(source.expovariate(rate / 10) * S) if source.random() < 0.1 else source.randrange(20_000)
+
+
+PROCESSES = {"poisson": poisson, "bursts": bursts}
+
+
+def mixed(
+    kind: str, process: str, load: float, soft_rate: float, seed: int, length_ns: int
+) -> list[tuple[int, RequestArrived]]:
+    """Hard requests, with and without a limit of cost, and soft ones, in order of time."""
+    source = random.Random(seed)
+    events: list[tuple[int, str]] = []
+    for name, gap in (
+        ("hard:1", PROCESSES[process](source, RATES[kind] * load)),
+        ("soft:1", poisson(source, soft_rate)),
+    ):
+        now_ns = 1
+        while (now_ns := now_ns + gap()) < length_ns:
+            events.append((now_ns, name))
+    arrivals = []
+    for request, (now_ns, name) in enumerate(sorted(events)):
+        rows = source.choice((1, 1, 1, 4))
+        slo_ns = int(SLO_NS[kind] * source.choice((0.4, 1, 1, 2))) if name == "hard:1" else 100 * MS
+        max_cost = source.choice((None, None, None, 0.02, 0.05)) if name == "hard:1" else None
+        arrivals.append((now_ns, RequestArrived(request, name, rows, now_ns + slo_ns, max_cost=max_cost)))
+    return arrivals
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("process", PROCESSES)
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("kind", HARD)
+def test_no_request_that_was_admitted_with_a_hard_objective_is_late(
+    kind: str, machine: str, process: str, seed: int
+) -> None:
+    load = len(MACHINES[machine]) * (0.5, 1.5)[seed % 2]
+    arrivals = mixed(kind, process, load, 300.0, seed, S // 2)
+    run = simulate(spec(MACHINES[machine], HARD[kind], SOFT), arrivals, seed)
+    hard = Counter(run.outcomes[request] for request, event in run.arrived.items() if event.pipeline == "hard:1")
+    assert hard.keys() <= {Outcome.COMPLETED, Outcome.REJECTED_DEADLINE, Outcome.REJECTED_COST}, dict(hard)
+    assert hard[Outcome.COMPLETED] > 0.2 * hard.total()
+    for request, rejection in run.rejected.items():
+        if rejection.outcome is Outcome.REJECTED_COST:
+            told = TOO_DEAR.fullmatch(rejection.reason)
+            assert told is not None, rejection
+            assert float(told[1]) >= float(told[2]) == run.arrived[request].max_cost, rejection
+        else:
+            assert rejection.retry_after_ns > 0, rejection  # by how much the soonest end is after the deadline
