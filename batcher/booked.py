@@ -127,10 +127,9 @@ class BookedWork:
 
     def _expire(self, partition: PartitionState, now_ns: int) -> None:
         """What has missed its place on a partition is up to its queue."""
-        slots = self.ledgers[partition.name].slots
-        begin_ns = self.begin_ns(partition, now_ns)
-        if slots and slots[0].start_ns < begin_ns:
-            for part in self._reservations.expire(partition.name, begin_ns):
+        ledger = self.ledgers[partition.name]
+        if ledger.slots and ledger.slots[0].start_ns < max(now_ns, ledger.free_ns):
+            for part in self._reservations.expire(partition.name, self.begin_ns(partition, now_ns)):
                 if (entry := self.waiting.pop(part, None)) is not None:
                     self._release(entry, now_ns)
 

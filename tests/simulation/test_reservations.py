@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from batcher.config import PartitionConfig, PipelineConfig, SchedulerSpec
-from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch, RejectRequest, RevokeBatch
+from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch, RejectRequest, Settlement
 from batcher.events import AnyEvent, PartitionReady, RequestArrived
 from batcher.outcome import Outcome
 from batcher.planner.live import LivePlanner
@@ -87,10 +87,9 @@ def simulate(
         for decision in decisions:
             if isinstance(decision, RejectRequest):
                 run.rejected[decision.request] = decision
-            outcome = getattr(decision, "outcome", None)
-            if outcome is not None and not isinstance(decision, RevokeBatch):
+            if isinstance(decision, Settlement):
                 assert decision.request not in run.outcomes
-                run.outcomes[decision.request] = outcome
+                run.outcomes[decision.request] = decision.outcome
 
     kinds = {partition.name: partition.kind for partition in spec.partitions}
     simulator = Simulator(scheduler, ExactMachine(kinds, seed), observe)
