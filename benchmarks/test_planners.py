@@ -12,7 +12,7 @@ import pytest
 from batcher.planner.aquatope import plan_aquatope
 from batcher.planner.brute_force import plan_brute_force
 from batcher.planner.esg import plan_esg
-from batcher.planner.exact import plan_exact, rest_fronts
+from batcher.planner.exact import ExactPlanner, plan_exact
 from batcher.planner.fast_gshare import plan_fast_gshare
 from batcher.planner.infless import plan_infless
 from batcher.planner.orion import plan_orion
@@ -90,7 +90,7 @@ def test_one_more_choice(benchmark: Any, report: Report) -> None:
         stage = problem.stages[0]
         kinds = sorted({option.kind for option in stage.options})
         kind = [kinds.index(option.kind) for option in stage.options]
-        ranker = StageRanker(stage.latency_ns, stage.cost, rest_fronts(problem)[0], kind)
+        ranker = StageRanker(stage.latency_ns, stage.cost, ExactPlanner(problem).rests()[0], kind)
         waits_ns = random.integers(0, problem.budget_ns // 50, len(kinds)).tolist()
         calls.append((ranker.rank, problem.budget_ns, np.ones(len(kind), np.bool_), waits_ns))
 

@@ -113,13 +113,3 @@ def plan_exact(problem: Problem, count: int = 1) -> list[Path]:
     In a region that is not series-parallel the second best and later paths differ only by combinations on its front.
     """
     return ExactPlanner(problem).paths(count)
-
-
-def rest_fronts(problem: Problem) -> tuple[Front, ...]:
-    """See `ExactPlanner.rests`."""
-    return ExactPlanner(problem).rests()
-
-
-def quickest(problem: Problem) -> Path:
-    """See `ExactPlanner.quickest`."""
-    return ExactPlanner(problem).quickest()

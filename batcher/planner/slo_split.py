@@ -43,11 +43,6 @@ def normalised_lengths(problem: Problem) -> list[float]:
     return [float(np.mean(profile / longest)) for profile in profiles]
 
 
-def equal_lengths(problem: Problem) -> list[float]:
-    """Length 1 for every stage that takes time: the split of those who know nothing of the stages."""
-    return [float(stage.on_path and bool(np.any(stage.latency_ns))) for stage in problem.stages]
-
-
 def stage_budgets(problem: Problem, lengths: Sequence[float]) -> list[int]:
     """The time of each stage by itself, in proportion to `lengths`: its part of the longest path through it.
 

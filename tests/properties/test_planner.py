@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batcher.planner.brute_force import plan_brute_force
-from batcher.planner.exact import ExactPlanner, plan_exact, quickest, rest_fronts
+from batcher.planner.exact import ExactPlanner, plan_exact
 from batcher.planner.graph import tangle
 from batcher.planner.problem import Path, Problem
 from batcher.planner.rank import StageRanker
@@ -75,7 +75,7 @@ def test_any_large_pipeline_is_planned_within_its_budget_if_its_quickest_path_is
     problem = random_problem(seed, directed_acyclic(random, int(random.integers(8, 20)), 0.25), 6)
     paths = plan_exact(problem, 2)
     check(problem, paths)
-    fastest = quickest(problem)
+    fastest = ExactPlanner(problem).quickest()
     assert fastest.latency_ns == longest_ns(problem.stages, [int(s.latency_ns.argmin()) for s in problem.stages])
     assert bool(paths) == (fastest.latency_ns <= problem.budget_ns)
     assert all(path.cost <= fastest.cost for path in paths[:1])
@@ -111,7 +111,7 @@ def test_with_the_time_grid_plans_fit_and_cost_no_less_than_the_least(seed: int,
 def test_following_the_first_ranked_option_stage_by_stage_is_the_best_path(seed: int) -> None:
     problem = random_problem(seed, chain(4), 6)
     left_ns, cost = problem.budget_ns, 0.0
-    for stage, rest in zip(problem.stages, rest_fronts(problem), strict=True):
+    for stage, rest in zip(problem.stages, ExactPlanner(problem).rests(), strict=True):
         ranked = StageRanker(stage.latency_ns, stage.cost, rest).rank(left_ns, 3)
         if not ranked:
             break

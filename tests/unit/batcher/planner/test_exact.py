@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from batcher.planner.brute_force import plan_brute_force
-from batcher.planner.exact import ExactPlanner, plan_exact, quickest, rest_fronts
+from batcher.planner.exact import ExactPlanner, plan_exact
 from batcher.planner.problem import Path, Problem, StageProblem
 from batcher.plans import Front
 from models.errors import ConfigError
@@ -105,19 +105,19 @@ def test_an_order_that_is_not_series_parallel_is_planned_exactly() -> None:
 
 
 def test_the_quickest_path_is_the_cheapest_of_those_and_asks_for_no_budget() -> None:
-    assert quickest(two_stages(0)) == Path((0, 1), 3, 12)
+    assert ExactPlanner(two_stages(0)).quickest() == Path((0, 1), 3, 12)
     stages = (stage("a", (2, 1)), stage("b", (1, 9), (2, 3), (3, 1)), stage("c", (0, 0), sources=[0, 1]))
-    assert quickest(Problem(stages, 0)) == Path((0, 1, 0), 2, 4)
+    assert ExactPlanner(Problem(stages, 0)).quickest() == Path((0, 1, 0), 2, 4)
 
 
 def test_the_rest_of_a_chain_is_what_follows_each_stage() -> None:
     stages = (*two_stages(0).stages, stage("third", (1, 1), sources=[1], probability=0.5))
-    assert rest_fronts(Problem(stages, 100)) == (Front((3, 7), (7.5, 1.5)), Front((1,), (0.5,)), NOTHING)
+    assert ExactPlanner(Problem(stages, 100)).rests() == (Front((3, 7), (7.5, 1.5)), Front((1,), (0.5,)), NOTHING)
 
 
 def test_the_rest_ends_at_the_budget_but_has_its_quickest_point() -> None:
-    assert rest_fronts(two_stages(5)) == (Front((2,), (7.0,)), NOTHING)
-    assert rest_fronts(two_stages(1)) == (Front((2,), (7.0,)), NOTHING)
+    assert ExactPlanner(two_stages(5)).rests() == (Front((2,), (7.0,)), NOTHING)
+    assert ExactPlanner(two_stages(1)).rests() == (Front((2,), (7.0,)), NOTHING)
 
 
 def test_the_rest_of_a_branch_counts_what_joins_it_and_not_its_siblings() -> None:
@@ -128,7 +128,7 @@ def test_the_rest_of_a_branch_counts_what_joins_it_and_not_its_siblings() -> Non
         stage("vote", (1, 4), (2, 3), sources=[1, 2]),
     )
     after_branch = Front((1, 2), (4.0, 3.0))
-    assert rest_fronts(Problem(stages, 100)) == (
+    assert ExactPlanner(Problem(stages, 100)).rests() == (
         Front((6, 7, 8, 9), (18.0, 17.0, 12.0, 11.0)),
         after_branch,
         after_branch,
@@ -144,7 +144,7 @@ def test_the_rest_in_an_order_that_is_not_series_parallel_counts_all_that_follow
         stage("d", (1, 8), (3, 7), sources=[1]),
         stage("e", (10, 16), sources=[2, 3]),
     )
-    assert rest_fronts(Problem(stages, 100)) == (
+    assert ExactPlanner(Problem(stages, 100)).rests() == (
         Front((12, 13), (21.0, 20.0)),
         Front((12, 13), (29.0, 27.0)),
         Front((10,), (16.0,)),
@@ -166,7 +166,7 @@ def test_the_rest_in_an_order_that_is_not_series_parallel_counts_all_that_follow
         (StageProblem("bad", np.ones(2, np.int64), np.ones(3)), r"stage 'bad': latencies \(2,\) and costs \(3,\)"),
     ],
 )
-@pytest.mark.parametrize("solve", [plan_exact, plan_brute_force, rest_fronts, quickest])
+@pytest.mark.parametrize("solve", [plan_exact, plan_brute_force, ExactPlanner])
 def test_figures_that_make_no_sense_are_refused_by_the_name_of_the_stage(
     solve: Callable[[Problem], object], bad: StageProblem, message: str
 ) -> None:

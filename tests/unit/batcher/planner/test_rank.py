@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from batcher.planner.exact import plan_exact, rest_fronts
+from batcher.planner.exact import ExactPlanner, plan_exact
 from batcher.planner.rank import StageRanker
 from batcher.plans import Front
 from tests.support.planning import chain, realistic_problem
@@ -45,7 +45,7 @@ def test_without_anything_left_to_do_the_last_stage_goes_by_its_own_cost() -> No
 def test_of_many_options_the_first_is_that_of_the_best_path_and_none_is_named_twice() -> None:
     problem = realistic_problem(0, chain(3))
     first = problem.stages[0]
-    ranked = StageRanker(first.latency_ns, first.cost, rest_fronts(problem)[0]).rank(problem.budget_ns)
+    ranked = StageRanker(first.latency_ns, first.cost, ExactPlanner(problem).rests()[0]).rank(problem.budget_ns)
     best = plan_exact(problem, 1)[0]
     assert ranked[0] == best.choices[0]
     assert len(set(ranked)) == 5
