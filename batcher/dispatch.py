@@ -293,15 +293,10 @@ class Dispatcher:
                 elif (taken := self._take(pool, partition, queue, placement, now_ns)) is not None:
                     return self._chosen(*taken, choice.reason, now_ns)
             else:
-                self._set_aside(pool, partition, queue, choice.until_ns, now_ns)
+                pool.put_off(queue, max(choice.until_ns, now_ns + 1))
+                if partition.batches:
+                    pool.park(queue)
         return None
-
-    @staticmethod
-    def _set_aside(pool: Pool, partition: PartitionState, queue: Queue, until_ns: int | None, now_ns: int) -> None:
-        if until_ns is not None:
-            pool.put_off(queue, max(until_ns, now_ns + 1))
-        if until_ns is None or partition.batches:
-            pool.park(queue)
 
     def _take(
         self, pool: Pool, partition: PartitionState, queue: Queue, place: tuple[PartitionState, int, int], now_ns: int

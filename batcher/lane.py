@@ -83,11 +83,12 @@ class Lane:
             late.popleft()
         return late[0] if late else None
 
-    def expire(self, reachable_ns: int) -> bool:
-        """Put behind what is ordered before `reachable_ns`; whether there was anything. O(1) for each in all."""
+    def expire(self, reachable_ns: int) -> int:
+        """Put behind what is ordered before `reachable_ns`; how many entries that are. O(1) for each in all."""
         items = self.items
         if not items or items[0][0] >= reachable_ns:
-            return False
+            return 0
+        late_before = self.late_live
         passed = bisect_left(items, (reachable_ns, -(1 << 30)))
         for item in items[:passed]:
             if item[3].queued:
@@ -97,7 +98,7 @@ class Lane:
             else:
                 self._dead -= 1
         del items[:passed]
-        return True
+        return self.late_live - late_before
 
     def first_not_before(self, order_ns: int) -> Item | None:
         """The first live item in time whose order is `order_ns` or later."""

@@ -20,11 +20,23 @@ class Queue:
     than `CONTENDED` batches every lane gets rows by its weight (start-time fair queueing, Goyal et al., SIGCOMM'96):
     one that asks for more than its share makes its own requests late, not those of others.
 
-    `last_ns` is not before the order of any entry. `retries` holds (parts of) batches that failed: groups of entries
-    dispatched as they are, before all others.
+    `last_ns` is not before the order of any entry; `late` counts those that cannot be in time. `retries` holds (parts
+    of) batches that failed: groups of entries dispatched as they are, before all others.
     """
 
-    __slots__ = ("_credit", "_lanes", "_only", "_virtual", "batch_key", "last_ns", "live", "model", "retries", "rows")
+    __slots__ = (
+        "_credit",
+        "_lanes",
+        "_only",
+        "_virtual",
+        "batch_key",
+        "last_ns",
+        "late",
+        "live",
+        "model",
+        "retries",
+        "rows",
+    )
 
     def __init__(self, model: str, batch_key: str) -> None:
         self.model = model
@@ -32,6 +44,7 @@ class Queue:
         self.rows = 0
         self.live = 0
         self.last_ns = 0
+        self.late = 0
         self.retries: deque[list[Entry]] = deque()
         self._lanes: dict[int, Lane] = {}
         self._only: Lane | None = None
@@ -45,11 +58,6 @@ class Queue:
     def waiting(self) -> int:
         """Entries that wait, those that are retried included."""
         return self.live + sum(map(len, self.retries))
-
-    @property
-    def late(self) -> int:
-        """Entries that cannot be in time any more."""
-        return sum(lane.late_live for lane in self._lanes.values())
 
     def push(self, entry: Entry, order_ns: int, weight: float = 1.0) -> bool:
         """Add an entry to the lane `entry.lane`; whether it is the first of the queue now."""
@@ -110,14 +118,17 @@ class Queue:
                 self.retries.remove(group)
             return
         self._lanes[entry.lane].discard(entry)
+        self.late -= entry.late
         self.rows -= entry.rows
         self.live -= 1
 
     def expire(self, reachable_ns: int) -> bool:
         """Put behind the entries whose order is before `reachable_ns`; whether there were any."""
-        if self._only is not None:
-            return self._only.expire(reachable_ns)
-        return sum(lane.expire(reachable_ns) for lane in self._lanes.values()) > 0
+        expired = sum([lane.expire(reachable_ns) for lane in self._lanes.values()])
+        if not self.late:
+            self._credit = 0.0  # what was due to those before is not due to these
+        self.late += expired
+        return expired > 0
 
     def head(self) -> Entry:
         """The first entry in time, or the first late one where there is no other; the queue must hold one."""
@@ -153,7 +164,7 @@ class Queue:
 
         At least one entry is taken where there is one. Late ones get the rows that are left, or `LATE_SHARE`.
         """
-        reserved = self._late_entries(max_rows)
+        reserved = self._late_entries(max_rows) if self.late else []
         room = max_rows - sum(entry.rows for entry in reserved)
         if self._only is not None:
             taken = self._only.take(room, from_ns, whatever=not reserved)
@@ -161,11 +172,11 @@ class Queue:
             taken = self._take_shared(room, from_ns, whatever=not reserved)
         entries = taken + reserved
         rows = sum(entry.rows for entry in entries)
-        while (found := self._first_late()) is not None:
+        while self.late and (found := self._first_late()) is not None:
             lane, entry = found
             if entries and rows + entry.rows > max_rows:
                 break
-            entries.append(lane.take_late())
+            entries.append(self._take_late(lane))
             rows += entry.rows
         self.rows -= rows
         self.live -= len(entries)
@@ -184,7 +195,7 @@ class Queue:
         taken: list[Entry] = []
         rows = 0
         found = self._first_late()
-        self._credit = 0.0 if found is None else self._credit + max_rows * LATE_SHARE
+        self._credit += max_rows * LATE_SHARE
         while found is not None:
             lane, entry = found
             # One that is larger than the batch was to be goes by itself when its turn has come.
@@ -192,9 +203,13 @@ class Queue:
                 break
             self._credit -= entry.rows
             rows += entry.rows
-            taken.append(lane.take_late())
+            taken.append(self._take_late(lane))
             found = self._first_late()
         return taken
+
+    def _take_late(self, lane: Lane) -> Entry:
+        self.late -= 1
+        return lane.take_late()
 
     def _take_shared(self, max_rows: int, from_ns: int, *, whatever: bool) -> list[Entry]:
         """Entries of several lanes: by order while little waits, else from the lane that was served least."""

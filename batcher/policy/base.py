@@ -9,14 +9,14 @@ from batcher.queue import Queue
 
 
 class Choice(NamedTuple):
-    """Close a batch of up to `rows` rows now, or (`rows` is 0) ask again at `until_ns`.
+    """Close a batch of up to `rows` rows now, or (`rows` is 0) ask again at `until_ns`, or when something changes.
 
-    Without `until_ns` the policy is asked again when the partition becomes idle or another request arrives.
+    What changes is the queue, or, for a partition that has a batch running, that it becomes idle.
     """
 
     rows: int
     reason: ReleaseReason
-    until_ns: int | None = None
+    until_ns: int = 0
 
 
 class BatchPolicy(Protocol):
