@@ -117,7 +117,7 @@ class Admission:
                 start_ns = min(start_ns, *[pool.start_after_backlog_ns(now_ns) for pool in pools[1:]])
             queue = root.queue if root.queue is not None else model.queues.get(event.batch_key)
             order_ns = event.deadline_ns - root.tail_ns
-            if queue is not None and model.by_deadline and (order_ns < queue.last_ns or queue.late):
+            if queue is not None and (order_ns < queue.last_ns or queue.late) and model.by_deadline:
                 behind = queue.behind(order_ns)
                 rows = queue.rows * behind // max(queue.live, 1)
                 start_ns -= int(rows * model.spread_row_ns)

@@ -69,15 +69,16 @@ class Dispatcher:
         model = stage.model
         assert model is not None, "a combiner is not queued"
         queue = stage.queue
-        slot = None if self.booked is None else self.booked.slot(request.identity, stage.index)
-        if slot is not None and slot.queue[0] != model.config.key:
-            model, queue = self.models[slot.queue[0]], None  # another variant was reserved
+        slot = None
+        if self.booked is not None:
+            slot = self.booked.slot(request.identity, stage.index)
+            if slot is not None and slot.queue[0] != model.config.key:
+                model, queue = self.models[slot.queue[0]], None  # another variant was reserved
         if queue is None:
             queue = self._queue_of(model, batch_key_for(request, stage))
         stage_deadline_ns = request.deadline_ns - stage.tail_ns
         self._next_sequence += 1
         rows, row_index = (request.rows, None) if run is None else (run.rows, run.row_index)
-        pipeline = request.pipeline
         entry = Entry(
             request,
             stage.index,
@@ -87,13 +88,13 @@ class Dispatcher:
             stage_deadline_ns,
             now_ns,
             self._next_sequence,
-            pipeline.number,
+            request.pipeline.number,
         )
         request.entries.append(entry)
-        if slot is not None and self.booked is not None:
-            self.booked.hold(entry, now_ns)
-        else:
+        if slot is None:
             self._push(entry, queue, model, now_ns)
+        elif self.booked is not None:
+            self.booked.hold(entry, now_ns)
         return entry
 
     def _push(self, entry: Entry, queue: Queue, model: ModelState, now_ns: int) -> None:
@@ -229,7 +230,8 @@ class Dispatcher:
                     if self.booked is not None:
                         batches = self.booked.form_in(pool, ahead, now_ns)
                         decisions.extend(self._close(*self._chosen(*batch, now_ns), now_ns) for batch in batches)
-                    self._form_in(pool, ahead, now_ns, decisions)
+                    if pool.waiting:
+                        self._form_in(pool, ahead, now_ns, decisions)
             for pool in due:
                 if (next_ns := pool.next_ns()) is not None:
                     self._wake(pool, max(next_ns, now_ns + 1))

@@ -106,8 +106,9 @@ class Scheduler:
         """Evict what cannot make it, then form batches; `next_wakeup_ns` is later than `now_ns` afterwards."""
         decisions: list[AnyDecision] = []
         dispatcher = self.dispatcher
-        for entry in self._evictions.due(now_ns):
-            self._evict(entry.request, decisions)
+        if self._evictions.agenda:
+            for entry in self._evictions.due(now_ns):
+                self._evict(entry.request, decisions)
         if self._replanner is not None and now_ns >= self._replanner.next_ns:
             order = self._replanner.review(now_ns)
             if order is not None:
