@@ -56,10 +56,11 @@ class Observed(msgspec.Struct, frozen=True):
 
     `tables` are latency tables by model key and kind of partition, as corrected by what was seen. `rates` are rows a
     second by pipeline. `probabilities` are, by pipeline, one a stage: the share of the rows offered to it that it runs.
-    `held` are the models that partitions hold, by partition name.
+    `held` are the models that partitions hold, by partition name, `up` the partitions that can work now (none: all).
     """
 
     tables: dict[str, dict[str, LatencyTable]]
     rates: dict[str, float]
     probabilities: dict[str, tuple[float, ...]]
     held: dict[str, tuple[str, ...]] = {}
+    up: tuple[str, ...] = ()

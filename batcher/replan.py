@@ -1,5 +1,7 @@
 """Replanning: watches what plans are made from, and asks for a new one when it has moved."""
 
+import math
+
 from batcher.decisions import BuildPlan
 from batcher.fleet import Fleet
 from batcher.plan import PipelineState
@@ -10,6 +12,8 @@ REVIEW_NS = NS_PER_S
 """Time between two looks at the rates."""
 RATE_CHANGE = 0.25
 """Relative change of a pipeline's rate that calls for a new plan."""
+CHANCE = 3
+"""Standard deviations of a second's count that a rate has to change by: few requests are seldom evenly many."""
 PROBABILITY_CHANGE = 0.05
 CORRECTION_CHANGE = 0.2
 
@@ -100,6 +104,7 @@ class Replanner:
                 if any(stage.config.when is not None for stage in pipeline.stages)
             },
             {name: tuple(sorted(partition.models)) for name, partition in self._fleet.partitions.items()},
+            tuple(name for name, partition in self._fleet.partitions.items() if partition.ready),
         )
 
 
@@ -107,7 +112,8 @@ def _moved(before: Observed, now: Observed) -> bool:
     """Whether what a plan was made from has moved past a threshold."""
     for name, rate in now.rates.items():
         known = before.rates.get(name, 0.0)
-        if abs(rate - known) > RATE_CHANGE * max(known, 1.0):
+        by_chance = CHANCE * math.sqrt(max(rate, known, 1.0))
+        if abs(rate - known) > max(RATE_CHANGE * known, by_chance):
             return True
     for name, probabilities in now.probabilities.items():
         pairs = zip(probabilities, before.probabilities.get(name, ()), strict=False)

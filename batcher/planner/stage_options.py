@@ -46,7 +46,8 @@ class Demand:
     def __init__(self, spec: SchedulerSpec, observed: Observed) -> None:
         self.spec = spec
         self.tables = observed.tables
-        self.hosts = Counter(partition.kind for partition in spec.partitions)
+        working = observed.up or tuple(partition.name for partition in spec.partitions)
+        self.hosts = Counter(partition.kind for partition in spec.partitions if partition.name in working)
         self.price = {partition.kind: partition.price for partition in spec.partitions}
         self.share = {partition.kind: partition.share for partition in spec.partitions}
         self.models = {model.key: model for model in spec.models}

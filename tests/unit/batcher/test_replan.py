@@ -1,5 +1,8 @@
 """When a new plan is asked for, and what is done with it."""
 
+import random
+from itertools import accumulate
+
 import msgspec
 import pytest
 
@@ -13,6 +16,7 @@ from batcher.events import (
     PartitionLost,
     PartitionReady,
     PlanBuilt,
+    RequestArrived,
 )
 from batcher.fleet import Fleet
 from batcher.journal import JournalWriter, replay
@@ -53,6 +57,11 @@ SEEN = {key: {"cpu1": LatencyTable(((1, MS), (8, MS)))} for key in ("m:1", "n:1"
 """The tables as they are observed, by model: up to the maximum batch size."""
 
 
+def rejected(count: int, pipeline: str = "m:1", rows: int = 3) -> list[RequestArrived]:
+    """Requests for which it is too late."""
+    return [arrival(1_000 + number, 1, pipeline, rows=rows) for number in range(count)]
+
+
 def orders(decisions: list[AnyDecision]) -> list[BuildPlan]:
     return [decision for decision in decisions if isinstance(decision, BuildPlan)]
 
@@ -60,7 +69,7 @@ def orders(decisions: list[AnyDecision]) -> list[BuildPlan]:
 def test_the_first_plan_is_asked_for_as_soon_as_a_partition_is_up_without_any_rates() -> None:
     scheduler = Scheduler(SPEC, LivePlanner())
     assert step(scheduler, 5, PartitionReady("cpu0", TABLES["cpu1"])) == [
-        BuildPlan(1, Observed(SEEN, {}, {"cascade:1": (1.0, 1.0)}, {"cpu0": ("m:1", "n:1")}))
+        BuildPlan(1, Observed(SEEN, {}, {"cascade:1": (1.0, 1.0)}, {"cpu0": ("m:1", "n:1")}, ("cpu0",)))
     ]
 
 
@@ -71,11 +80,11 @@ def test_without_a_planner_no_plan_is_asked_for() -> None:
 
 def test_rates_are_of_what_was_offered_in_rows_and_a_look_is_no_wake_up() -> None:
     scheduler = planned(SPEC, TABLES)
-    step(scheduler, 0, arrival(1, S, rows=8), arrival(2, 1, rows=3))  # the second one is rejected
+    step(scheduler, 0, arrival(1, S, rows=8), *rejected(11))
     step(scheduler, MS, completed(1, 0, MS))
     assert scheduler.next_wakeup_ns() is None
     (order,) = orders(step(scheduler, 2 * S, arrival(3, 3 * S, rows=5)))
-    assert order.observed.rates == {"m:1": 8.0, "cascade:1": 0.0}
+    assert order.observed.rates == {"m:1": 23.0, "cascade:1": 0.0}
 
 
 # -- when a plan is asked for
@@ -84,7 +93,7 @@ def test_rates_are_of_what_was_offered_in_rows_and_a_look_is_no_wake_up() -> Non
 class Watched:
     """A replanner, and what it watches."""
 
-    def __init__(self, rows: int = 100) -> None:
+    def __init__(self, rows: int = 10_000) -> None:
         """A plan was made after a second with so many rows."""
         self.fleet = Fleet(SPEC)
         self.fleet.ready(PartitionReady("cpu0", TABLES["cpu1"]), 0)
@@ -97,7 +106,7 @@ class Watched:
         (order,) = self.look(S, rows)
         assert order.observed.rates == {"m:1": rows, "cascade:1": 0.0}
 
-    def look(self, now_ns: int, rows: int = 100) -> list[BuildPlan]:
+    def look(self, now_ns: int, rows: int = 10_000) -> list[BuildPlan]:
         """Whether a plan is asked for when so many rows have come; it is built at once, to no avail."""
         self.pipelines["m:1"].rate.rows = rows
         order = self.replanner.review(now_ns)
@@ -116,7 +125,9 @@ def test_as_long_as_nothing_moves_no_plan_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "rate"), [(152, None), (153, 125.44), (48, None), (47, 74.56)], ids=["up", "UP", "down", "DOWN"]
+    ("rows", "rate"),
+    [(15_200, None), (15_300, 12_544), (4_800, None), (4_700, 7_456)],
+    ids=["up", "UP", "down", "DOWN"],
 )
 def test_a_rate_that_moves_by_more_than_a_quarter_calls_for_a_plan(rows: int, rate: float | None) -> None:
     """Of a step the estimate makes 0.48 at once."""
@@ -126,23 +137,32 @@ def test_a_rate_that_moves_by_more_than_a_quarter_calls_for_a_plan(rows: int, ra
 
 def test_a_rate_that_moves_slowly_calls_for_a_plan_when_it_has_moved_far_from_what_was_planned_for() -> None:
     watched = Watched()
-    # Five rows a second more with every second, which the estimate foresees after a few.
-    assert [second for second in range(2, 30) if watched.look(second * S, 100 + 5 * second)] == [6, 12, 21]
+    # 500 rows a second more with every second, which the estimate foresees after a few.
+    assert [second for second in range(2, 30) if watched.look(second * S, 10_000 + 500 * second)] == [6, 12, 21]
 
 
-def test_a_low_rate_does_not_call_for_a_plan_with_every_request() -> None:
-    """A quarter of a row a second, at least."""
-    watched = Watched(0)
-    assert watched.look(6 * S, 2) == []  # 0.4 a second, of which the estimate makes 0.19
-    watched = Watched(0)
-    assert len(watched.look(2 * S, 1)) == 1
+@pytest.mark.parametrize(("rows", "asked"), [(18, False), (19, True)])
+def test_the_first_requests_call_for_a_plan_when_they_are_more_than_chance_brings(rows: int, asked: bool) -> None:
+    """Of a step the estimate makes 0.48 at once, and 9 a second are three times their standard deviation."""
+    assert bool(Watched(0).look(2 * S, rows)) == asked
+
+
+@pytest.mark.parametrize("rate", [1, 3, 10, 100])
+def test_chance_alone_does_not_call_for_plans(rate: int) -> None:
+    source = random.Random(rate)
+    watched = Watched(rate)
+    plans = 0
+    for second in range(2, 602):
+        gaps = accumulate(source.expovariate(rate) for _ in range(10 * rate + 20))
+        plans += len(watched.look(second * S, sum(at < 1 for at in gaps)))
+    assert plans <= 4
 
 
 def test_between_two_looks_there_is_a_second() -> None:
     watched = Watched()
-    assert watched.look(2 * S - 1, 10_000) == []
+    assert watched.look(2 * S - 1, 1_000_000) == []
     assert watched.replanner.next_ns == 2 * S
-    assert len(watched.look(2 * S, 10_000)) == 1
+    assert len(watched.look(2 * S, 1_000_000)) == 1
 
 
 @pytest.mark.parametrize(("probability", "asked"), [(0.951, False), (0.949, True), (0.0, True)])
@@ -202,7 +222,7 @@ def test_a_partition_that_is_lost_and_one_that_comes_back_call_for_a_plan_at_onc
 
 def test_a_partition_that_is_lost_while_a_plan_is_built_calls_for_another_one_after_it() -> None:
     scheduler = planned(SPEC, TABLES)
-    (order,) = orders(step(scheduler, S, arrival(1, 2 * S, rows=8)))
+    (order,) = orders(step(scheduler, S, arrival(1, 2 * S, rows=8), *rejected(11)))
     assert orders(step(scheduler, S + MS, completed(1, S, S + MS), PartitionLost("cpu0", "killed"))) == []
     step(scheduler, S + 20 * MS, PlanBuilt(order.build, build_plan(SPEC, order.observed)))
     (following,) = orders(step(scheduler, S + 30 * MS, PartitionReady("cpu0", TABLES["cpu1"])))
@@ -219,7 +239,7 @@ def test_a_plan_that_could_not_be_built_changes_nothing_and_is_not_asked_for_aga
     )
     plan = Plan((pipeline_plan("either:1", stage_plan("n:1")),))
     scheduler = planned(spec, TABLES, plan)
-    (order,) = orders(step(scheduler, S, arrival(1, 2 * S, "either:1")))
+    (order,) = orders(step(scheduler, S, arrival(1, 2 * S, "either:1"), *rejected(11, "either:1", 1)))
     step(scheduler, S + MS, completed(1, S, S + MS), PlanBuilt(order.build, None))
     stage = scheduler.pipelines["either:1"].stages[0]
     assert stage.model is scheduler.dispatcher.models["n:1"]

@@ -1,6 +1,14 @@
 """The partitions come to hold what the plan says: models are loaded, then taken out of use elsewhere, then unloaded."""
 
-from batcher.decisions import AnyDecision, BuildPlan, CompleteRequest, LoadModel, ReleaseReason, UnloadModel
+from batcher.decisions import (
+    AnyDecision,
+    BuildPlan,
+    CompleteRequest,
+    LoadModel,
+    RejectRequest,
+    ReleaseReason,
+    UnloadModel,
+)
 from batcher.events import (
     AnyEvent,
     BatchFailed,
@@ -45,9 +53,13 @@ class Placed:
         return self.tell(PlanBuilt(self.build, Plan((), held)))
 
     def aim_anew(self, **residency: str) -> list[AnyDecision]:
-        """Another plan is built two seconds later, since there is half a request a second now and was none."""
+        """Another plan is built two seconds later, since there are requests now and were none."""
         self.now_ns += 2 * S
-        assert self.tell(arrival(100, 3 * S, "m")) == [dispatch(1, [100], FULL, model="m", partition="a")]
+        too_late = [arrival(200 + number, 1, "m") for number in range(30)]
+        decisions = self.tell(arrival(100, 3 * S, "m"), *too_late)
+        assert [each for each in decisions if not isinstance(each, RejectRequest)] == [
+            dispatch(1, [100], FULL, model="m", partition="a")
+        ]
         assert self.tell(completed(1, 2 * S, self.now_ns)) == [CompleteRequest(100, Outcome.COMPLETED)]
         assert self.build == 2
         return self.aim(**residency)
