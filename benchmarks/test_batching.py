@@ -15,6 +15,8 @@ from benchmarks.support.processes import ROOT, ServerProcess, alternate, gateway
 
 MODEL = "rf2048x2048x2048"
 SLO_MS = 100
+CLIENT_LIMITED = 4
+"""Exit status of `find-max` for a rate that was too much for the client, and the one below it that was not."""
 WORKER_CORE, OTHER_CORE = 0, 1
 CONFIG = f"partitions: [{{name: cpu0, cores: [{WORKER_CORE}]}}]\nmax_batch_size: 64\n"
 REQUEST = http_request(f"/v2/models/{MODEL}/infer", "x", (1, 1, 8, 8))
@@ -67,13 +69,17 @@ def offline(model: Path) -> tuple[float, float]:
 
 
 def peak(server: ServerProcess, start: float, directory: Path) -> float:
-    """The highest rate whose attainment of the objective holds, by `loadgen find-max`."""
+    """The highest rate whose attainment of the objective holds, by `loadgen find-max`.
+
+    Where the client on its shared core gives up first, the server is at least as good.
+    """
     report = directory / "peak.json"
     target = f"http://127.0.0.1:{server.http_port}"
     command = [sys.executable, "-m", "loadgen.cli", "find-max", "--target", target, "--model", MODEL]
     options = ["--slo-ms", str(SLO_MS), "--start", str(start), "--duration", "4", "--precision", "4"]
     options += ["--connections", "2048", "--json", str(report)]
-    subprocess.run([*command, *options], cwd=ROOT, check=True)
+    status = subprocess.run([*command, *options], cwd=ROOT, check=False).returncode
+    assert status in (0, CLIENT_LIMITED), f"find-max ended with status {status}"
     return float(orjson.loads(report.read_bytes())["rate"])
 
 

@@ -7,7 +7,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from batcher.config import Limits, PartitionConfig, PipelineConfig, StageConfig, WhenConfig
 from batcher.decisions import (
     AnyDecision,
     BuildPlan,
@@ -46,59 +45,9 @@ from batcher.planner.build import build_plan
 from batcher.planner.live import LivePlanner
 from batcher.queue import Queue
 from batcher.scheduler import Scheduler
-from models.pipeline import Late
-from models.profile import LatencyTable
-from tests.support.scheduling import CERTAINTY, GAINING, MS, S, cascade, ensemble, model, single, spec_of
+from tests.support.machine_world import KINDS, LIMITS, MAX_BATCH, MODELS, PARTITIONS, PIPELINES, TABLES
+from tests.support.scheduling import MS, S, spec_of
 
-MODELS = (
-    model("small:1", 8, verdicts=(CERTAINTY,)),
-    model("large:1", 4, verdicts=(CERTAINTY,)),
-    model("spare:1", 8, verdicts=(CERTAINTY,)),
-    model("shapes:1", 8),
-)
-MAX_BATCH = {config.key: config.max_batch for config in MODELS}
-FAST = {
-    "small:1": GAINING,
-    "large:1": LatencyTable.from_ms({1: 3, 2: 3.5, 4: 6}),
-    "spare:1": LatencyTable.from_ms({1: 0.5, 8: 2}),
-    "shapes:1": LatencyTable.from_ms({1: 0.1, 8: 0.4}),
-}
-SLOW = {
-    key: LatencyTable(tuple((rows, 3 * latency_ns) for rows, latency_ns in table.cells)) for key, table in FAST.items()
-}
-TABLES = {"fast": FAST, "slow": SLOW}
-VOTED = PipelineConfig(
-    "voted:1",
-    (
-        StageConfig("a", "small:1", variants=("small:1", "spare:1")),
-        StageConfig("b", "large:1"),
-        StageConfig("vote", None, (0, 1), verdicts=(CERTAINTY,)),
-        StageConfig("last", "large:1", (), WhenConfig(2, 0, 0.5)),
-        StageConfig("both", None, (2, 3)),
-    ),
-    slo_ns=20 * MS,
-)
-EITHER = PipelineConfig(
-    "either:1", (StageConfig("any", "small:1", variants=("small:1", "large:1", "spare:1")),), slo_ns=5 * MS, weight=3
-)
-PIPELINES = (
-    single("small:1"),
-    single("small:1", Late.EVICT, name="hard:1"),
-    single("shapes:1", keyed=True),
-    msgspec.structs.replace(cascade("small:1", "large:1"), slo_ns=12 * MS, weight=2),
-    cascade("small:1", "large:1", "small:1", name="long:1", below=0.6, late=Late.EVICT),
-    ensemble("small:1", "large:1"),
-    ensemble("small:1", "small:1", name="twice:1", late=Late.EVICT),
-    VOTED,
-    EITHER,
-)
-PARTITIONS = (
-    PartitionConfig("cpu0", "fast", price=4),
-    PartitionConfig("cpu1", "slow"),
-    PartitionConfig("cpu2", "slow"),
-)
-KINDS = {partition.name: partition.kind for partition in PARTITIONS}
-LIMITS = Limits(queue_requests=6, memory_bytes=100)
 MOST_STEPS_TO_DRAIN = 2_000
 
 
@@ -354,10 +303,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.up) < len(PARTITIONS))
     @rule(data=st.data())
     def restore_one(self, data: st.DataObject) -> None:
-        loaded = data.draw(st.one_of(st.just(set(FAST)), st.sets(st.sampled_from(sorted(FAST)))))
+        loaded = data.draw(st.one_of(st.just(set(MAX_BATCH)), st.sets(st.sampled_from(sorted(MAX_BATCH)))))
         self.restore(data.draw(st.sampled_from(sorted(set(KINDS) - self.up))), loaded)
 
-    def restore(self, name: str, loaded: Collection[str] = tuple(FAST)) -> None:
+    def restore(self, name: str, loaded: Collection[str] = tuple(MAX_BATCH)) -> None:
         """A worker comes back; some models may fail to load this time."""
         self.up.add(name)
         self.holds[name] = set(loaded)
@@ -366,7 +315,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.building)
     @rule(
         fails=st.booleans(),
-        residency=st.dictionaries(st.sampled_from(sorted(KINDS)), st.sets(st.sampled_from(sorted(FAST)))),
+        residency=st.dictionaries(st.sampled_from(sorted(KINDS)), st.sets(st.sampled_from(sorted(MAX_BATCH)))),
     )
     def finish_plan(self, fails: bool, residency: dict[str, set[str]]) -> None:
         order, self.building = self.building, None
@@ -410,7 +359,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         scheduler = self.scheduler
         assert scheduler.requests == {}
-        assert scheduler.queue_depths() == dict.fromkeys(scheduler.dispatcher.models, 0)
         assert scheduler.admission.memory_bytes == 0
         assert scheduler.queue_depths() == dict.fromkeys(MAX_BATCH, 0)
         assert all(pool.backlog_ns == 0 for pool in scheduler.dispatcher.fleet.pools)

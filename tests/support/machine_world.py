@@ -1,0 +1,58 @@
+"""What the scheduler machine schedules: models, pipelines of every kind, and partitions of two speeds."""
+
+import msgspec
+
+from batcher.config import Limits, PartitionConfig, PipelineConfig, StageConfig, WhenConfig
+from models.pipeline import Late
+from models.profile import LatencyTable
+from tests.support.scheduling import CERTAINTY, GAINING, MS, cascade, ensemble, model, single
+
+MODELS = (
+    model("small:1", 8, verdicts=(CERTAINTY,)),
+    model("large:1", 4, verdicts=(CERTAINTY,)),
+    model("spare:1", 8, verdicts=(CERTAINTY,)),
+    model("shapes:1", 8),
+)
+MAX_BATCH = {config.key: config.max_batch for config in MODELS}
+FAST = {
+    "small:1": GAINING,
+    "large:1": LatencyTable.from_ms({1: 3, 2: 3.5, 4: 6}),
+    "spare:1": LatencyTable.from_ms({1: 0.5, 8: 2}),
+    "shapes:1": LatencyTable.from_ms({1: 0.1, 8: 0.4}),
+}
+SLOW = {
+    key: LatencyTable(tuple((rows, 3 * latency_ns) for rows, latency_ns in table.cells)) for key, table in FAST.items()
+}
+TABLES = {"fast": FAST, "slow": SLOW}
+VOTED = PipelineConfig(
+    "voted:1",
+    (
+        StageConfig("a", "small:1", variants=("small:1", "spare:1")),
+        StageConfig("b", "large:1"),
+        StageConfig("vote", None, (0, 1), verdicts=(CERTAINTY,)),
+        StageConfig("last", "large:1", (), WhenConfig(2, 0, 0.5)),
+        StageConfig("both", None, (2, 3)),
+    ),
+    slo_ns=20 * MS,
+)
+EITHER = PipelineConfig(
+    "either:1", (StageConfig("any", "small:1", variants=("small:1", "large:1", "spare:1")),), slo_ns=5 * MS, weight=3
+)
+PIPELINES = (
+    single("small:1"),
+    single("small:1", Late.EVICT, name="hard:1"),
+    single("shapes:1", keyed=True),
+    msgspec.structs.replace(cascade("small:1", "large:1"), slo_ns=12 * MS, weight=2),
+    cascade("small:1", "large:1", "small:1", name="long:1", below=0.6, late=Late.EVICT),
+    ensemble("small:1", "large:1"),
+    ensemble("small:1", "small:1", name="twice:1", late=Late.EVICT),
+    VOTED,
+    EITHER,
+)
+PARTITIONS = (
+    PartitionConfig("cpu0", "fast", price=4),
+    PartitionConfig("cpu1", "slow"),
+    PartitionConfig("cpu2", "slow"),
+)
+KINDS = {partition.name: partition.kind for partition in PARTITIONS}
+LIMITS = Limits(queue_requests=6, memory_bytes=100)
