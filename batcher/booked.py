@@ -288,7 +288,7 @@ class BookedWork:
     def put_off(self, queue: Queue, pool: Pool, now_ns: int) -> None:
         """Have a queue that nothing fits in for looked at again when the first place of a pool is due."""
         pool.put_off(queue, max(self.next_ns(pool, now_ns) or 0, now_ns + 1))
-        pool.park(queue)
+        pool.park(queue, 0)
 
     def next_ns(self, pool: Pool, now_ns: int) -> int | None:
         """When a pool is to be looked at for the sake of what is reserved, unless something happens before."""

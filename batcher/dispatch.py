@@ -12,10 +12,10 @@ from batcher.fleet import Fleet
 from batcher.lifecycle import Batch, Entry, Request, StageRun
 from batcher.locate import Locator
 from batcher.placement import ModelState, PartitionState
-from batcher.plan import StageState
+from batcher.plan import Shares, StageState
 from batcher.pool import Pool
 from batcher.progress import batch_key_for
-from batcher.queue import Queue
+from batcher.queue import NOBODY, Queue
 from batcher.ranking import Planner
 from models.pipeline import Late
 
@@ -103,12 +103,14 @@ class Dispatcher:
             model.peak = model.outstanding
         order_ns = entry.stage_deadline_ns if model.by_deadline else entry.enqueued_ns
         first = queue.push(entry, order_ns, entry.request.pipeline.config.weight)
-        for pool in model.pools:
-            # With entries before this one, it is known already when a partition opens.
-            if first or queue in pool.aside:
-                self._announce(queue, pool, now_ns)
-        if first and not model.served:
-            self._check_ns = now_ns
+        if first or queue.rows >= queue.wanted_rows:
+            queue.wanted_rows = NOBODY
+            for pool in model.pools:
+                # With entries before this one, it is known already when a partition opens.
+                if first or queue in pool.aside:
+                    self._announce(queue, pool, now_ns)
+            if first and not model.served:
+                self._check_ns = now_ns
 
     def _release(self, entry: Entry, now_ns: int) -> None:
         """Queue an entry that has lost its place."""
@@ -138,14 +140,8 @@ class Dispatcher:
         if self.booked is not None and self.booked.drop(entry):
             self._forget_if_empty(model.queues.get(queue.batch_key, queue), model)
             return
-        was_first = entry.group is not None or queue.head() is entry
         queue.discard(entry)
         model.outstanding -= entry.rows
-        if was_first:
-            # What comes next is not more urgent: nobody need look sooner.
-            for pool in model.pools:
-                if queue not in pool.aside:
-                    pool.announce(queue)
         self._forget_if_empty(queue, model)
 
     def retry(self, queue: Queue, group: list[Entry], now_ns: int) -> None:
@@ -217,6 +213,8 @@ class Dispatcher:
             self.booked.ended(batch, now_ns, was_running=was_running)
         if (pool.waiting or self.booked is not None) and partition.ready:
             self._wake(pool, now_ns)
+        elif pool.gathered_ns is not None:
+            self._wake(pool, pool.gathered_ns)
         return batch
 
     def form(self, now_ns: int, decisions: list[AnyDecision]) -> None:
@@ -270,11 +268,7 @@ class Dispatcher:
         self, pool: Pool, partition: PartitionState, now_ns: int
     ) -> tuple[PartitionState, Queue, list[Entry], ReleaseReason] | None:
         """What should run now, here or on a better partition: of all queues, the most urgent one to be served."""
-        while pool.waiting:
-            item = heappop(pool.waiting)
-            queue = item[4]
-            if queue in pool.aside or not queue.is_current(item[2]):
-                continue
+        while (queue := pool.most_urgent()) is not None:
             model = self.models[queue.model]
             if queue.retries:
                 if self.booked is not None and not self.booked.has_room(partition, queue, now_ns):
@@ -282,10 +276,8 @@ class Dispatcher:
                     continue
                 return self._chosen(partition, queue, queue.take_retry(), ReleaseReason.RETRY, now_ns)
             reachable_ns = now_ns + self.hand_off_ns + model.quickest_ns
-            if item[0] < reachable_ns and model.by_deadline and queue.expire(reachable_ns):
-                for each in model.pools:  # there may be another head now, which is less urgent
-                    if queue not in each.aside:
-                        each.announce(queue)
+            if model.by_deadline and queue.head().stage_deadline_ns < reachable_ns and queue.expire(reachable_ns):
+                pool.announce(queue)  # there may be another head now, which is less urgent
                 continue
             choice = model.policy.choose(queue, model, partition, model.estimates[partition.kind], now_ns)
             if choice.rows:
@@ -295,9 +287,9 @@ class Dispatcher:
                 elif (taken := self._take(pool, partition, queue, placement, now_ns)) is not None:
                     return self._chosen(*taken, choice.reason, now_ns)
             else:
-                pool.put_off(queue, max(choice.until_ns, now_ns + 1))
-                if partition.batches:
-                    pool.park(queue)
+                pool.put_off(queue, max(choice.until_ns, now_ns + 1), choice.wanted_rows)
+                if choice.after_idle_ns is not None:
+                    pool.park(queue, choice.after_idle_ns)
         return None
 
     def _take(
@@ -318,6 +310,8 @@ class Dispatcher:
         """What was taken is to run; what is left of the queue may be for somebody else."""
         if queue:
             for pool in self.models[queue.model].pools:
+                if queue in pool.listed or (queue.wanted_rows and queue in pool.aside):
+                    continue
                 pool.aside.pop(queue, None)
                 pool.announce(queue)
                 if pool.idle() is not None:
@@ -346,14 +340,21 @@ class Dispatcher:
     ) -> DispatchBatch:
         model = self.models[queue.model]
         members = []
-        rows = 0
+        rows = promised = 0
+        shares: Shares = ()
         for entry in entries:
             request = entry.request
             request.running += 1
-            if request.committed:
-                request.uncommit(entry.stage)
+            bit = 1 << entry.stage
+            if request.committed & bit:
+                request.committed ^= bit
+                if request.work.stages[entry.stage] is not shares:
+                    self._kept(shares, promised)
+                    shares, promised = request.work.stages[entry.stage], 0
+                promised += request.rows
             members.append(Member(request.identity, entry.stage, entry.rows, entry.row_index))
             rows += entry.rows
+        self._kept(shares, promised)
         median_ns = model.estimates[partition.kind].median_ns(rows)
         batch = Batch(self._next_batch, queue, partition, entries, rows, median_ns, now_ns, len(entries))
         for entry in entries:
@@ -371,6 +372,12 @@ class Dispatcher:
         return DispatchBatch(
             batch.identity, partition.name, queue.model, rows, tuple(members), reason, partition.free_at_ns
         )
+
+    @staticmethod
+    def _kept(shares: Shares, rows: int) -> None:
+        """Work that was promised starts: it is no longer ahead of anybody."""
+        for pool, row_ns in shares:
+            pool.backlog_ns -= row_ns * rows
 
     def abandoned(self, now_ns: int) -> list[Entry]:
         """Entries of models whose workers have been gone for too long; wakes up again for those that may return."""

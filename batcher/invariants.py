@@ -83,7 +83,7 @@ def _is_known(queue: Queue, pool: Pool) -> bool:
     """Whether a pool will look at a queue for what comes first in it."""
     if queue in pool.aside:
         return queue in pool.parked or any(item[2] is queue for item in pool.timers)
-    return any(item[4] is queue and queue.is_current(item[2]) for item in pool.waiting)
+    return any(item[4] is queue and pool.listed.get(queue) == item[3] for item in pool.waiting)
 
 
 def _check_backlogs(scheduler: Scheduler) -> None:

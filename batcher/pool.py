@@ -15,7 +15,6 @@ Item = tuple[int, int, int, int, "Queue"]
 RETRY: tuple[int, int, int] = (-1, 0, 0)
 """What stands in the place of a head for work that is to be repeated: it comes first."""
 
-
 COMPACT_ABOVE = 64
 COMPACT_FACTOR = 8
 """Items about partitions, at least and for each of them, before those out of date are dropped."""
@@ -25,9 +24,12 @@ class Pool:
     """The partitions of one kind and price that hold the same models: what one of them can run, any of them can.
 
     `waiting` has an item for the head of every queue that has work for this pool, the most urgent first, but for those
-    that are `aside`, because a policy waits: until a time (`timers`) or until a partition is idle (`parked`). Items are
-    checked when they come up (`Queue.is_current`), so that a head that changes costs O(log queues) and never a search;
-    idle partitions, and those that open because their one batch is about to end, are listed in the same lazy way.
+    that are `aside`, because a policy waits: until a time (`timers`) or, those that are `parked` as well, until a
+    partition has been idle for the time given there, which is at `gathered_ns` if it gets nothing else to do. Items are
+    checked when they come up (`Queue.is_current`): a head is followed by a less urgent one, so that an item never comes
+    up too late, and what changes in a queue costs nothing in the pools that have nothing to do with it. `listed` has the
+    serial numbers of those that count. Idle partitions, and those that open because their one batch is about to end,
+    are listed in the same lazy way.
 
     `price` is what a second of one costs. `backlog_ns` is the work that is promised but not dispatched. `wake_ns` is
     when the pool is to be looked at next.
@@ -40,7 +42,9 @@ class Pool:
         "_serial",
         "aside",
         "backlog_ns",
+        "gathered_ns",
         "kind",
+        "listed",
         "models",
         "number",
         "only",
@@ -64,8 +68,10 @@ class Pool:
         self.backlog_ns = 0
         self.wake_ns: int | None = None
         self.aside: dict[Queue, int] = {}
-        self.parked: dict[Queue, None] = {}
+        self.parked: dict[Queue, int] = {}
+        self.gathered_ns: int | None = None
         self.waiting: list[Item] = []
+        self.listed: dict[Queue, int] = {}
         self.timers: list[tuple[int, int, Queue]] = []
         # Numbers of partitions, behind the time that they are ordered by: partitions themselves do not compare.
         self._idle: list[int] = []
@@ -93,8 +99,8 @@ class Pool:
             if not partition.listed_idle:
                 partition.listed_idle = True
                 heappush(self._idle, partition.number)
-            self._recall(self.parked)
-            self.parked = {}
+            if self.parked:
+                self.gathered_ns = partition.idle_since_ns + min(self.parked.values())
             return
         if self.only is None:
             heappush(self._free, (partition.free_at_ns, partition.number))
@@ -169,23 +175,38 @@ class Pool:
 
     def announce(self, queue: Queue) -> None:
         """Have a queue looked at for its present head (or what is to be repeated)."""
-        self._serial += 1
+        self._serial = serial = self._serial + 1
         if queue.retries:
-            heappush(self.waiting, (*RETRY, self._serial, queue))
+            self.listed[queue] = serial
+            heappush(self.waiting, (*RETRY, serial, queue))
         elif queue.live:
+            self.listed[queue] = serial
             head = queue.head()
-            heappush(self.waiting, (head.stage_deadline_ns, -head.stage, head.sequence, self._serial, queue))
+            heappush(self.waiting, (head.stage_deadline_ns, -head.stage, head.sequence, serial, queue))
 
-    def put_off(self, queue: Queue, until_ns: int) -> None:
-        """Have a queue looked at again at a time, or when something of it changes."""
+    def most_urgent(self) -> Queue | None:
+        """Take the queue whose head is the most urgent off the agenda."""
+        waiting, listed = self.waiting, self.listed
+        while waiting:
+            _, _, sequence, serial, queue = heappop(waiting)
+            if listed.get(queue) == serial:
+                del listed[queue]
+                if queue.is_current(sequence):
+                    return queue
+                self.announce(queue)
+        return None
+
+    def put_off(self, queue: Queue, until_ns: int, wanted_rows: int = 0) -> None:
+        """Have a queue looked at again at a time, when it has another head, or when it holds that many rows."""
         self._serial += 1
+        if wanted_rows < queue.wanted_rows:
+            queue.wanted_rows = wanted_rows
         self.aside[queue] = until_ns
         heappush(self.timers, (until_ns, self._serial, queue))
 
-    def park(self, queue: Queue) -> None:
-        """Have a queue looked at again when a partition is idle, or when something of it changes."""
-        self.aside.setdefault(queue, 0)
-        self.parked[queue] = None
+    def park(self, queue: Queue, after_idle_ns: int) -> None:
+        """Have a queue that is put off looked at again also when a partition has been idle for so long."""
+        self.parked[queue] = after_idle_ns
 
     def recall(self) -> None:
         """Have everything looked at again that was put off or parked."""
@@ -193,6 +214,11 @@ class Pool:
 
     def ring(self, now_ns: int) -> None:
         """Bring back the queues whose time has come."""
+        if self.gathered_ns is not None and self.gathered_ns <= now_ns:
+            self.gathered_ns = None
+            if self.idle() is not None:
+                self._recall(self.parked)
+                self.parked = {}
         timers = self.timers
         while timers and timers[0][0] <= now_ns:
             until_ns, _, queue = heappop(timers)
@@ -210,7 +236,9 @@ class Pool:
         timers = self.timers
         while timers and self.aside.get(timers[0][2]) != timers[0][0]:
             heappop(timers)  # looked at meanwhile, for another reason
-        next_ns = timers[0][0] if timers else None
+        next_ns = self.gathered_ns
+        if timers and (next_ns is None or timers[0][0] < next_ns):
+            next_ns = timers[0][0]
         if self.waiting and (partition := self.opening()) is not None:
             opening_ns = partition.opening_ns
             next_ns = opening_ns if next_ns is None or opening_ns < next_ns else next_ns

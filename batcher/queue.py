@@ -9,6 +9,8 @@ from batcher.lifecycle import Entry
 
 CONTENDED = 4
 """Batches of rows that wait from which on pipelines get their shares by weight instead of by deadline."""
+NOBODY = 1 << 62
+"""More rows than ever wait: nobody has put the queue aside."""
 LATE_SHARE = 0.125
 """Share of the rows taken that late entries get at least: they yield to those that can be in time, but not for ever."""
 
@@ -21,7 +23,8 @@ class Queue:
     one that asks for more than its share makes its own requests late, not those of others.
 
     `last_ns` is not before the order of any entry; `late` counts those that cannot be in time. `retries` holds (parts
-    of) batches that failed: groups of entries dispatched as they are, before all others.
+    of) batches that failed: groups of entries dispatched as they are, before all others. `wanted_rows` is how many rows
+    those who put the queue aside wait for; 0 when any change counts.
     """
 
     __slots__ = (
@@ -36,6 +39,7 @@ class Queue:
         "model",
         "retries",
         "rows",
+        "wanted_rows",
     )
 
     def __init__(self, model: str, batch_key: str) -> None:
@@ -45,6 +49,7 @@ class Queue:
         self.live = 0
         self.last_ns = 0
         self.late = 0
+        self.wanted_rows = NOBODY
         self.retries: deque[list[Entry]] = deque()
         self._lanes: dict[int, Lane] = {}
         self._only: Lane | None = None

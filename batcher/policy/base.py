@@ -11,12 +11,15 @@ from batcher.queue import Queue
 class Choice(NamedTuple):
     """Close a batch of up to `rows` rows now, or (`rows` is 0) ask again at `until_ns`, or when something changes.
 
-    What changes is the queue, or, for a partition that has a batch running, that it becomes idle.
+    What changes is that the queue has another head or holds `wanted_rows` rows, or, where that matters, that a partition
+    has been idle for `after_idle_ns`.
     """
 
     rows: int
     reason: ReleaseReason
     until_ns: int = 0
+    wanted_rows: int = 0
+    after_idle_ns: int | None = None
 
 
 class BatchPolicy(Protocol):

@@ -61,14 +61,14 @@ class DeadlinePolicy:
             # Others may keep the partition busy for ever, so what is urgent does not wait until it is idle.
             urgent_ns = head.stage_deadline_ns - self._hand_off_ns - URGENT * service_ns
             if start_ns < urgent_ns:
-                return Choice(0, ReleaseReason.DEADLINE, now_ns + urgent_ns - start_ns)
+                return Choice(0, ReleaseReason.DEADLINE, now_ns + urgent_ns - start_ns, expected, gather_ns)
             return Choice(self._size(queue, estimate, pending, start_ns), ReleaseReason.DEADLINE)
         gathered_ns = max(partition.idle_since_ns, head.enqueued_ns) + gather_ns
         latest_ns = head.stage_deadline_ns - self._hand_off_ns - service_ns
         if now_ns >= min(gathered_ns, latest_ns):
             reason = ReleaseReason.DELAY if now_ns >= gathered_ns else ReleaseReason.DEADLINE
             return Choice(self._size(queue, estimate, pending, start_ns), reason)
-        return Choice(0, ReleaseReason.DELAY, min(gathered_ns, latest_ns))
+        return Choice(0, ReleaseReason.DELAY, min(gathered_ns, latest_ns), expected)
 
     def _size(self, queue: Queue, estimate: LatencyEstimate, limit: int, start_ns: int) -> int:
         """Rows to take: `limit`, or fewer where that makes the first reachable deadline; late ones set no limit.

@@ -52,4 +52,5 @@ class TimeoutPolicy:
             return Choice(pending, ReleaseReason.FULL)
         if exceeded or not self._max_delay_ns:
             return Choice(pending, ReleaseReason.DELAY if exceeded else ReleaseReason.IDLE)
-        return Choice(0, ReleaseReason.DELAY, due_ns)
+        wanted = min((size for size in self._preferred if size > pending), default=maximum)
+        return Choice(0, ReleaseReason.DELAY, due_ns, wanted)

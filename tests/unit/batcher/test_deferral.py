@@ -98,6 +98,9 @@ def test_behind_a_running_batch_it_waits_for_the_partition_when_there_is_time() 
     assert step(scheduler, 1_400 * US, completed(1, 0, 1_400 * US)) == [
         CompleteRequest(number, Outcome.COMPLETED) for number in range(8)
     ]
+    # When it was put off, a batch would have waited for 0.1 ms.
+    assert scheduler.next_wakeup_ns() == 17_650 * US
+    assert step(scheduler, 17_650 * US) == []
     assert scheduler.next_wakeup_ns() == 17_750 * US
     assert step(scheduler, 17_750 * US) == [dispatch(2, [8], DEADLINE)]
 
