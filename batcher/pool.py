@@ -27,9 +27,9 @@ class Pool:
     that are `aside`, because a policy waits: until a time (`timers`) or, those that are `parked` as well, until a
     partition has been idle for the time given there, which is at `gathered_ns` if it gets nothing else to do. Items are
     checked when they come up (`Queue.is_current`): a head is followed by a less urgent one, so that an item never comes
-    up too late, and what changes in a queue costs nothing in the pools that have nothing to do with it. `listed` has the
-    serial numbers of those that count. Idle partitions, and those that open because their one batch is about to end,
-    are listed in the same lazy way.
+    up too late, and a queue that changes costs nothing in pools that have not come to it. `listed` has the serial
+    numbers of those that count. Idle partitions, and those that open because their one batch is about to end, are listed
+    in the same lazy way.
 
     `price` is what a second of one costs. `backlog_ns` is the work that is promised but not dispatched. `wake_ns` is
     when the pool is to be looked at next.

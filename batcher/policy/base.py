@@ -11,8 +11,8 @@ from batcher.queue import Queue
 class Choice(NamedTuple):
     """Close a batch of up to `rows` rows now, or (`rows` is 0) ask again at `until_ns`, or when something changes.
 
-    What changes is that the queue has another head or holds `wanted_rows` rows, or, where that matters, that a partition
-    has been idle for `after_idle_ns`.
+    What changes is that the queue has another head or holds `wanted_rows` rows, or, where that matters, that a
+    partition has been idle for `after_idle_ns`.
     """
 
     rows: int
