@@ -28,8 +28,8 @@ class Pool:
     partition has been idle for the time given there, which is at `gathered_ns` if it gets nothing else to do. Items are
     checked when they come up (`Queue.is_current`): a head is followed by a less urgent one, so that an item never comes
     up too late, and a queue that changes costs nothing in pools that have not come to it. `listed` has the serial
-    numbers of those that count. Idle partitions, and those that open because their one batch is about to end, are listed
-    in the same lazy way.
+    numbers of those that count. Idle partitions, and those that open because their one batch is about to end, are
+    listed in the same lazy way.
 
     `price` is what a second of one costs. `backlog_ns` is the work that is promised but not dispatched. `wake_ns` is
     when the pool is to be looked at next.
