@@ -1,5 +1,6 @@
 """The parameters of a simulation, out of loads that a live server was measured under."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -93,24 +94,38 @@ def processor_ns(loads: Sequence[Load]) -> tuple[float, float]:
     return max(request_ns, 0.0), max(batch_ns, 0.0)
 
 
-def service_quantiles_ms(batches: Sequence[BatchRun]) -> dict[int, tuple[float, ...]]:
-    """By rows, the times of batches of one model as `ServiceTimes` takes them.
+def service_quantiles_ms(runs: Sequence[Sequence[BatchRun]]) -> dict[int, tuple[float, ...]]:
+    """By rows, the times of one model's batches in several runs as `ServiceTimes` takes them.
 
-    Every size has its own median; how times spread about it is taken from all sizes of the same power of two.
+    Every size has its own median; how times spread about it is taken from all sizes of the same power of two. The
+    spread is that of a usual run, each quantile the median of those of the runs: a slow spell of the machine is in one
+    run and not in the others, and would otherwise be in every simulated one.
     """
     by_rows: dict[int, list[int]] = {}
-    for batch in batches:
+    for batch in itertools.chain(*runs):
         by_rows.setdefault(batch.rows, []).append(batch.ended_ns - batch.started_ns)
     often = {rows: times for rows, times in by_rows.items() if len(times) >= _LEAST_BATCHES}
     medians = {rows: _median(times) for rows, times in sorted((often or by_rows).items())}
-    ratios: dict[int, list[float]] = {}
-    for rows, median in medians.items():
-        ratios.setdefault(rows.bit_length(), []).extend(time / median for time in by_rows[rows])
-    spreads = {size: _quantiles(np.sort(values), SERVICE_STEPS) for size, values in ratios.items()}
+    ratios: dict[int, list[list[float]]] = {}
+    for batches in runs:
+        of_run: dict[int, list[float]] = {}
+        for batch in batches:
+            if (median := medians.get(batch.rows)) is not None:
+                of_run.setdefault(batch.rows.bit_length(), []).append((batch.ended_ns - batch.started_ns) / median)
+        for size, values in of_run.items():
+            ratios.setdefault(size, []).append(values)
+    spreads = {size: _usual_quantiles(values) for size, values in ratios.items()}
     return {
         rows: tuple(np.round(spreads[rows.bit_length()] * median / NS_PER_MS, 4).tolist())
         for rows, median in medians.items()
     }
+
+
+def _usual_quantiles(runs: Sequence[Sequence[float]]) -> Floats:
+    """The median over the runs of each quantile; of all values together where no run has enough for its own."""
+    enough = [values for values in runs if len(values) >= SERVICE_STEPS] or [list(itertools.chain(*runs))]
+    quantiles: Floats = np.median([_quantiles(np.sort(values), SERVICE_STEPS) for values in enough], axis=0)
+    return quantiles
 
 
 def _quantiles(values: Floats, steps: int) -> Floats:

@@ -24,21 +24,28 @@ def calibrated(
     pipeline: Pipeline | None,
 ) -> SimulationFile:
     """The file with what was measured; `tables` are those that the server began with, by model key."""
-    batches: dict[str, list[BatchRun]] = {}
-    for load in loads:
-        for batch in load.activity.batches:
-            batches.setdefault(_name(batch.model), []).append(batch)
     latencies = {_name(key): {rows: ns_to_ms(ns) for rows, ns in table.cells} for key, table in tables.items()}
-    quantiles = {model: service_quantiles_ms(of_model) for model, of_model in batches.items()}
     escalation = {} if pipeline is None else {pipeline.name: _escalation(pipeline, [load.result for load in loads])}
     return msgspec.structs.replace(
         file,
         latency_ms=file.latency_ms | latencies,
-        service_ms=file.service_ms | quantiles,
+        service_ms=file.service_ms | service_ms(loads),
         host=host_settings(lone, loads),
         ways_us=ways_us(lone),
         escalation=file.escalation | escalation,
     )
+
+
+def service_ms(loads: Sequence[Load]) -> dict[str, dict[int, tuple[float, ...]]]:
+    """What batches took, by the name of the model, as `SimulationFile` takes it."""
+    runs: dict[str, list[list[BatchRun]]] = {}
+    for load in loads:
+        of_run: dict[str, list[BatchRun]] = {}
+        for batch in load.activity.batches:
+            of_run.setdefault(_name(batch.model), []).append(batch)
+        for model, batches in of_run.items():
+            runs.setdefault(model, []).append(batches)
+    return {model: service_quantiles_ms(of_model) for model, of_model in runs.items()}
 
 
 def write_simulation(file: SimulationFile, repository: Path, path: Path) -> None:

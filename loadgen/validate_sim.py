@@ -1,6 +1,7 @@
 """Validation of the simulator: the same schedules live and in virtual time, after the live server was measured."""
 
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from loadgen.calibrate import Load
-from loadgen.calibrated_file import calibrated, write_simulation
-from loadgen.comparison import LoadComparison
+from loadgen.calibrated_file import calibrated, service_ms, write_simulation
+from loadgen.comparison import LoadComparison, Pair
 from loadgen.live_server import LiveServer, serve
 from loadgen.live_steps import Window, read_journal
 from loadgen.result import RunConfig, RunResult
@@ -60,17 +61,24 @@ class _Measured:
 
 
 @dataclass(frozen=True)
-class _Live:
-    """All runs against the live server.
+class _Round:
+    """The runs of one seed: of `lone` requests and several `loaded` ones to calibrate, and one `compared` a load."""
 
-    To calibrate there are one of `lone` requests and several `loaded` ones a seed; of those that are `compared` there
-    is one list a load, with one run a seed.
-    """
+    lone: _Measured
+    loaded: list[_Measured]
+    compared: list[RunResult]
+
+    @property
+    def calibrating(self) -> list[_Measured]:
+        return [self.lone, *self.loaded]
+
+
+@dataclass(frozen=True)
+class _Live:
+    """All runs against the live server, but for those that found its capacity."""
 
     capacity: float
-    lone: list[_Measured]
-    loaded: list[_Measured]
-    compared: list[list[RunResult]]
+    rounds: list[_Round]
 
 
 def validate(validation: Validation, write: Path, report: Report) -> tuple[float, list[LoadComparison]]:
@@ -85,21 +93,26 @@ def validate(validation: Validation, write: Path, report: Report) -> tuple[float
         server.keep_on(gateway)
         live = _Runner(server, validation, report).run()
         server.stop()
-        runs = sorted(live.lone + live.loaded, key=lambda run: run.window)
+        runs = sorted((run for each in live.rounds for run in each.calibrating), key=lambda run: run.window)
         journal = read_journal(server.journal, [run.window for run in runs])
-    loads = [
-        Load(run.result, activity, _core_ns(run, gateway == client))
+    load_of = {
+        run.window: Load(run.result, activity, _core_ns(run, gateway == client))
         for run, activity in zip(runs, journal.activities, strict=True)
-    ]
-    lone_windows = {run.window for run in live.lone}
-    lone = [load for run, load in zip(runs, loads, strict=True) if run.window in lone_windows]
+    }
+    lone = [load_of[each.lone.window] for each in live.rounds]
     pipeline = repository.pipelines.get(validation.run.model)
-    measured = calibrated(file, journal.tables, lone, loads, pipeline)
+    measured = calibrated(file, journal.tables, lone, list(load_of.values()), pipeline)
     write_simulation(measured, directory, write)
     report(f"calibrated: {measured.host}")
+    pairs: list[list[Pair]] = [[] for _ in validation.loads]
+    for each in live.rounds:
+        of_round = service_ms([load_of[run.window] for run in each.calibrating])
+        with _written(msgspec.structs.replace(measured, service_ms=measured.service_ms | of_round), directory) as path:
+            for result, of_load in zip(each.compared, pairs, strict=True):
+                of_load.append((result, _simulate(result, path)))
     return live.capacity, [
-        LoadComparison(share, share * live.capacity, [(result, _simulate(result, write)) for result in results])
-        for share, results in zip(validation.loads, live.compared, strict=True)
+        LoadComparison(share, share * live.capacity, of_load)
+        for share, of_load in zip(validation.loads, pairs, strict=True)
     ]
 
 
@@ -117,16 +130,23 @@ class _Runner:
         validation = self._validation
         capacity = validation.capacity or self._capacity()
         self._report(f"capacity {capacity:.0f}/s")
-        lone: list[_Measured] = []
+        return _Live(
+            capacity, [self._round(capacity, validation.run.seed + number) for number in range(validation.seeds)]
+        )
+
+    def _round(self, capacity: float, seed: int) -> _Round:
+        """Loads that are compared, by size, each after those that calibrate and are no larger."""
+        duration_s = self._validation.run.duration_s
+        lone = self._calibrate(max(LONE_SHARE * capacity, LEAST_LONE_RATE))
         loaded: list[_Measured] = []
-        compared: list[list[RunResult]] = [[] for _ in validation.loads]
-        for number in range(validation.seeds):
-            lone.append(self._calibrate(max(LONE_SHARE * capacity, LEAST_LONE_RATE)))
-            loaded += [self._calibrate(share * capacity) for share in CALIBRATION_SHARES]
-            seed = validation.run.seed + number
-            for share, of_load in zip(validation.loads, compared, strict=True):
-                of_load.append(self._measure(share * capacity, seed, validation.run.duration_s).result)
-        return _Live(capacity, lone, loaded, compared)
+        compared: dict[float, RunResult] = {}
+        calibrating = list(CALIBRATION_SHARES)
+        for share in sorted(self._validation.loads):
+            while calibrating and calibrating[0] <= share:
+                loaded.append(self._calibrate(calibrating.pop(0) * capacity))
+            compared[share] = self._measure(share * capacity, seed, duration_s).result
+        loaded += [self._calibrate(share * capacity) for share in calibrating]
+        return _Round(lone, loaded, [compared[share] for share in self._validation.loads])
 
     def _capacity(self) -> float:
         """The rate that is completed when more is asked for: rates double until one is twice not completed."""
@@ -193,6 +213,15 @@ def _core_ns(run: _Measured, shared: bool) -> int:
     """Processor time of the gateway's core: also the client's, if that is on it."""
     client_us = run.result.client_cpu_us_per_query or 0.0
     return run.cpu_ns + (round(client_us * len(run.result.record) * NS_PER_US) if shared else 0)
+
+
+@contextmanager
+def _written(file: SimulationFile, repository: Path) -> Iterator[Path]:
+    """A simulation file that is there until the block is left."""
+    with tempfile.TemporaryDirectory(prefix="loadgen-") as directory:
+        path = Path(directory) / "simulation.yaml"
+        write_simulation(file, repository.resolve(), path)
+        yield path
 
 
 def _simulate(live: RunResult, simulation: Path) -> RunResult:

@@ -116,8 +116,7 @@ def test_ways_stray_as_far_as_latencies_beyond_the_time_of_the_batches(loads: li
 
 
 def test_service_times_are_found_by_batch_size(loads: list[Load]) -> None:
-    batches = [batch for load in loads for batch in load.activity.batches]
-    quantiles = service_quantiles_ms(batches)
+    quantiles = service_quantiles_ms([load.activity.batches for load in loads])
     assert {rows: (times[0], times[-1]) for rows, times in quantiles.items() if rows in (1, 3, 16)} == {
         1: (1.0, 1.0),
         3: (1.4, 1.4),
@@ -132,7 +131,7 @@ def batch(rows: int, took_ms: float) -> BatchRun:
 def test_times_of_a_size_spread_as_those_of_sizes_like_it() -> None:
     batches = [batch(2, took_ms) for took_ms in np.linspace(1.0, 3.0, 201)]
     batches += [batch(3, 4.0)] * 201
-    quantiles = service_quantiles_ms(batches)
+    quantiles = service_quantiles_ms([batches])
     assert quantiles[2][10] == pytest.approx(2.0)
     assert quantiles[3][10] == pytest.approx(4.0)
     assert quantiles[3][0] == pytest.approx(2 * quantiles[2][0])
@@ -140,7 +139,12 @@ def test_times_of_a_size_spread_as_those_of_sizes_like_it() -> None:
 
 
 def test_a_size_that_hardly_ran_has_no_times_of_its_own() -> None:
-    assert service_quantiles_ms([batch(1, 1.0)] * 5 + [batch(2, 9.0)] * 4).keys() == {1}
+    assert service_quantiles_ms([[batch(1, 1.0)] * 5 + [batch(2, 9.0)] * 4]).keys() == {1}
+
+
+def test_a_slow_spell_of_one_run_is_not_taken_for_the_usual_spread() -> None:
+    usual, slow = [batch(4, 2.0)] * 100, [batch(4, 2.0)] * 60 + [batch(4, 8.0)] * 40
+    assert service_quantiles_ms([usual, slow, usual])[4] == (2.0,) * 21
 
 
 def test_windows_of_a_journal_are_told_apart(tmp_path: Path) -> None:
