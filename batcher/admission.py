@@ -6,11 +6,13 @@ from batcher.decisions import RejectRequest
 from batcher.estimate import CORRECTION_BOUNDS
 from batcher.events import RequestArrived
 from batcher.outcome import Outcome
+from batcher.placement import UNAVAILABLE_NS, ModelState
 from batcher.plan import PipelineState
+from batcher.queue import LATE_SHARE, Queue
 from models.units import NS_PER_S, ns_to_ms
 
-UNAVAILABLE_NS = 5 * NS_PER_S
-"""A model whose last worker has been gone for longer than this is unavailable, not about to come back."""
+LITTLE = 0.25
+"""Share of the time left that a request may have to wait for others until its pipeline's share of a model matters."""
 
 
 class Admission:
@@ -22,7 +24,8 @@ class Admission:
 
     A request that is to be evicted rather than answered late is admitted only with places reserved for all its stages
     (`booked`) that keep its deadline, and its cost where that is limited; never as a probe. Of others, those whose cost
-    is limited have to be able to cost as little (`PipelineState.least_cost`).
+    is limited have to be able to cost as little (`PipelineState.least_cost`). Where pipelines contend for a model, what
+    one may have waiting there is its share by weight, and what the others leave of theirs.
     """
 
     def __init__(self, limits: Limits, booked: BookedWork | None = None) -> None:
@@ -106,24 +109,30 @@ class Admission:
 
     @staticmethod
     def _completion_ns(event: RequestArrived, pipeline: PipelineState, now_ns: int) -> int:
-        """When the request is predicted to be complete: after the work promised before it, then its longest path."""
-        latest_ns = now_ns
-        for root in pipeline.roots:
-            model = root.model
-            assert model is not None, "a combiner has sources"
+        """When the request is predicted to be complete.
+
+        Every stage comes after the work that is promised before it on its pools, and then what follows by itself.
+        """
+        done_ns = now_ns + pipeline.path_ns
+        for stage, model, rest_ns, row_ns in pipeline.steps:
             pools = model.pools
             start_ns = pools[0].start_after_backlog_ns(now_ns)
             if len(pools) > 1:
                 start_ns = min(start_ns, *[pool.start_after_backlog_ns(now_ns) for pool in pools[1:]])
-            queue = root.queue if root.queue is not None else model.queues.get(event.batch_key)
-            order_ns = event.deadline_ns - root.tail_ns
-            if queue is not None and (order_ns < queue.last_ns or queue.late) and model.by_deadline:
-                behind = queue.behind(order_ns)
-                rows = queue.rows * behind // max(queue.live, 1)
-                start_ns -= int(rows * model.spread_row_ns)
-            if start_ns > latest_ns:
-                latest_ns = start_ns
-        return latest_ns + pipeline.path_ns
+            queue = stage.queue
+            if queue is None and not stage.config.source_keyed:
+                queue = model.queues.get(event.batch_key)
+            if queue is not None:
+                order_ns = event.deadline_ns - stage.tail_ns
+                last_ns = event.deadline_ns - rest_ns
+                if pipeline.shared and queue.live and start_ns - now_ns > LITTLE * (last_ns - now_ns):
+                    ahead = _rows_ahead(pipeline, model, queue, order_ns, max(last_ns - now_ns, 0), now_ns)
+                    start_ns += int((ahead - queue.rows) * row_ns)
+                elif (order_ns < queue.last_ns or queue.late) and model.by_deadline:
+                    start_ns -= int(queue.rows * queue.behind(order_ns) // max(queue.live, 1) * row_ns)
+            if start_ns + rest_ns > done_ns:
+                done_ns = start_ns + rest_ns
+        return done_ns
 
     @staticmethod
     def _unavailable(pipeline: PipelineState, now_ns: int) -> str | None:
@@ -144,6 +153,35 @@ class Admission:
     @staticmethod
     def _reject(event: RequestArrived, outcome: Outcome, reason: str, retry_after_ns: int) -> RejectRequest:
         return RejectRequest(event.request, outcome, reason, max(retry_after_ns, 0))
+
+
+def _rows_ahead(
+    pipeline: PipelineState, model: ModelState, queue: Queue, order_ns: int, left_ns: int, now_ns: int
+) -> float:
+    """The rows that are served before an entry of that order, in a queue whose lanes share by weight.
+
+    While a lane's own rows are served every other one gets as many as its weight allows, as far as it has them already
+    or they come within `left_ns`, before the entry has to start. What comes of those that reserve places goes before in
+    any case, and late entries get their share beside all that. O(pipelines of the model).
+    """
+    lanes = queue.lanes
+    own = 0.0
+    lane = lanes.get(pipeline.number)
+    if lane is not None and lane.live:
+        own = float(lane.rows)
+        if (order_ns < lane.last_ns or lane.late_live) and model.by_deadline:
+            own -= own * min(lane.behind(order_ns), lane.live) / lane.live
+    ahead = own
+    for rival in model.pipelines:
+        if rival is not pipeline:
+            rows = rival.inflow.within(left_ns, now_ns) * rival.reach.get(model, 0.0)
+            if not rival.evicts:
+                lane = lanes.get(rival.number)
+                waiting = 0 if lane is None else lane.rows
+                rows = min(waiting + rows, own * rival.config.weight / pipeline.config.weight)
+            ahead += rows
+    late = queue.rows * queue.late / queue.live
+    return ahead + min(late, ahead * LATE_SHARE / (1 - LATE_SHARE))
 
 
 def _too_dear(cost: float, max_cost: float) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-from batcher.admission import UNAVAILABLE_NS
 from batcher.booked import BookedWork
 from batcher.config import SchedulerSpec
 from batcher.decisions import AnyDecision, DispatchBatch, Member, ReleaseReason
@@ -381,20 +380,14 @@ class Dispatcher:
 
     def abandoned(self, now_ns: int) -> list[Entry]:
         """Entries of models whose workers have been gone for too long; wakes up again for those that may return."""
-        entries: list[Entry] = []
-        for model in self.fleet.unserved:
-            gone_ns = max(
-                (now_ns if host.lost_ns is None else host.lost_ns for host in model.partitions),
-                default=now_ns - UNAVAILABLE_NS,
-            )
-            for queue in filter(None, model.queues.values()):
-                if now_ns - gone_ns < UNAVAILABLE_NS:
-                    self._check_at(gone_ns + UNAVAILABLE_NS)
-                    break
-                entries += queue.entries()
-                entries += (entry for group in queue.retries for entry in group)
+        entries, again_ns = self.fleet.abandoned(now_ns)
+        if again_ns is not None and (self._check_ns is None or again_ns < self._check_ns):
+            self._check_ns = again_ns
         return entries
 
-    def _check_at(self, at_ns: int) -> None:
-        if self._check_ns is None or at_ns < self._check_ns:
-            self._check_ns = at_ns
+    def queue_depths(self) -> dict[str, int]:
+        """Requests waiting, by model key."""
+        depths = {key: sum(queue.waiting for queue in model.queues.values()) for key, model in self.models.items()}
+        for entry in self.booked.waiting.values() if self.booked is not None else ():
+            depths[entry.queue.model] += 1
+        return depths

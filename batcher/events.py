@@ -103,7 +103,10 @@ class PartitionReady(Event, frozen=True):
 
 
 class PartitionLost(Event, frozen=True):
-    """The worker of a partition is gone; a `BatchFailed` follows for each of its batches, the running one first."""
+    """The worker of a partition is gone; a `BatchFailed` follows for each of its batches, the running one first.
+
+    Also told of each one that is gone before it was up.
+    """
 
     partition: str
     reason: str

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from batcher.config import SchedulerSpec
 from batcher.estimate import LatencyEstimate
 from batcher.events import PartitionReady
-from batcher.placement import ModelState, PartitionState
+from batcher.lifecycle import Entry
+from batcher.placement import UNAVAILABLE_NS, ModelState, PartitionState
 from batcher.policy.select import select_policy
 from batcher.pool import Pool
 from models.profile import LatencyTable
@@ -50,7 +51,8 @@ class Fleet:
     def lost(self, name: str, now_ns: int) -> PartitionState:
         """A partition's worker is gone; its batches fail one by one in events of their own."""
         partition = self.partitions[name]
-        partition.lost_ns = now_ns
+        if partition.ready or partition.lost_ns is None:  # not when another start of it failed
+            partition.lost_ns = now_ns
         partition.ready = False
         if partition.pool is not None:
             partition.pool.recount()
@@ -58,6 +60,23 @@ class Fleet:
             partition.batches[0].suspect = True
         self._changed(partition.models)
         return partition
+
+    def abandoned(self, now_ns: int) -> tuple[list[Entry], int | None]:
+        """What waits for models whose workers have been gone for too long, and when to look again at the others."""
+        entries: list[Entry] = []
+        again: list[int] = []
+        for model in self.unserved:
+            gone_ns = max(
+                (now_ns if host.lost_ns is None else host.lost_ns for host in model.partitions),
+                default=now_ns - UNAVAILABLE_NS,
+            )
+            for queue in filter(None, model.queues.values()):
+                if now_ns - gone_ns < UNAVAILABLE_NS:
+                    again.append(gone_ns + UNAVAILABLE_NS)
+                    break
+                entries += queue.entries()
+                entries += (entry for group in queue.retries for entry in group)
+        return entries, min(again, default=None)
 
     def move(self, partition: PartitionState, models: frozenset[str]) -> None:
         """Have a partition take batches of these models from now on."""

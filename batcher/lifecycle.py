@@ -58,6 +58,15 @@ class Request(msgspec.Struct, eq=False):
             for pool, row_ns in self.work.stages[stage]:
                 pool.backlog_ns -= row_ns * self.rows
 
+    def settle_rows(self, stage: int, rows: int) -> None:
+        """It is known for how many rows a stage runs: what it was expected to take makes way for what it takes."""
+        bit = 1 << stage
+        self.uncommit(stage)
+        self.work = self.work.known(stage, rows / self.rows)
+        self.committed |= bit
+        for pool, row_ns in self.work.stages[stage]:
+            pool.backlog_ns += row_ns * self.rows
+
 
 class Entry(msgspec.Struct, eq=False):
     """The rows of one request that wait for, or run in, one stage.

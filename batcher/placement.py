@@ -18,6 +18,8 @@ IN_FLIGHT = 2
 """Batches a worker may hold: one runs, the next is there when it ends, so that the device never waits for Python."""
 RESTART_NS = 1_000_000_000
 """Assumed time until a lost worker is back."""
+UNAVAILABLE_NS = 5_000_000_000
+"""A model whose last worker has been gone for longer than this is unavailable, not about to come back."""
 HAND_OFF_WEIGHT = 0.05
 MAX_HAND_OFF_NS = 10_000_000
 """Hand-off times are learned up to this."""

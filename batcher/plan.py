@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from batcher.config import PipelineConfig, StageConfig
+from batcher.estimate import QUANTILE
+from batcher.inflow import Inflow
 from batcher.placement import ModelState
 from batcher.plans import Front
 from batcher.pool import Pool
@@ -24,17 +26,28 @@ Shares = tuple[tuple[Pool, int], ...]
 
 
 class Work:
-    """The expected work of a row of a request in each pool, stage by stage and in all."""
+    """The work of a row of a request in each pool, stage by stage and in all, as far as it is known.
 
-    __slots__ = ("stages", "total")
+    That is the `expected` work of a row, or `whole`, that of a row which runs the stage.
+    """
 
-    def __init__(self, stages: tuple[Shares, ...]) -> None:
-        self.stages = stages
+    __slots__ = ("_whole", "stages", "total")
+
+    def __init__(self, expected: tuple[Shares, ...], whole: tuple[Shares, ...]) -> None:
+        self.stages = stages = expected
+        self._whole = whole
         sums: dict[Pool, int] = {}
         for shares in stages:
             for pool, row_ns in shares:
                 sums[pool] = sums.get(pool, 0) + row_ns
         self.total: Shares = tuple(sums.items())
+
+    def known(self, stage: int, share: float) -> Work:
+        """The work when it is known which share of the rows a stage runs for."""
+        shares = self._whole[stage]
+        if share < 1:
+            shares = tuple((pool, round(row_ns * share)) for pool, row_ns in shares)
+        return Work((*self.stages[:stage], shares, *self.stages[stage + 1 :]), self._whole)
 
 
 class StageState:
@@ -116,11 +129,18 @@ class StageState:
         return min(estimate.service_ns(rows) for estimate in model.estimates.values()) + hand_off_ns
 
 
+Step = tuple[StageState, ModelState, int, float]
+"""(a stage whose work may have to wait, its model, the time from its start to the pipeline's end if nothing else has to
+wait, the time that a row takes of all partitions that hold the model), both in nanoseconds."""
+
+
 class PipelineState:
     """One pipeline: its stages and the predictions for a request that arrives now.
 
     Predictions are renewed by `refresh`, when `stale`: not for every request. `degraded` says that some partition that
-    it could use is not there.
+    it could use is not there. `steps` are the stages that a request may have to wait for. `reach` is the expected
+    number of stages of a model that a row runs; `inflow` are the admitted rows of a pipeline that is `shared`, which
+    means that others use one of its models, too.
     """
 
     __slots__ = (
@@ -128,17 +148,21 @@ class PipelineState:
         "config",
         "degraded",
         "evicts",
+        "inflow",
         "last_probe_ns",
         "missing",
         "number",
         "outstanding",
         "path_ns",
         "rate",
+        "reach",
         "roots",
+        "shared",
         "single",
         "stage_count",
         "stages",
         "stale",
+        "steps",
         "work",
     )
 
@@ -153,7 +177,8 @@ class PipelineState:
             for source in stage.waits_for:
                 self.stages[source].dependents.append(stage.index)
             for key in stage.config.variants or filter(None, (stage.config.model,)):
-                models[key].pipelines.append(self)
+                if self not in models[key].pipelines[-1:]:
+                    models[key].pipelines.append(self)
         self.stage_count = len(self.stages)
         self.all_stages = (1 << self.stage_count) - 1
         self.missing = [len(stage.waits_for) for stage in self.stages]
@@ -164,25 +189,57 @@ class PipelineState:
         self.last_probe_ns: int | None = None
         self.path_ns = 0
         self.rate = RateEstimate()
+        self.inflow = Inflow()
+        self.reach: dict[ModelState, float] = {}
+        self.shared = False
         self.stale = True
         self.degraded = True
-        self.work = Work(tuple(() for _ in self.stages))
+        self.steps: list[Step] = []
+        nothing: tuple[Shares, ...] = tuple(() for _ in self.stages)
+        self.work = Work(nothing, nothing)
 
     def refresh(self, hand_off_ns: int) -> None:
-        """Renew the predictions: `path_ns`, the stages' tails and the work of a row."""
-        reach: dict[int, float] = {}
-        shares: list[Shares] = []
+        """Renew the predictions: `path_ns`, the stages' tails, the work of a row and where it may have to wait."""
+        reach = [1.0] * self.stage_count
+        self.reach = {}
         for stage in self.stages:
             reach[stage.index] = stage.probability * min((reach[source] for source in stage.waits_for), default=1.0)
-            model = stage.model
-            shares.append(() if model is None else _shares(model, reach[stage.index]))
-        self.work = Work(tuple(shares))
+            if stage.model is not None:
+                self.reach[stage.model] = self.reach.get(stage.model, 0.0) + reach[stage.index]
+        row_ns = {model: model.spread_row_ns for model in self.reach}
+        whole = tuple(() if stage.model is None else _shares(stage.model, row_ns[stage.model]) for stage in self.stages)
+        expected = tuple(
+            shares if share == 1 else tuple((pool, round(pool_ns * share)) for pool, pool_ns in shares)
+            for shares, share in zip(whole, reach, strict=True)
+        )
+        self.work = Work(expected, whole)
         for stage in reversed(self.stages):
             stage.tail_ns = max(
                 (self._from_start_ns(self.stages[later], hand_off_ns) for later in stage.dependents), default=0
             )
         self.path_ns = max(self._from_start_ns(stage, hand_off_ns) for stage in self.roots)
+        self.steps = self._steps(reach, row_ns, hand_off_ns)
+        self.shared = any(len(model.pipelines) > 1 for model in self.reach)
         self.stale = False
+
+    def _steps(self, reach: list[float], row_ns: dict[ModelState, float], hand_off_ns: int) -> list[Step]:
+        """The first stages, and later ones on other pools that too many rows reach for a few late ones not to matter.
+
+        Of stages on the same pools one waits for all that is promised there: that which has the most to come.
+        """
+        steps: list[Step] = []
+        longest_ns: dict[frozenset[Pool], int] = {}
+        for stage in self.stages:
+            model = stage.model
+            if model is None:
+                continue
+            pools = frozenset(model.pools)
+            rest_ns = self._from_start_ns(stage, hand_off_ns)
+            is_longest = rest_ns > longest_ns.get(pools, 0)
+            if not stage.waits_for or (is_longest and reach[stage.index] > 1 - QUANTILE):
+                steps.append((stage, model, rest_ns, row_ns[model]))
+                longest_ns[pools] = max(rest_ns, longest_ns.get(pools, 0))
+        return steps
 
     @staticmethod
     def _from_start_ns(stage: StageState, hand_off_ns: int) -> int:
@@ -218,7 +275,6 @@ class PipelineState:
         return max(finish.values())
 
 
-def _shares(model: ModelState, reach: float) -> Shares:
+def _shares(model: ModelState, row_ns: float) -> Shares:
     """The work of a row, spread over the partitions that hold the model so that all are as busy."""
-    row_ns = model.spread_row_ns
-    return tuple((pool, round(row_ns * reach * len(pool.partitions))) for pool in model.pools)
+    return tuple((pool, round(row_ns * len(pool.partitions))) for pool in model.pools)

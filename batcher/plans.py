@@ -56,7 +56,8 @@ class Observed(msgspec.Struct, frozen=True):
 
     `tables` are latency tables by model key and kind of partition, as corrected by what was seen. `rates` are rows a
     second by pipeline. `probabilities` are, by pipeline, one a stage: the share of the rows offered to it that it runs.
-    `held` are the models that partitions hold, by partition name, `up` the partitions that can work now (none: all).
+    `held` are the models that partitions hold, by partition name, `up` the partitions that can work now (none: all),
+    `gone` those that have been lost for so long that their models are to be held by others.
     """
 
     tables: dict[str, dict[str, LatencyTable]]
@@ -64,3 +65,4 @@ class Observed(msgspec.Struct, frozen=True):
     probabilities: dict[str, tuple[float, ...]]
     held: dict[str, tuple[str, ...]] = {}
     up: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()

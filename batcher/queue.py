@@ -1,7 +1,7 @@
 """Queues of work for one model and one batch key, in the order of the batch policy, shared fairly between pipelines."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heapreplace, merge
 
 from batcher.lane import Lane
@@ -58,6 +58,11 @@ class Queue:
 
     def __bool__(self) -> bool:
         return self.live > 0 or bool(self.retries)
+
+    @property
+    def lanes(self) -> Mapping[int, Lane]:
+        """The lanes by the numbers of their pipelines."""
+        return self._lanes
 
     @property
     def waiting(self) -> int:

@@ -1,9 +1,11 @@
 """Replanning: watches what plans are made from, and asks for a new one when it has moved."""
 
 import math
+from collections.abc import Collection
 
 from batcher.decisions import BuildPlan
 from batcher.fleet import Fleet
+from batcher.placement import UNAVAILABLE_NS
 from batcher.plan import PipelineState
 from batcher.plans import Observed, Plan
 from models.units import NS_PER_S
@@ -21,8 +23,8 @@ CORRECTION_CHANGE = 0.2
 class Replanner:
     """Decides when a new plan is built, and has the pipelines follow the one that was.
 
-    One plan is built at a time. `next_ns` is when to `review`; it is not a wake-up, since nothing can have moved
-    without an event.
+    One plan is built at a time. `next_ns` is when to `review` at a wake-up that comes anyhow: rates and latencies move
+    with events only.
     """
 
     def __init__(self, fleet: Fleet, pipelines: dict[str, PipelineState]) -> None:
@@ -32,16 +34,34 @@ class Replanner:
         self._building: int | None = None
         self._next_build = 1
         self._outdated = False
+        self._refused: set[str] = set()
+        self._due_ns: int | None = None
         self._reviewed_ns = 0
         self.next_ns = 0
 
-    def changed(self) -> None:
-        """Partitions, or the models they hold, are others than before: the plan is to be made anew.
+    @property
+    def wake_ns(self) -> int | None:
+        """When a review needs a wake-up: of a plan that is outdated, of what was refused, of a partition's loss.
 
-        Until then a variant that is held stands in for one that is not.
+        None without any of these, and while a plan is being built.
         """
+        if self._due_ns is None or self._building is not None:
+            return None
+        return max(self._due_ns, self.next_ns)
+
+    def refused(self, pipeline: str) -> None:
+        """A request was refused because no partition holds a model of its pipeline: a plan may get it one."""
+        self._refused.add(pipeline)
+        self._due_ns = 0
+
+    def changed(self) -> None:
+        """Partitions, or the models they hold, are others than before: the plan is to be made anew."""
         self._outdated = True
-        self.next_ns = 0
+        self._due_ns = self.next_ns = 0
+        self.stand_in()
+
+    def stand_in(self) -> None:
+        """Until the next plan have variants that are held stand in for those that are not."""
         for pipeline in self._pipelines.values():
             for stage in pipeline.stages:
                 if stage.config.variants and stage.model is not None and not stage.model.served:
@@ -59,11 +79,15 @@ class Replanner:
         if elapsed_ns < REVIEW_NS and not self._outdated:
             self.next_ns = self._reviewed_ns + REVIEW_NS
             return None
-        observed = self._observe(elapsed_ns if elapsed_ns >= REVIEW_NS else None)
+        observed = self._observe(now_ns, elapsed_ns if elapsed_ns >= REVIEW_NS else None)
+        moved = self._outdated or self._planned is None or _moved(self._planned, observed, self._refused)
         if elapsed_ns >= REVIEW_NS:
             self._reviewed_ns = now_ns
+            self._refused.clear()
         self.next_ns = now_ns + REVIEW_NS
-        if not self._outdated and self._planned is not None and not _moved(self._planned, observed):
+        upcoming = (gone_ns for gone_ns in self._gone_ns().values() if gone_ns > now_ns)
+        self._due_ns = 0 if self._refused else min(upcoming, default=None)
+        if not moved:
             return None
         self._outdated = False
         self._planned = observed
@@ -87,7 +111,15 @@ class Replanner:
                         stage.run(chosen)
             pipeline.stale = True
 
-    def _observe(self, elapsed_ns: int | None) -> Observed:
+    def _gone_ns(self) -> dict[str, int]:
+        """From when on each of the partitions that are lost is to be planned without."""
+        return {
+            name: partition.lost_ns + UNAVAILABLE_NS
+            for name, partition in self._fleet.partitions.items()
+            if not partition.ready and partition.lost_ns is not None
+        }
+
+    def _observe(self, now_ns: int, elapsed_ns: int | None) -> Observed:
         rates = {} if self._planned is None else dict(self._planned.rates)
         if elapsed_ns is not None:
             rates = {name: pipeline.rate.take(elapsed_ns) for name, pipeline in self._pipelines.items()}
@@ -105,14 +137,20 @@ class Replanner:
             },
             {name: tuple(sorted(partition.models)) for name, partition in self._fleet.partitions.items()},
             tuple(name for name, partition in self._fleet.partitions.items() if partition.ready),
+            tuple(name for name, gone_ns in self._gone_ns().items() if gone_ns <= now_ns),
         )
 
 
-def _moved(before: Observed, now: Observed) -> bool:
-    """Whether what a plan was made from has moved past a threshold."""
+def _moved(before: Observed, now: Observed, refused: Collection[str]) -> bool:
+    """Whether what a plan was made from has moved past a threshold.
+
+    Of pipelines that were `refused` for want of a model, and that few requests were known of, any that come may.
+    """
+    if now.gone != before.gone:
+        return True
     for name, rate in now.rates.items():
         known = before.rates.get(name, 0.0)
-        by_chance = CHANCE * math.sqrt(max(rate, known, 1.0))
+        by_chance = 0.0 if name in refused and known < 1 else CHANCE * math.sqrt(max(rate, known, 1.0))
         if abs(rate - known) > max(RATE_CHANGE * known, by_chance):
             return True
     for name, probabilities in now.probabilities.items():

@@ -1,64 +1,108 @@
 """Residency: brings the partitions to hold the models that the plan gives them, without a gap in between."""
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from batcher.decisions import AnyDecision, LoadModel, UnloadModel
 from batcher.fleet import Fleet
 from batcher.placement import PartitionState
 from models.profile import LatencyTable
+from models.units import NS_PER_S
+
+FIRST_RETRY_NS = NS_PER_S
+"""How long a model that could not be loaded is left alone the first time; twice as long every further time."""
+LAST_RETRY_NS = 60 * NS_PER_S
+"""The longest that it is left alone, and then it is not woken up for: it is tried again when something else happens."""
+
+
+class _Failure(NamedTuple):
+    """A model could not be loaded: how long it is left alone, and until when."""
+
+    delay_ns: int
+    retry_ns: int
 
 
 class Residency:
     """Loads first; when all that was to be loaded is there (or failed), takes the rest out of use and unloads it.
 
-    A model is not unloaded from the last partition that holds it, whatever the plan says.
+    A model that the plan has a place for is not unloaded from the last partition that holds it. One that could not be
+    loaded on a partition is tried again there after a while, which grows until it is loaded or the worker is another.
+    `due_ns` is when to `advance` at a wake-up, `wake_ns` when a wake-up is needed for that. `unloading` is told the
+    partitions that are to unload models, and so take no more batches of them.
     """
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, unloading: Callable[[str, int], None]) -> None:
         self._fleet = fleet
+        self._unloading = unloading
         self._aim: dict[str, frozenset[str]] = {}
         self._loading: dict[str, set[str]] = {name: set() for name in fleet.partitions}
+        self._failures: dict[str, dict[str, _Failure]] = {name: {} for name in fleet.partitions}
+        self.due_ns: int | None = None
+        self.wake_ns: int | None = None
 
-    def aim(self, residency: dict[str, tuple[str, ...]], decisions: list[AnyDecision]) -> None:
+    def aim(self, residency: dict[str, tuple[str, ...]], now_ns: int, decisions: list[AnyDecision]) -> None:
         """Go for a new residency; partitions it does not name keep what they hold."""
         self._aim = {name: frozenset(models) for name, models in residency.items()}
-        self.advance(decisions)
+        self.advance(now_ns, decisions)
 
-    def advance(self, decisions: list[AnyDecision]) -> None:
+    def advance(self, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Order what can be done now."""
+        self._load(now_ns, decisions)
+        if not any(self._loading.values()):
+            for name in self._unload(decisions):
+                self._unloading(name, now_ns)
+
+    def loaded(self, name: str, model: str, table: LatencyTable, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """A partition holds one more model."""
+        self._loading[name].discard(model)
+        self._failures[name].pop(model, None)
+        partition = self._fleet.partitions[name]
+        self._fleet.learn(model, partition.kind, table)
+        self._fleet.move(partition, partition.models | {model})
+        self.advance(now_ns, decisions)
+
+    def failed(self, name: str, model: str, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """A model could not be loaded."""
+        self._loading[name].discard(model)
+        before = self._failures[name].get(model)
+        delay_ns = FIRST_RETRY_NS if before is None else min(2 * before.delay_ns, LAST_RETRY_NS)
+        self._failures[name][model] = _Failure(delay_ns, now_ns + delay_ns)
+        self.advance(now_ns, decisions)
+
+    def lost(self, name: str) -> None:
+        """A partition is gone: what was ordered of it is not answered any more, and what failed there may not again."""
+        self._loading[name].clear()
+        self._failures[name].clear()
+
+    def _load(self, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Order the models that are missing, but for those that could not be loaded lately."""
+        left: list[_Failure] = []
         for name, models in self._aim.items():
             partition = self._fleet.partitions[name]
             if partition.ready:
                 for model in sorted(models - partition.models - self._loading[name]):
-                    self._loading[name].add(model)
-                    decisions.append(LoadModel(name, model))
-        if any(self._loading.values()):
-            return
+                    failure = self._failures[name].get(model)
+                    if failure is not None and failure.retry_ns > now_ns:
+                        left.append(failure)
+                    else:
+                        self._loading[name].add(model)
+                        decisions.append(LoadModel(name, model))
+        self.due_ns = min((each.retry_ns for each in left), default=None)
+        self.wake_ns = min((each.retry_ns for each in left if each.delay_ns < LAST_RETRY_NS), default=None)
+
+    def _unload(self, decisions: list[AnyDecision]) -> list[str]:
+        """Take out of use what has no place, or has one elsewhere and is there; the partitions it is taken from."""
+        changed: list[str] = []
+        placed = frozenset[str]().union(*self._aim.values())
         for name, models in self._aim.items():
             partition = self._fleet.partitions[name]
             if partition.ready:
                 for model in sorted(partition.models - models):
-                    self._unload(partition, model, decisions)
+                    if model not in placed or self._is_held_beside(partition, model):
+                        self._fleet.move(partition, partition.models - {model})
+                        decisions.append(UnloadModel(name, model))
+                        changed.append(name)
+        return changed
 
-    def loaded(self, name: str, model: str, table: LatencyTable, decisions: list[AnyDecision]) -> None:
-        """A partition holds one more model."""
-        self._loading[name].discard(model)
-        partition = self._fleet.partitions[name]
-        self._fleet.learn(model, partition.kind, table)
-        self._fleet.move(partition, partition.models | {model})
-        self.advance(decisions)
-
-    def failed(self, name: str, model: str, decisions: list[AnyDecision]) -> None:
-        """A model could not be loaded: it is not tried again there until another plan asks for it."""
-        self._loading[name].discard(model)
-        if name in self._aim:
-            self._aim[name] -= {model}
-        self.advance(decisions)
-
-    def lost(self, name: str) -> None:
-        """A partition is gone: what was ordered of it is not answered any more."""
-        self._loading[name].clear()
-
-    def _unload(self, partition: PartitionState, model: str, decisions: list[AnyDecision]) -> None:
-        hosts = self._fleet.models[model].partitions
-        if any(host.ready for host in hosts if host is not partition):
-            self._fleet.move(partition, partition.models - {model})
-            decisions.append(UnloadModel(partition.name, model))
+    def _is_held_beside(self, partition: PartitionState, model: str) -> bool:
+        return any(host.ready for host in self._fleet.models[model].partitions if host is not partition)

@@ -14,7 +14,6 @@ from batcher.decisions import (
     FailRequest,
     Member,
     RevokeBatch,
-    UnloadModel,
 )
 from batcher.dispatch import Dispatcher
 from batcher.events import (
@@ -67,7 +66,7 @@ class Scheduler:
         self.admission = Admission(spec.limits, self._booked)
         fleet = self.dispatcher.fleet
         self._replanner = None if planner is None else Replanner(fleet, self.pipelines)
-        self._residency = Residency(fleet)
+        self._residency = Residency(fleet, self._unloading)
         self._evictions = Evictions(fleet.models, spec.limits.hand_off_ns, self._booked)
         # A request that is settled while a combiner runs is no longer among `requests`.
         self._combining: dict[tuple[int, int], Request] = {}
@@ -99,7 +98,11 @@ class Scheduler:
         wake_ns = self.dispatcher.wake_ns
         evictions = self._evictions.agenda
         if evictions and (wake_ns is None or evictions[0][0] < wake_ns):
-            return evictions[0][0]
+            wake_ns = evictions[0][0]
+        if self._replanner is not None:
+            for planned_ns in (self._replanner.wake_ns, self._residency.wake_ns):
+                if planned_ns is not None and (wake_ns is None or planned_ns < wake_ns):
+                    wake_ns = planned_ns
         return wake_ns
 
     def handle_wakeup(self, now_ns: int) -> list[AnyDecision]:
@@ -109,10 +112,11 @@ class Scheduler:
         if self._evictions.agenda:
             for entry in self._evictions.due(now_ns):
                 self._evict(entry.request, decisions)
-        if self._replanner is not None and now_ns >= self._replanner.next_ns:
-            order = self._replanner.review(now_ns)
-            if order is not None:
-                decisions.append(order)
+        replanner = self._replanner
+        if replanner is not None and now_ns >= replanner.next_ns and (order := replanner.review(now_ns)) is not None:
+            decisions.append(order)
+        if self._residency.due_ns is not None and now_ns >= self._residency.due_ns:
+            self._residency.advance(now_ns, decisions)
         dispatcher.form(now_ns, decisions)
         if dispatcher.fleet.unserved:
             for entry in dispatcher.abandoned(now_ns):
@@ -123,12 +127,7 @@ class Scheduler:
 
     def queue_depths(self) -> dict[str, int]:
         """Requests waiting, by model key."""
-        depths = {
-            key: sum(queue.waiting for queue in model.queues.values()) for key, model in self.dispatcher.models.items()
-        }
-        for entry in self._booked.waiting.values() if self._booked is not None else ():
-            depths[entry.queue.model] += 1
-        return depths
+        return self.dispatcher.queue_depths()
 
     def check(self) -> None:
         """Assert every invariant; O(everything), for tests."""
@@ -145,6 +144,8 @@ class Scheduler:
         rejection = self.admission.judge(event, pipeline, now_ns)
         if rejection is not None:
             decisions.append(rejection)
+            if self._replanner is not None and rejection.outcome is Outcome.REJECTED_UNAVAILABLE:
+                self._replanner.refused(event.pipeline)
             return
         request = Request(
             event.request,
@@ -162,6 +163,8 @@ class Scheduler:
         self.admission.memory_bytes += event.memory_bytes
         pipeline.outstanding += 1
         rows = event.rows
+        if pipeline.shared:
+            pipeline.inflow.add(rows, now_ns)
         for pool, row_ns in pipeline.work.total:
             pool.backlog_ns += row_ns * rows
         if not pipeline.single:
@@ -258,6 +261,8 @@ class Scheduler:
             self._combining[request.identity, stage.index] = request
             decisions.append(CombineOutputs(Member(request.identity, stage.index, run.rows, run.row_index)))
         else:
+            if stage.config.when is not None:
+                request.settle_rows(stage.index, run.rows)
             entry = self.dispatcher.enqueue(request, stage, run, now_ns)
             if request.evicts:
                 self._evictions.plan(entry, now_ns)
@@ -354,8 +359,7 @@ class Scheduler:
 
     def _partition_ready(self, event: PartitionReady, now_ns: int, decisions: list[AnyDecision]) -> None:
         self.dispatcher.ready(event, now_ns)
-        self._residency.advance(decisions)
-        self._look_at_moved(now_ns, decisions)
+        self._residency.advance(now_ns, decisions)
         self._holdings_changed()
 
     def _partition_lost(self, event: PartitionLost, now_ns: int, decisions: list[AnyDecision]) -> None:
@@ -364,31 +368,26 @@ class Scheduler:
         self._holdings_changed()
 
     def _model_loaded(self, event: ModelLoaded, now_ns: int, decisions: list[AnyDecision]) -> None:
-        self._residency.loaded(event.partition, event.model, event.table, decisions)
+        self._residency.loaded(event.partition, event.model, event.table, now_ns, decisions)
         self.dispatcher.look_at(event.partition, now_ns)
-        self._look_at_moved(now_ns, decisions)
         self._holdings_changed()
 
     def _model_load_failed(self, event: ModelLoadFailed, now_ns: int, decisions: list[AnyDecision]) -> None:
-        self._residency.failed(event.partition, event.model, decisions)
-        self._look_at_moved(now_ns, decisions)
+        self._residency.failed(event.partition, event.model, now_ns, decisions)
 
     def _model_unloaded(self, event: ModelUnloaded, now_ns: int, decisions: list[AnyDecision]) -> None:
-        self._residency.advance(decisions)
-        self._look_at_moved(now_ns, decisions)
+        self._residency.advance(now_ns, decisions)
 
     def _plan_built(self, event: PlanBuilt, now_ns: int, decisions: list[AnyDecision]) -> None:
         assert self._replanner is not None, "only a scheduler with a planner asks for plans"
         self._replanner.built(event.build, event.plan)
         if event.plan is not None and event.plan.residency:
-            self._residency.aim(event.plan.residency, decisions)
-            self._look_at_moved(now_ns, decisions)
+            self._residency.aim(event.plan.residency, now_ns, decisions)
 
-    def _look_at_moved(self, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Partitions that are to unload a model take no batches of it from now on, and have other equals."""
-        for decision in decisions:
-            if isinstance(decision, UnloadModel):
-                self.dispatcher.look_at(decision.partition, now_ns)
+    def _unloading(self, partition: str, now_ns: int) -> None:
+        self.dispatcher.look_at(partition, now_ns)
+        if self._replanner is not None:
+            self._replanner.stand_in()
 
     def _holdings_changed(self) -> None:
         if self._replanner is not None:

@@ -10,8 +10,8 @@ from models.repository import Broken
 class Catalogue:
     """The pipelines (a model by itself is one, too) that clients may name.
 
-    A pipeline is served once some worker has loaded a model for each of its stages; one that is broken, or has a stage
-    whose models no worker could load, stays known with the reason. `partitions` are the workers.
+    A pipeline is served once some worker has loaded a model for each of its stages, or is to on demand; one that is
+    broken, or has a stage whose models no worker could load, stays known with the reason. `partitions` are the workers.
     """
 
     def __init__(
@@ -139,6 +139,11 @@ class Catalogue:
     def model_load_failed(self, model: str, reason: str) -> None:
         """A worker that is up could not load a model, which others may hold."""
         self._failed[model] = reason
+        self._find_serving()
+
+    def model_on_demand(self, model: str) -> None:
+        """No worker begins with a model, but some could hold it: requests for it are let in, and have it loaded."""
+        self._loaded_once.add(model)
         self._find_serving()
 
     def model_unloaded(self, partition: str, model: str) -> None:

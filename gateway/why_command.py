@@ -1,5 +1,6 @@
 """`sluice why`: asks a running server what took a request its time, and prints it."""
 
+import http
 import http.client
 import urllib.error
 import urllib.request
@@ -41,20 +42,30 @@ class _Refusal(msgspec.Struct):
 def fetch(url: str, request: str) -> tuple[str, Explanation]:
     """What a server at `url` knows of a request, as JSON and decoded.
 
-    Raises NotFoundError when it knows nothing of it, ServingError when the server does not answer as one of ours.
+    Raises NotFoundError when it knows nothing of it, ServingError when it cannot be reached, fails, or does not answer
+    as one of ours.
     """
     where = f"{url.rstrip('/')}/v2/sluice/requests/{quote(request, safe='')}"
+    if not where.startswith(("http://", "https://")):
+        raise ServingError(f"{url}: expected the URL of a server, such as http://127.0.0.1:8000")
     try:
-        if not where.startswith(("http://", "https://")):
-            raise ServingError(f"{url}: expected the URL of a server, such as http://127.0.0.1:8000")
         with _open(where, timeout=TIMEOUT_S) as response:
             body = response.read(MAX_BODY_BYTES)
-        return body.decode(), msgspec.json.decode(body, type=Explanation)
     except urllib.error.HTTPError as error:
         with error:
-            raise NotFoundError(f"{url}: {_message(error)}") from error
-    except (OSError, http.client.HTTPException, msgspec.MsgspecError, ValueError) as error:
-        raise ServingError(f"{url}: no server of ours answers there: {error}") from error
+            raise _refused(url, error) from error
+    except OSError as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        if isinstance(reason, TimeoutError):
+            raise ServingError(f"{url}: it did not answer within {TIMEOUT_S} s") from error
+        raise ServingError(f"{url}: cannot be reached: {reason}") from error
+    except (http.client.HTTPException, ValueError) as error:
+        said = str(error).strip() or type(error).__name__
+        raise ServingError(f"{url}: expected an answer in HTTP: {said}") from error
+    try:
+        return body.decode(), msgspec.json.decode(body, type=Explanation)
+    except ValueError as error:
+        raise ServingError(f"{url}: it answered, but not as a server of ours: {error}") from error
 
 
 def table(explanation: Explanation) -> str:
@@ -96,8 +107,12 @@ def _worker_times(stage: StageTrace) -> tuple[str, str, str]:
     return f"{stage.hand_off_ms:.3f}", f"{stage.compute_ms:.3f}", f"{stage.return_ms:.3f}"
 
 
-def _message(error: urllib.error.HTTPError) -> str:
+def _refused(url: str, answer: urllib.error.HTTPError) -> ServingError:
+    """What an answer that is an error comes to."""
     try:
-        return msgspec.json.decode(error.read(MAX_BODY_BYTES), type=_Refusal).error
-    except (OSError, msgspec.MsgspecError):
-        return f"it answered {error.code}, and not as a server of ours"
+        message = msgspec.json.decode(answer.read(MAX_BODY_BYTES), type=_Refusal).error
+    except (OSError, http.client.HTTPException, ValueError):
+        return ServingError(f"{url}: it answered {answer.code} {answer.reason}, and not as a server of ours")
+    if answer.code == http.HTTPStatus.NOT_FOUND:
+        return NotFoundError(f"{url}: {message}")
+    return ServingError(f"{url}: it answered {answer.code} {answer.reason}: {message}")

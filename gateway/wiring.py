@@ -197,10 +197,15 @@ def _pipeline_plans(
 
 
 def _residency(spec: SchedulerSpec, catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
-    """The keys of the models that each partition begins with; one for which there is no room is not served."""
+    """The keys of the models that each partition begins with; one for which none has room is not served."""
     needs = {model.key: ModelNeed(model.memory_bytes) for model in spec.models}
     placement = place_models(needs, spec.partitions)
+    largest = max(partition.memory_bytes for partition in spec.partitions)
     for key in placement.unplaced:
+        if needs[key].memory_bytes <= largest:
+            log(logger, logging.WARNING, "model waits for demand, the others leave no room", model=key)
+            catalogue.model_on_demand(key)
+            continue
         reason = f"no partition has room for the {needs[key].memory_bytes / _MIB:.3g} MiB that it takes"
         log(logger, logging.ERROR, "model has no place", model=key, reason=reason)
         catalogue.model_load_failed(key, reason)

@@ -1,6 +1,7 @@
 """Measures a model on a CPU partition, in a process pinned to it just as a worker is: `python -m mps.profiling`.
 
-The process writes what it measured to its standard output, as JSON.
+The process writes what it measured, or why it could not, to a file that it inherits: what libraries print is no part
+of that.
 """
 
 import argparse
@@ -10,7 +11,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -29,6 +31,27 @@ TIMEOUT_S = 900.0
 _ROOT = str(Path(__file__).resolve().parents[1])
 
 
+class _Failure(msgspec.Struct, tag="failure"):
+    """The model could not be measured."""
+
+    reason: str
+
+
+class _Profile(msgspec.Struct, tag="profile"):
+    """What `measure_on` asks for."""
+
+    measurement: Measurement
+
+
+class _Timing(msgspec.Struct, tag="timing"):
+    """What `time_on` asks for."""
+
+    table: LatencyTable
+
+
+_Result = TypeVar("_Result", _Profile, _Timing)
+
+
 def measure_on(
     partition: CpuPartition, path: Path, backend: str, batchable: bool, batches: Sequence[int]
 ) -> Measurement:
@@ -36,43 +59,56 @@ def measure_on(
 
     Raises PartitionError for a partition that cannot be had, BackendFailed for a model that does not run there.
     """
-    return msgspec.json.decode(_run(partition, path, backend, batchable, batches), type=Measurement)
+    return _run(partition, path, backend, batchable, batches, _Profile).measurement
 
 
 def time_on(partition: CpuPartition, path: Path, backend: str, batchable: bool, batches: Sequence[int]) -> LatencyTable:
     """Time a model file as a worker does that loads it, which is quick and rough; otherwise as `measure_on`."""
-    return msgspec.json.decode(_run(partition, path, backend, batchable, batches, "--quick"), type=LatencyTable)
+    return _run(partition, path, backend, batchable, batches, _Timing).table
 
 
 def _run(
-    partition: CpuPartition, path: Path, backend: str, batchable: bool, batches: Sequence[int], *extra: str
-) -> bytes:
-    """What the process writes."""
+    partition: CpuPartition, path: Path, backend: str, batchable: bool, batches: Sequence[int], wanted: type[_Result]
+) -> _Result:
+    """What the process found."""
     variables = environment(partition)
     python_path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, "-P", "-m", "mps.profiling", "--backend", backend, "--batches", _listed(batches)]
-    command += ["--cores", _listed(partition.cores), "--slowdown", str(partition.slowdown)]
-    command += [*(["--batchable"] if batchable else []), *extra, str(path.resolve())]
+    with TemporaryFile() as result:
+        command = [sys.executable, "-P", "-m", "mps.profiling", "--result", str(result.fileno())]
+        command += ["--backend", backend, "--batches", _listed(batches), *(["--batchable"] if batchable else [])]
+        command += ["--cores", _listed(partition.cores), "--slowdown", str(partition.slowdown)]
+        command += [*(["--quick"] if wanted is _Timing else []), str(path.resolve())]
+        try:
+            done = subprocess.run(
+                command,
+                env=os.environ | variables | {"PYTHONPATH": python_path},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=(result.fileno(),),
+                timeout=TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise BackendFailed(
+                f"{path}: measuring took more than {TIMEOUT_S:.0f} s; name fewer batch sizes"
+            ) from error
+        result.seek(0)
+        written = result.read()
     try:
-        done = subprocess.run(
-            command,
-            env=os.environ | variables | {"PYTHONPATH": python_path},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise BackendFailed(f"{path}: measuring took more than {TIMEOUT_S:.0f} s; name fewer batch sizes") from error
-    if done.returncode:
-        reason = done.stderr.decode(errors="replace").strip().splitlines() or [f"status {done.returncode}"]
-        raise BackendFailed(f"{path}: cannot be measured on {partition.name}: {reason[-1]}")
-    return done.stdout
+        found = msgspec.json.decode(written, type=wanted | _Failure)
+    except msgspec.DecodeError:  # it did not get as far as to say why
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        found = _Failure(said[-1] if said else f"the process ended with status {done.returncode}")
+    if isinstance(found, _Failure):
+        raise BackendFailed(f"{path}: cannot be measured on {partition.name}: {found.reason}")
+    return found
 
 
 def main() -> int:
-    """Pin, measure, print; returns the exit status."""
+    """Pin, measure, write the result; returns the exit status."""
     parser = argparse.ArgumentParser(prog="mps.profiling", description="Measures a model on some cores.")
+    parser.add_argument("--result", required=True, type=int, help="the descriptor to write to")
     parser.add_argument("--backend", required=True)
     parser.add_argument("--batchable", action="store_true")
     parser.add_argument("--quick", action="store_true")
@@ -81,6 +117,7 @@ def main() -> int:
     parser.add_argument("--slowdown", required=True, type=float)
     parser.add_argument("path")
     options = parser.parse_args()
+    result: _Profile | _Timing | _Failure
     try:
         cores = pin(options.cores)
         # Array libraries start threads when they are imported: not before the process is pinned.
@@ -94,16 +131,15 @@ def main() -> int:
             backend: Backend = module.load(options.path, len(cores))
             return backend if options.slowdown == 1 else Slowed(backend, options.slowdown)
 
-        measured: Measurement | LatencyTable
         if options.quick:
-            measured = measure_table(load(), options.batchable, options.batches)
+            result = _Timing(measure_table(load(), options.batchable, options.batches))
         else:
-            measured = measure_profile(load, options.batchable, options.batches)
+            result = _Profile(measure_profile(load, options.batchable, options.batches))
     except (ServingError, OSError, MemoryError) as error:
-        print(str(error) or type(error).__name__, file=sys.stderr)
-        return 1
-    sys.stdout.buffer.write(msgspec.json.encode(measured))
-    return 0
+        result = _Failure(str(error) or type(error).__name__)
+    with open(options.result, "wb") as file:
+        file.write(msgspec.json.encode(result))
+    return int(isinstance(result, _Failure))
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -26,21 +26,29 @@ def build_plan(spec: SchedulerSpec, observed: Observed) -> Plan:
 
 
 def _residency(spec: SchedulerSpec, demand: Demand, observed: Observed) -> dict[str, tuple[str, ...]]:
-    """Where models are to be, by what is asked of them; empty without a bound, when all are everywhere."""
+    """Where models are to be, by what is asked of them; empty without a bound, when all are everywhere.
+
+    Partitions that are gone are left out, as if there were none of them.
+    """
     if not any(partition.memory_bytes for partition in spec.partitions):
         return {}
-    needs = {
-        model.key: ModelNeed(
-            model.memory_bytes,
-            {
-                kind: demand.rates[model.key] * demand.hosts[kind] / capacity
-                for kind, capacity in demand.capacities(model.key).items()
-                if capacity
-            },
-        )
-        for model in spec.models
-    }
-    return place_models(needs, spec.partitions, observed.held).residency
+    slowest: dict[str, float] = {}
+    for model in spec.models:
+        for kind, capacity in demand.capacities(model.key).items():
+            slowest[kind] = min(capacity, slowest.get(kind, capacity))
+    needs = {model.key: ModelNeed(model.memory_bytes, _load(demand, model.key, slowest)) for model in spec.models}
+    there = [partition for partition in spec.partitions if partition.name not in observed.gone]
+    return place_models(needs, there, observed.held).residency
+
+
+def _load(demand: Demand, model: str, slowest: dict[str, float]) -> dict[str, float]:
+    """By kind the partition-seconds a second that are asked of a model.
+
+    One that was never loaded counts as the slowest of the others: if that is too much, its first table will tell.
+    """
+    rate = demand.rates[model]
+    capacities = demand.capacities(model) or (slowest if rate else {})
+    return {kind: rate * demand.hosts[kind] / capacity for kind, capacity in capacities.items() if capacity}
 
 
 def _plan_pipeline(pipeline: PipelineConfig, problem: Problem) -> PipelinePlan:

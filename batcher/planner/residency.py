@@ -45,7 +45,8 @@ def place_models(
 
     `present` is what partitions hold now, by name: what is nearly as good stays. The memory of a partition is never
     exceeded, and one without a bound holds every model. When there is no room for all, those with most load come
-    first, then the smaller ones. O((models + STEPS) partitions log partitions), and as much for each replica.
+    first, then those that are held, then the smaller ones. O((models + STEPS) partitions log partitions), and as much
+    for each replica.
     """
     present = present or {}
     rooms = [_Room(number, config, present.get(config.name, ())) for number, config in enumerate(partitions)]
@@ -100,7 +101,7 @@ def _place_once(models: Mapping[str, ModelNeed], rooms: Sequence[_Room]) -> tupl
         return tuple(sorted(models.keys() - fitting.keys()))
     held = frozenset[str]().union(*(room.present for room in rooms))
     urgent = {key: _least(need) if key in held else _least(need) * STAY for key, need in fitting.items()}
-    for key in sorted(fitting, key=lambda key: (-urgent[key], fitting[key].memory_bytes, key)):
+    for key in sorted(fitting, key=lambda key: (-urgent[key], key not in held, fitting[key].memory_bytes, key)):
         if ranked := _ranked(key, fitting[key], rooms):
             ranked[0].take(key, fitting[key])
     return tuple(sorted(key for key in models if not any(key in room.models for room in rooms)))

@@ -176,12 +176,12 @@ class WorkerExecutor:
     def worker_lost(self, partition: str, reason: str) -> None:
         """Report the loss, and the failure of each batch that the worker had, the running one first."""
         self._watcher.worker_lost(partition, reason)
+        self._post(PartitionLost(partition, reason))
         worker = self._workers.pop(partition, None)
-        if worker is None:
+        if worker is None:  # it was lost before it was ready
             return
         worker.lost = True
         worker.watch.stop()
-        self._post(PartitionLost(partition, reason))
         for batch in worker.batches:
             self._assembly.abandon(batch)
             self._post(BatchFailed(batch, FailureCause.WORKER_LOST, reason))

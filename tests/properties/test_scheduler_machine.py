@@ -69,6 +69,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         # What each partition may be given batches of, and what it was ordered to load and unload.
         self.holds: dict[str, set[str]] = {name: set() for name in KINDS}
         self.orders: dict[str, list[LoadModel | UnloadModel]] = {name: [] for name in KINDS}
+        # The models that the last plan has a place for.
+        self.placed: set[str] = set()
 
     # -- what a driver does
 
@@ -133,7 +135,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def forget(self, order: UnloadModel) -> None:
         assert order.partition in self.up
         self.holds[order.partition].remove(order.model)
-        assert any(order.model in self.holds[name] for name in self.up), "a model is unloaded from its last partition"
+        held = any(order.model in self.holds[name] for name in self.up)
+        assert held or order.model not in self.placed, "a model that has a place is unloaded from its last partition"
         self.orders[order.partition].append(order)
 
     def start(self, batch: DispatchBatch) -> None:
@@ -325,6 +328,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             plan = build_plan(self.scheduler.spec, order.observed)
             held = {name: tuple(sorted(models)) for name, models in sorted(residency.items())}
             plan = msgspec.structs.replace(plan, residency=held)
+            if residency:
+                self.placed = set().union(*residency.values())
         self.tell(PlanBuilt(order.build, plan))
 
     @precondition(lambda self: self.answerable())

@@ -1,6 +1,7 @@
 """Partitions with memory for some of the models only, and families, on a real server."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,22 @@ def test_a_model_that_fits_nowhere_is_refused_and_the_rest_served(tmp_path: Path
         assert answer["error"] == (
             "'big' cannot be served: model big:1 did not load: no partition has room for the 0.0363 MiB that it takes"
         )
+
+
+def test_a_model_that_the_others_leave_no_room_for_is_loaded_when_it_is_asked_for(tmp_path: Path) -> None:
+    for seed, name in enumerate(("one", "two")):
+        save_mlp(tmp_path / "models" / name / "1" / "model.onnx", [64, 64, 10], seed)
+    config: dict[str, object] = {
+        "partitions": [{"name": "only", "cores": [available_cores()[0]], "memory_mb": MEMORY_MB}]
+    }
+    with gateway_server(tmp_path / "models", tmp_path, config) as server:
+        assert infer(server, "one")[0] == 200
+        status, answer = infer(server, "two")
+        assert (status, answer) == (503, {"error": "the model is not at ready state: no partition holds model two:1"})
+        give_up = time.monotonic() + 20
+        while (status := infer(server, "two")[0]) == 503 and time.monotonic() < give_up:
+            time.sleep(0.05)
+        assert status == 200
 
 
 def test_a_family_answers_by_its_own_name_and_in_a_pipeline(tmp_path: Path) -> None:

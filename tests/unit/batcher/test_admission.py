@@ -6,12 +6,14 @@ from batcher.events import DrainStarted, PartitionLost, PartitionReady, RequestC
 from batcher.outcome import Outcome
 from batcher.scheduler import Scheduler
 from tests.support.scheduling import (
+    CERTAINTY,
     MS,
     ONE,
     US,
     S,
     arrival,
     cascade,
+    chain,
     completed,
     dispatch,
     model,
@@ -84,6 +86,46 @@ def test_the_longest_path_of_a_cascade_counts() -> None:
     decisions = step(scheduler, 0, arrival(2, 4450 * US - 1, "cascade:1"))
     assert outcomes(list(decisions)) == [Outcome.REJECTED_DEADLINE]
     assert step(scheduler, 0, arrival(3, 4450 * US, "cascade:1")) == []
+
+
+def test_a_later_stage_s_partition_that_is_behind_counts() -> None:
+    models = [model("small:1", 1), model("large:1", 1), model("other:1", 1)]
+    spec = spec_of(models, [chain("small:1", "large:1"), single("other:1")], partitions=("cpu0", "cpu1"))
+    scheduler = Scheduler(spec)
+    tables = {"large:1": ONE, "other:1": ONE}
+    step(scheduler, 0, PartitionReady("cpu0", {"small:1": ONE}), PartitionReady("cpu1", tables))
+    step(scheduler, 0, *(arrival(number, S, "other:1") for number in (1, 2, 3)), arrival(4, S, "chain:1"))
+    # The partition of the large model runs one until 1 ms and then three, each for 1.15 ms; then it is our turn.
+    decisions = step(scheduler, 0, arrival(5, 5600 * US - 1, "chain:1"))
+    assert outcomes(list(decisions)) == [Outcome.REJECTED_DEADLINE]
+    assert outcomes(list(step(scheduler, 0, arrival(6, 5600 * US, "chain:1")))) == []
+
+
+def test_a_row_that_is_known_to_go_on_counts_as_one() -> None:
+    """One row in ten went on before, and then both do."""
+    models = [model("small:1", 1, verdicts=(CERTAINTY,)), model("large:1", 1)]
+    scheduler = serving(spec_of(models, [cascade("small:1", "large:1")], partitions=("cpu0", "cpu1")), ONE)
+    pipeline = scheduler.pipelines["cascade:1"]
+    pipeline.stages[1].probability = 0.1
+    pipeline.stale = True
+    step(scheduler, 0, *(arrival(number, S, "cascade:1") for number in (1, 2, 3, 4)))
+    backlog_ns = sum(pool.backlog_ns for pool in scheduler.dispatcher.fleet.pools)
+    assert backlog_ns == 2 * 1150 * US + 4 * 115 * US
+    step(scheduler, MS, completed(1, 0, MS, 0.0), completed(2, 0, MS, 0.0))
+    # The other two are in their first stage, and those that go on wait with a whole row each, and not with a tenth.
+    backlog_ns = sum(pool.backlog_ns for pool in scheduler.dispatcher.fleet.pools)
+    assert backlog_ns == 2 * 1150 * US + 2 * 115 * US
+
+
+def test_what_one_pipeline_has_waiting_for_a_model_does_not_keep_out_another() -> None:
+    pipelines = [single("m:1"), single("m:1", name="other:1")]
+    scheduler = serving(spec_of([model("m:1", 1)], pipelines), ONE)
+    step(scheduler, 0, *(arrival(number, 10 * MS) for number in range(8)))
+    # Seven wait for 1.15 ms each behind the one that runs until 1 ms. The other pipeline may have as many there as
+    # can be in time when the two take turns.
+    assert outcomes(list(step(scheduler, 0, arrival(8, 10 * MS)))) == [Outcome.REJECTED_DEADLINE]
+    decisions = step(scheduler, 0, *(arrival(number, 10 * MS, "other:1") for number in range(9, 14)))
+    assert [each.request for each in decisions if isinstance(each, RejectRequest)] == [13]
 
 
 def test_the_bound_of_requests_under_way_is_a_pipeline_s_own() -> None:

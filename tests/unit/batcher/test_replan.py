@@ -12,6 +12,7 @@ from batcher.events import (
     AnyEvent,
     BatchCompleted,
     ModelLoaded,
+    ModelLoadFailed,
     ModelUnloaded,
     PartitionLost,
     PartitionReady,
@@ -213,6 +214,47 @@ def test_a_plan_that_was_not_asked_for_is_a_broken_rule() -> None:
         Watched().replanner.built(7, None)
 
 
+def test_one_request_that_is_refused_for_want_of_a_model_calls_for_a_plan() -> None:
+    watched = Watched(0)
+    assert watched.replanner.wake_ns is None
+    watched.replanner.refused("m:1")
+    assert watched.replanner.wake_ns == 2 * S
+    assert [order.observed.rates["m:1"] for order in watched.look(2 * S, 1)] == [pytest.approx(0.48)]
+    assert watched.replanner.wake_ns is None
+    assert watched.look(3 * S, 1) == []
+
+
+def test_many_requests_that_are_refused_call_for_a_plan_when_they_become_more() -> None:
+    watched = Watched(100)
+    for second in range(2, 10):
+        watched.replanner.refused("m:1")
+        assert watched.look(second * S, 90 + 20 * (second % 2)) == []
+    assert watched.replanner.wake_ns is None
+
+
+def test_what_is_refused_while_a_plan_is_built_is_reviewed_after_it() -> None:
+    watched = Watched(0)
+    watched.replanner.changed()
+    order = watched.replanner.review(S + 5)
+    assert order is not None
+    watched.replanner.refused("m:1")
+    assert watched.replanner.wake_ns is None
+    watched.replanner.built(order.build, Plan(()))
+    assert watched.replanner.wake_ns == 2 * S + 5
+
+
+def test_a_partition_that_is_lost_for_five_seconds_is_not_planned_with() -> None:
+    watched = Watched(0)
+    watched.fleet.lost("cpu0", 3 * S)
+    watched.replanner.changed()
+    assert [(order.observed.up, order.observed.gone) for order in watched.look(3 * S, 0)] == [((), ())]
+    assert watched.replanner.wake_ns == 8 * S
+    assert watched.look(8 * S - 1, 0) == []
+    assert [(order.observed.up, order.observed.gone) for order in watched.look(9 * S, 0)] == [((), ("cpu0",))]
+    assert watched.replanner.wake_ns is None
+    assert watched.look(20 * S, 0) == []
+
+
 def test_a_partition_that_is_lost_and_one_that_comes_back_call_for_a_plan_at_once() -> None:
     scheduler = planned(SPEC, TABLES)
     (order,) = orders(step(scheduler, 10 * MS, PartitionLost("cpu0", "killed")))
@@ -278,10 +320,12 @@ STEPS: list[tuple[int, AnyEvent | None]] = [
     (MS + 5, None),
     (2 * MS, ModelUnloaded("b", "m:1")),
     (2 * MS, None),
-    (3 * MS, PlanBuilt(2, None)),
-    (3 * MS, arrival(2, 4 * S)),
-    (3 * MS, None),
-    (S, None),
+    (2 * MS, PlanBuilt(2, Plan((), {"a": ("m:1", "n:1"), "b": ("m:1", "n:1")}))),
+    (2 * MS + 1, ModelLoadFailed("b", "m:1", "there is no memory left")),
+    (S + 2 * MS + 1, None),
+    (S + 3 * MS, arrival(2, 4 * S)),
+    (S + 3 * MS, None),
+    (2 * S, None),
 ]
 
 
@@ -304,6 +348,7 @@ def test_a_journal_with_plans_replays_to_the_same_decisions() -> None:
     lines, decided = journal()
     kinds = {type(decision) for decision in decided}
     assert {BuildPlan, LoadModel, UnloadModel, DispatchBatch} <= kinds
+    assert [each.model for each in decided if isinstance(each, LoadModel)] == ["n:1", "m:1", "m:1"]
     assert replay(lines, LivePlanner()) is None
     difference = replay(lines)
     assert difference is not None

@@ -4,6 +4,8 @@ from batcher.decisions import (
     AnyDecision,
     BuildPlan,
     CompleteRequest,
+    DispatchBatch,
+    FailRequest,
     LoadModel,
     RejectRequest,
     ReleaseReason,
@@ -55,14 +57,24 @@ class Placed:
     def aim_anew(self, **residency: str) -> list[AnyDecision]:
         """Another plan is built two seconds later, since there are requests now and were none."""
         self.now_ns += 2 * S
-        too_late = [arrival(200 + number, 1, "m") for number in range(30)]
-        decisions = self.tell(arrival(100, 3 * S, "m"), *too_late)
+        before = self.build
+        too_late = [arrival(200 + number, 1, "m") for number in range(300)]
+        decisions = self.tell(arrival(100, self.now_ns + S, "m"), *too_late)
         assert [each for each in decisions if not isinstance(each, RejectRequest)] == [
             dispatch(1, [100], FULL, model="m", partition="a")
         ]
-        assert self.tell(completed(1, 2 * S, self.now_ns)) == [CompleteRequest(100, Outcome.COMPLETED)]
-        assert self.build == 2
+        assert self.tell(completed(1, self.now_ns, self.now_ns)) == [CompleteRequest(100, Outcome.COMPLETED)]
+        assert self.build == before + 1
         return self.aim(**residency)
+
+    def fail(self, partition: str, key: str) -> int:
+        """How long a model that could not be loaded is left alone: until the scheduler wakes up by itself."""
+        assert self.tell(ModelLoadFailed(partition, key, "there is no memory left")) == []
+        failed_ns, wake_ns = self.now_ns, self.scheduler.next_wakeup_ns()
+        assert wake_ns is not None
+        self.now_ns = wake_ns - US
+        assert self.tell() == [LoadModel(partition, key)]
+        return wake_ns - failed_ns
 
     @property
     def held(self) -> dict[str, str]:
@@ -74,6 +86,15 @@ class Placed:
 
 def loaded(partition: str, key: str) -> ModelLoaded:
     return ModelLoaded(partition, key, ONE)
+
+
+def served(placed: Placed) -> list[AnyDecision]:
+    """What is decided beside it when a request comes and is served."""
+    request = placed.now_ns
+    batch, *others = reversed(placed.tell(arrival(request, request + S, "m")))
+    assert isinstance(batch, DispatchBatch)
+    placed.tell(completed(batch.batch, placed.now_ns, placed.now_ns + US))
+    return others
 
 
 def test_a_model_moves_by_being_loaded_first_and_unloaded_when_it_is_there() -> None:
@@ -124,11 +145,57 @@ def test_a_model_that_could_not_be_loaded_stays_where_it_was() -> None:
     assert placed.tell(arrival(1, S, "m")) == [dispatch(1, [1], FULL, model="m", partition="a")]
 
 
-def test_a_model_that_could_not_be_loaded_is_tried_again_when_another_plan_asks_for_it() -> None:
+def test_a_model_that_could_not_be_loaded_is_tried_again_after_ever_longer_whiles() -> None:
+    placed = Placed(a="mn", b="n")
+    assert placed.aim(a="n", b="mn") == [LoadModel("b", "m")]
+    assert [placed.fail("b", "m") for _ in range(6)] == [S, 2 * S, 4 * S, 8 * S, 16 * S, 32 * S]
+    assert placed.held == {"a": "mn", "b": "n"}
+
+
+def test_a_model_that_never_loads_wakes_nobody_for_ever_and_is_tried_again_when_something_happens() -> None:
     placed = Placed(a="mn", b="n")
     placed.aim(a="n", b="mn")
+    for _ in range(6):
+        placed.fail("b", "m")
+    for _ in range(2):
+        assert placed.tell(ModelLoadFailed("b", "m", "there is no memory left")) == []
+        assert placed.scheduler.next_wakeup_ns() is None
+        placed.now_ns += 59 * S
+        assert served(placed) == []
+        placed.now_ns += S
+        assert served(placed) == [LoadModel("b", "m")]
+
+
+def test_another_plan_is_no_reason_to_try_sooner() -> None:
+    placed = Placed(a="mn", b="n")
+    placed.aim(a="n", b="mn")
+    assert [placed.fail("b", "m") for _ in range(3)] == [S, 2 * S, 4 * S]
     placed.tell(ModelLoadFailed("b", "m", "there is no memory left"))
+    assert placed.aim_anew(b="mn") == []
+    assert placed.tell() == []
+    placed.now_ns += 6 * S
+    assert placed.tell() == [LoadModel("b", "m")]
+
+
+def test_a_model_that_loads_at_last_has_its_failures_forgotten() -> None:
+    placed = Placed(a="mn", b="n")
+    placed.aim(b="mn")
+    assert [placed.fail("b", "m") for _ in range(2)] == [S, 2 * S]
+    placed.tell(loaded("b", "m"))
+    assert placed.aim(b="n") == [UnloadModel("b", "m")]
+    placed.tell(ModelUnloaded("b", "m"))
     assert placed.aim_anew(b="mn") == [LoadModel("b", "m")]
+    assert placed.fail("b", "m") == S
+
+
+def test_a_worker_that_is_another_may_load_what_the_one_before_could_not() -> None:
+    placed = Placed(a="mn", b="n")
+    placed.aim(b="mn")
+    assert [placed.fail("b", "m") for _ in range(3)] == [S, 2 * S, 4 * S]
+    placed.tell(ModelLoadFailed("b", "m", "there is no memory left"))
+    placed.tell(PartitionLost("b", "killed"))
+    assert placed.tell(PartitionReady("b", {"n": ONE})) == [LoadModel("b", "m")]
+    assert placed.fail("b", "m") == S
 
 
 def test_a_load_that_fails_for_a_plan_that_is_over_takes_nothing_from_its_partition() -> None:
@@ -139,10 +206,23 @@ def test_a_load_that_fails_for_a_plan_that_is_over_takes_nothing_from_its_partit
     assert placed.held == {"a": "mn", "b": "n"}
 
 
-def test_a_model_is_never_unloaded_from_the_last_partition_that_holds_it() -> None:
+def test_a_model_is_not_unloaded_from_the_last_partition_that_holds_it_while_it_has_a_place() -> None:
     placed = Placed(a="mn", b="n")
-    assert placed.aim(a="", b="") == [UnloadModel("a", "n")]
+    assert placed.aim(a="", b="mn") == [LoadModel("b", "m")]
+    assert placed.tell(ModelLoadFailed("b", "m", "there is no memory left")) == [UnloadModel("a", "n")]
     assert placed.held == {"a": "m", "b": "n"}
+
+
+def test_a_model_for_which_there_is_no_place_any_more_gives_its_memory_back() -> None:
+    placed = Placed(a="m", b="n")
+    assert placed.aim(a="m", b="m") == [LoadModel("b", "m")]
+    assert placed.tell(arrival(1, S, "n"), arrival(2, S, "n")) == [dispatch(1, [1], FULL, model="n", partition="b")]
+    assert placed.tell(loaded("b", "m")) == [
+        UnloadModel("b", "n"),
+        FailRequest(2, Outcome.FAILED_UNAVAILABLE, "no partition holds model n any more"),
+    ]
+    assert placed.tell(completed(1, 0, MS)) == [CompleteRequest(1, Outcome.COMPLETED)]
+    assert placed.held == {"a": "m", "b": "m"}
 
 
 def test_a_partition_that_is_away_does_not_count_as_holding_a_model() -> None:

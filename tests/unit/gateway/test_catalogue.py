@@ -154,6 +154,16 @@ def test_a_model_that_is_first_loaded_by_a_worker_in_service_is_served_from_then
     assert catalogue.ready("mlp", "2")
 
 
+def test_a_model_on_demand_is_let_in_before_it_is_loaded_and_not_ready_until_then() -> None:
+    catalogue = new_catalogue()
+    catalogue.partition_ready("cpu0", ["mlp:1"], {})
+    catalogue.model_on_demand("mlp:2")
+    assert catalogue.pipeline("mlp", "") is PIPELINES[1]
+    assert not catalogue.ready("mlp", "2")
+    catalogue.model_loaded("cpu0", "mlp:2")
+    assert catalogue.ready("mlp", "2")
+
+
 def test_names_versions_and_reasons_are_listed() -> None:
     catalogue = new_catalogue()
     assert catalogue.names() == ["cascade", "mlp", "torn"]

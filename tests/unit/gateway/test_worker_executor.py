@@ -186,6 +186,13 @@ async def test_a_lost_worker_fails_its_batches_and_its_outputs_live_until_they_a
 
 
 @benched
+async def test_a_worker_that_is_lost_before_it_is_ready_is_reported_as_well(bench: Bench) -> None:
+    for _ in range(2):
+        bench.executor.worker_lost("cpu0", "it ended with status 1")
+    assert bench.events[1:] == [PartitionLost("cpu0", "it ended with status 1")] * 2
+
+
+@benched
 async def test_failed_and_revoked_batches_are_reported_and_give_their_inputs_back(bench: Bench) -> None:
     failed, revoked = bench.send(1), bench.send(2)
     bench.executor.revoke(revoked)

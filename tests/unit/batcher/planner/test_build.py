@@ -71,6 +71,30 @@ def test_what_never_runs_takes_no_time_and_what_may_run_takes_all_of_it(
     assert found.cost == pytest.approx(cost)
 
 
+def residency_of(observed: Observed, names: str = "ab") -> dict[str, tuple[str, ...]]:
+    """Where two models go of which each partition has room for one."""
+    models = [msgspec.structs.replace(model(key, 4), memory_bytes=1) for key in ("m", "n")]
+    partitions = [PartitionConfig(name, "cpu1", memory_bytes=1) for name in names]
+    return build_plan(spec_of(models, partitions=partitions), observed).residency
+
+
+def test_a_partition_that_is_gone_is_given_no_models() -> None:
+    tables = {key: {"cpu1": HALVING} for key in ("m", "n")}
+    held: dict[str, tuple[str, ...]] = {"a": ("m",), "b": ("n",)}
+    assert residency_of(Observed(tables, {}, {}, held)) == {"a": ("m",), "b": ("n",)}
+    assert residency_of(Observed(tables, {"n": 1.0}, {}, held, ("a",), ("b",))) == {"a": ("n",)}
+    assert residency_of(Observed(tables, {}, {}, held, (), ("a", "b"))) == {}
+
+
+def test_without_room_for_all_a_model_that_was_never_loaded_gets_it_when_it_alone_is_asked_for() -> None:
+    tables = {"n": {"cpu1": HALVING}}
+    held: dict[str, tuple[str, ...]] = {"a": ("n",)}
+    assert residency_of(Observed(tables, {}, {}, held), "a") == {"a": ("n",)}
+    assert residency_of(Observed(tables, {"m": 0.01}, {}, held), "a") == {"a": ("m",)}
+    assert residency_of(Observed(tables, {"m": 1.0, "n": 1.0}, {}, held), "a") == {"a": ("n",)}
+    assert residency_of(Observed(tables, {"m": 1.3, "n": 1.0}, {}, held), "a") == {"a": ("m",)}
+
+
 def test_a_model_that_is_nowhere_yet_leaves_its_pipelines_without_a_plan() -> None:
     assert plan_of(chain("a", "b"), {"a": {"cpu1": HALVING}}) is None
 
