@@ -1,19 +1,51 @@
 """The planner as the running scheduler knows it: ranks the live options of a stage at every dispatch."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
 
 from batcher.planner.rank import StageRanker
 from batcher.plans import Front
-from batcher.ranking import LiveOption
+from batcher.ranking import FAR_NS, LiveOption, Ranker
 
 BEST = 5
 """Options that are ranked: ESG's configuration priority queue (HPDC 2024) holds about as many."""
+FEW = 40
+"""Options up to which ranking them one by one takes less time than calling NumPy for all at once."""
 
 
-class LiveRanker:
-    """A `StageRanker` whose options cost by how many of the waiting rows they can take."""
+class FewOptionsRanker:
+    """Ranks options one by one, and only those of pools that have something open."""
+
+    def __init__(self, options: Sequence[LiveOption], rest: Front) -> None:
+        pools = max((option.pool for option in options), default=-1) + 1
+        self._of_pool: list[list[tuple[int, int, int, float]]] = [[] for _ in range(pools)]
+        for index, option in enumerate(options):
+            self._of_pool[option.pool].append((index, option.rows, option.latency_ns, option.cost))
+        self._within_ns = rest.within_ns
+        self._rest_cost = rest.cost
+
+    def rank(self, remaining_ns: int, rows: int, waits_ns: Sequence[int]) -> Sequence[int]:
+        """See `batcher.ranking.Ranker`."""
+        within_ns, rest_cost = self._within_ns, self._rest_cost
+        only = rest_cost[0] if len(rest_cost) == 1 else None
+        quickest_ns = within_ns[0] if within_ns else FAR_NS
+        ranked = []
+        for options, wait_ns in zip(self._of_pool, waits_ns, strict=True):
+            if wait_ns >= FAR_NS:
+                continue
+            for index, size, latency_ns, cost in options:
+                left_ns = remaining_ns - wait_ns - latency_ns
+                if left_ns >= quickest_ns:
+                    after = rest_cost[bisect_right(within_ns, left_ns) - 1] if only is None else only
+                    ranked.append((cost / (size if size < rows else rows) + after, -left_ns, index))
+        ranked.sort()
+        return [index for _, _, index in ranked[:BEST]]
+
+
+class ManyOptionsRanker:
+    """Ranks all options at once: a `StageRanker` whose options cost by how many of the waiting rows they can take."""
 
     def __init__(self, options: Sequence[LiveOption], rest: Front) -> None:
         self._rows = np.array([option.rows for option in options], np.float64)
@@ -36,6 +68,6 @@ class LiveRanker:
 class LivePlanner:
     """The `batcher.ranking.Planner` of this package."""
 
-    def ranker(self, options: Sequence[LiveOption], rest: Front) -> LiveRanker:
+    def ranker(self, options: Sequence[LiveOption], rest: Front) -> Ranker:
         """See `batcher.ranking.Planner`."""
-        return LiveRanker(options, rest)
+        return (FewOptionsRanker if len(options) <= FEW else ManyOptionsRanker)(options, rest)

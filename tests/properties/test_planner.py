@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 from batcher.planner.brute_force import plan_brute_force
 from batcher.planner.exact import ExactPlanner, plan_exact
 from batcher.planner.graph import tangle
+from batcher.planner.live import FewOptionsRanker, ManyOptionsRanker
 from batcher.planner.problem import Path, Problem
 from batcher.planner.rank import StageRanker
+from batcher.plans import Front
+from batcher.ranking import FAR_NS, LiveOption
 from tests.support.planning import chain, directed_acyclic, longest_ns, random_problem, series_parallel
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -121,3 +124,24 @@ def test_following_the_first_ranked_option_stage_by_stage_is_the_best_path(seed:
         assert [cost] == costs(plan_exact(problem))
         return
     assert plan_exact(problem) == []
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 16), st.integers(1, 40), st.floats(0.1, 9)), min_size=1, max_size=30),
+    st.lists(st.tuples(st.integers(0, 30), st.floats(0.1, 9)), max_size=4, unique_by=lambda step: step[0]),
+    st.tuples(*[st.sampled_from([0, 3, 10, FAR_NS])] * 3),
+    st.integers(-10, 80),
+    st.integers(1, 20),
+)
+def test_options_are_ranked_alike_one_by_one_and_all_at_once(
+    given_options: list[tuple[int, int, float]],
+    steps: list[tuple[int, float]],
+    waits_ns: tuple[int, ...],
+    remaining_ns: int,
+    rows: int,
+) -> None:
+    options = [LiveOption(number % 3, *option) for number, option in enumerate(given_options)]
+    rest = Front(tuple(sorted(step[0] for step in steps)), tuple(sorted((step[1] for step in steps), reverse=True)))
+    waits = list(waits_ns)[: max(option.pool for option in options) + 1]
+    one_by_one = FewOptionsRanker(options, rest).rank(remaining_ns, rows, waits)
+    assert one_by_one == ManyOptionsRanker(options, rest).rank(remaining_ns, rows, waits)
