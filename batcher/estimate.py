@@ -9,6 +9,8 @@ MEDIAN = 0.5
 GAIN = 0.05
 """Relative step of the quantile trackers for one observation."""
 CORRECTION_BOUNDS = (0.125, 16.0)
+COMPARE_BATCHES = 8
+"""The rates of batch sizes are compared again after so many observations: one moves a correction by 5 % at most."""
 NEARLY_BEST = 0.97
 """A batch size within 3 % of the best rate is as good as the best, and smaller is quicker."""
 FULL_ENOUGH = 0.7
@@ -30,6 +32,7 @@ class LatencyEstimate:
         "_enough",
         "_hand_off_ns",
         "_medians",
+        "_observations",
         "_profile_ns",
         "_sizes",
         "max_rows",
@@ -50,6 +53,7 @@ class LatencyEstimate:
         self._sizes = (*sizes, max_rows)
         self._corrections = [1.0] * len(table.cells)
         self._medians = [1.0] * len(table.cells)
+        self._observations = 0
         self._efficient = 0
         self._enough = 0
 
@@ -73,7 +77,9 @@ class LatencyEstimate:
         ratio = latency_ns / self._profile_ns[cell]
         self._corrections[cell] = _step(self._corrections[cell], ratio, QUANTILE)
         self._medians[cell] = _step(self._medians[cell], ratio, MEDIAN)
-        self._efficient = 0
+        self._observations += 1
+        if self._observations % COMPARE_BATCHES == 0:
+            self._efficient = 0
 
     def decay(self) -> None:
         """Let every correction fall back half-way to the table."""

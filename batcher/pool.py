@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -175,25 +175,32 @@ class Pool:
 
     def announce(self, queue: Queue) -> None:
         """Have a queue looked at for its present head (or what is to be repeated)."""
-        self._serial = serial = self._serial + 1
+        if queue.retries or queue.live:
+            heappush(self.waiting, self._item(queue))
+
+    def _item(self, queue: Queue) -> Item:
+        """A queue's new place on the agenda, in front of which any other loses its meaning."""
+        self._serial = self.listed[queue] = serial = self._serial + 1
         if queue.retries:
-            self.listed[queue] = serial
-            heappush(self.waiting, (*RETRY, serial, queue))
-        elif queue.live:
-            self.listed[queue] = serial
-            head = queue.head()
-            heappush(self.waiting, (head.stage_deadline_ns, -head.stage, head.sequence, serial, queue))
+            return (*RETRY, serial, queue)
+        head = queue.head()
+        return (head.stage_deadline_ns, -head.stage, head.sequence, serial, queue)
 
     def most_urgent(self) -> Queue | None:
         """Take the queue whose head is the most urgent off the agenda."""
         waiting, listed = self.waiting, self.listed
         while waiting:
-            _, _, sequence, serial, queue = heappop(waiting)
-            if listed.get(queue) == serial:
+            _, _, sequence, serial, queue = waiting[0]
+            if listed.get(queue) != serial:
+                heappop(waiting)
+            elif queue.is_current(sequence):
                 del listed[queue]
-                if queue.is_current(sequence):
-                    return queue
-                self.announce(queue)
+                heappop(waiting)
+                return queue
+            elif queue.retries or queue.live:
+                heapreplace(waiting, self._item(queue))
+            else:
+                del listed[queue]
         return None
 
     def put_off(self, queue: Queue, until_ns: int, wanted_rows: int = 0) -> None:
