@@ -338,26 +338,27 @@ class Dispatcher:
         self, partition: PartitionState, queue: Queue, entries: list[Entry], reason: ReleaseReason, now_ns: int
     ) -> DispatchBatch:
         model = self.models[queue.model]
+        batch = Batch(self._next_batch, queue, partition, entries, 0, 0, now_ns, len(entries))
         members = []
         rows = promised = 0
         shares: Shares = ()
         for entry in entries:
+            entry.batch = batch
             request = entry.request
             request.running += 1
             bit = 1 << entry.stage
             if request.committed & bit:
                 request.committed ^= bit
-                if request.work.stages[entry.stage] is not shares:
+                ahead = request.work.stages[entry.stage]
+                if ahead is not shares:
                     self._kept(shares, promised)
-                    shares, promised = request.work.stages[entry.stage], 0
+                    shares, promised = ahead, 0
                 promised += request.rows
             members.append(Member(request.identity, entry.stage, entry.rows, entry.row_index))
             rows += entry.rows
         self._kept(shares, promised)
-        median_ns = model.estimates[partition.kind].median_ns(rows)
-        batch = Batch(self._next_batch, queue, partition, entries, rows, median_ns, now_ns, len(entries))
-        for entry in entries:
-            entry.batch = batch
+        batch.rows = rows
+        batch.median_ns = median_ns = model.estimates[partition.kind].median_ns(rows)
         self._next_batch += 1
         self.batches[batch.identity] = batch
         if self.booked is not None:
