@@ -31,7 +31,7 @@ comma := ,
 # Wheels only, so that no compiler is needed; modules are compiled when first imported, which is faster.
 PIP_OPTIONS := -qq --disable-pip-version-check --no-compile --only-binary :all:
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench triton clean
 .DELETE_ON_ERROR:
 
 help:
@@ -39,6 +39,7 @@ help:
 	@echo "make test    lint, check types and imports, run all tests"
 	@echo "make lint    the first three only"
 	@echo "make bench   run the benchmarks"
+	@echo "make triton  set up the Triton server that tests run against (they do it themselves, too)"
 	@echo "make clean   remove the virtual environments, caches and the demo's models"
 
 demo: $(DEMO)/installed-$(ORT)
@@ -56,8 +57,11 @@ lint: $(TEST)/installed-$(ORT)
 bench: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m pytest benchmarks --benchmark-columns=min,median,ops,rounds --benchmark-sort=name
 
+triton: $(TEST)/installed-$(ORT)
+	@$(TEST)/bin/python -m tests.support.triton_setup
+
 clean:
-	rm -rf $(DEMO) $(TEST) .demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks .import_linter_cache
+	rm -rf $(DEMO) $(TEST) .demo .cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks .import_linter_cache
 
 # $(call install,ENVIRONMENT,EXTRAS): a virtual environment made anew, so that it never holds both builds of ONNX Runtime.
 define install

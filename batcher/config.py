@@ -98,7 +98,7 @@ class PartitionConfig(msgspec.Struct, frozen=True):
     """A partition; `kind` keys the latency tables. What its worker holds is told by `PartitionReady`.
 
     `price` is what a second of it costs, `share` how much of the machine it is, in (0, 1]. `memory_bytes` bounds the
-    models that it holds at a time (0: no bound).
+    models that it holds at a time (0: no bound), `models` are the keys of all that it may hold (None: any).
     """
 
     name: str
@@ -106,6 +106,7 @@ class PartitionConfig(msgspec.Struct, frozen=True):
     price: float = 1.0
     share: float = 1.0
     memory_bytes: int = 0
+    models: tuple[str, ...] | None = None
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import inspect
 
 from batcher.config import Limits, Objective, PolicyConfig, PolicyName
+from models.dynamic_batching import DynamicBatching
 from models.errors import ConfigError
 from models.spec import ModelSpec
 from models.units import NS_PER_US, ms_to_ns
@@ -119,12 +120,19 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         return {name: size for name, each in self.models.items() if (size := each.max_batch_size) is not None}
 
     def policies(self, specs: Iterable[ModelSpec]) -> dict[str, PolicyConfig]:
-        """The policies that are not `policy`, by model key."""
-        return {
-            spec.key: override.policy.config()
-            for spec in specs
-            if (override := self.models.get(spec.name)) is not None and override.policy is not None
-        }
+        """The policies that are not `policy`, by model key: those of `models`, else what a model itself asks for."""
+        policies: dict[str, PolicyConfig] = {}
+        for spec in specs:
+            override = self.models.get(spec.name)
+            if override is not None and override.policy is not None:
+                policies[spec.key] = override.policy.config()
+            elif (batching := spec.dynamic_batching) is not None:
+                policies[spec.key] = _timeout_policy(batching)
+        return policies
+
+
+def _timeout_policy(batching: DynamicBatching) -> PolicyConfig:
+    return PolicyConfig(PolicyName.TIMEOUT, batching.preferred, batching.max_queue_delay_us * NS_PER_US)
 
 
 def convert_settings(document: object, form: type[_T], path: str) -> _T:

@@ -21,6 +21,7 @@ from models.arrays import Array, WireBytes
 from models.confidence import confidence
 from models.pipeline import batch_key
 from models.spec import ModelSpec
+from models.tensor import TensorSpec
 from mps.messages import InputTensor, OutputTensor, Segment
 
 
@@ -46,6 +47,14 @@ class Outputs:
         self.references -= 1
         if self.references == 0:
             self._free()
+
+
+class BatchInput(NamedTuple):
+    """An input of a batch where its rows lie: arrays one after the other, which together have `shape`."""
+
+    spec: TensorSpec
+    shape: tuple[int, ...]
+    pieces: Sequence[Array]
 
 
 class _Part(NamedTuple):
@@ -120,6 +129,19 @@ class Assembly:
         self._running[batch.batch] = _Running(batch, slot, reads)
         return tuple(inputs)
 
+    def collect(self, batch: DispatchBatch) -> list[BatchInput]:
+        """The inputs of a batch whose rows are copied at once, for somebody who does not share our memory.
+
+        As after `begin`, `complete` or `abandon` has to follow.
+        """
+        spec = self._models[batch.model]
+        inputs = []
+        for tensor in spec.inputs:
+            pieces, sample = self._arrays(batch.members, tensor.name)
+            inputs.append(BatchInput(tensor, (batch.rows, *sample[1:]) if spec.batchable else sample, pieces))
+        self._running[batch.batch] = _Running(batch, None, [])
+        return inputs
+
     def complete(self, batch: int, outputs: Outputs) -> None:
         """Take a batch's outputs over for the members that are still open, and free what it read."""
         running = self._end(batch)
@@ -145,7 +167,8 @@ class Assembly:
         kept = self._kept[member.request]
         stage = kept.plan.stages[member.stage]
         assert stage.combine is not None
-        joined = combine(stage.combine, [_select(kept, wire, member.row_index) for wire in stage.inputs.values()])
+        answers = [_select(kept, wire, member.row_index) for wire in stage.inputs.values()]
+        joined = combine(stage.combine, answers, weights=stage.weights, names=stage.names)
         outputs = Outputs({stage.output: joined}, {}, _nothing)
         outputs.references = 1
         kept.parts[member.stage] = _Part(outputs, 0, member.rows, member.row_index)
@@ -204,6 +227,20 @@ class Assembly:
             if source is not None and source.outputs not in reads:
                 reads.append(source.outputs)
         return pieces, shape
+
+    def _arrays(self, members: Sequence[Member], name: str) -> tuple[list[Array], tuple[int, ...]]:
+        """As `_gather`, wherever the rows lie."""
+        pieces: list[Array] = []
+        for member in members:
+            kept = self._kept[member.request]
+            wire = kept.plan.stages[member.stage].inputs[name]
+            if wire.stage == OF_REQUEST and member.row_index is None:
+                tensor = kept.inputs[wire.tensor]
+                pieces.append(content(tensor))
+            else:
+                tensor, _, spans = _find(kept, wire, member.row_index)
+                pieces += [content(part(tensor, first, end)) for first, end in spans]
+        return pieces, tensor.shape
 
 
 def _find(

@@ -1,10 +1,19 @@
 """What is served right now: pipelines by name and version, and how ready they and the server are."""
 
+import enum
 from collections.abc import Iterable, Mapping
 
 from models.errors import BackendUnavailable, ModelNotFound, VersionNotFound
 from models.pipeline import Pipeline
 from models.repository import Broken
+
+
+class ModelState(enum.StrEnum):
+    """How a version of a model or pipeline is."""
+
+    READY = "READY"
+    LOADING = "LOADING"
+    UNAVAILABLE = "UNAVAILABLE"
 
 
 class Catalogue:
@@ -35,6 +44,7 @@ class Catalogue:
         self._loaded_once: set[str] = set()
         self._holds: dict[str, frozenset[str]] = {partition: frozenset() for partition in partitions}
         self._up: set[str] = set()
+        self._unawaited: set[str] = set()
         self._all_were_up = False
         self._serving: dict[tuple[str, str], Pipeline] = {}
 
@@ -91,6 +101,21 @@ class Catalogue:
         """The versions of a pipeline, ascending; empty when nothing of that name could be read."""
         return [str(version) for version in sorted(self._known.get(name, ()))]
 
+    def states(self, name: str) -> list[tuple[str, ModelState, str]]:
+        """Every version of a name ("" for all that could not be read), how it is, and why when it is not ready."""
+        states = []
+        for version in self.versions(name):
+            pipeline = self._known[name][int(version)]
+            state, reason = ModelState.READY, self._trouble(pipeline)
+            if reason:
+                state = ModelState.UNAVAILABLE if self._hopeless(pipeline) else ModelState.LOADING
+            elif not self.ready(name, version):
+                state = ModelState.UNAVAILABLE
+                reason = "the server is stopping" if self.draining else "no worker that holds it is up"
+            states.append((version, state, reason))
+        broken = self._broken.get(name, {}).items()
+        return states + [(version, ModelState.UNAVAILABLE, reason) for version, reason in broken]
+
     def ready(self, name: str, version: str) -> bool:
         """Whether workers that are up hold a model for each stage of the pipeline.
 
@@ -120,7 +145,7 @@ class Catalogue:
         """A worker is up; `failed` maps the models it could not load to the reasons."""
         self._holds[partition] = frozenset(loaded)
         self._up.add(partition)
-        self._all_were_up |= len(self._up) == len(self._holds)
+        self._note_all_up()
         self._loaded_once |= self._holds[partition]
         self._failed.update(failed)
         self._find_serving()
@@ -128,6 +153,12 @@ class Catalogue:
     def partition_lost(self, partition: str) -> None:
         """A worker is gone, until `partition_ready`."""
         self._up.discard(partition)
+
+    def partition_unreachable(self, partition: str) -> None:
+        """A partition that we do not start is gone, or was not there: the server gets ready without it."""
+        self._up.discard(partition)
+        self._unawaited.add(partition)
+        self._note_all_up()
 
     def model_loaded(self, partition: str, model: str) -> None:
         """A worker that is up holds one more model."""
@@ -149,6 +180,9 @@ class Catalogue:
     def model_unloaded(self, partition: str, model: str) -> None:
         """A worker that is up does not hold a model any more."""
         self._holds[partition] -= {model}
+
+    def _note_all_up(self) -> None:
+        self._all_were_up |= len(self._up | self._unawaited) == len(self._holds)
 
     def _find_serving(self) -> None:
         self._serving = {

@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import importlib
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -61,6 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--max-batch-size", type=int, metavar="N", help="for models with a batch dimension (default 64)")
     serve.add_argument("--default-slo-ms", type=float, metavar="MS", help="for requests without one (default 10000)")
     serve.add_argument("--drain-timeout-s", type=float, metavar="S", help="time for requests at the end (default 30)")
+    serve.add_argument(
+        "--allow-client-shm", action="store_true", default=None, help="let clients pass tensors in shared memory"
+    )
     serve.add_argument("--journal", type=Path, metavar="FILE", help="a new file for every event and decision")
     serve.add_argument("--ready-file", type=Path, metavar="FILE", help="written as JSON (ports, pid) when ready")
     serve.add_argument("--log-format", choices=["text", "json"], default="text")
@@ -89,14 +91,17 @@ def _serve(options: argparse.Namespace) -> int:
     import uvloop
 
     from gateway.logs import LogFormat, configure
-    from gateway.wiring import build_server, read_models
+    from gateway.wiring import build_server, find_triton_models, read_models
     from models.errors import ConfigError
 
     config = _config(options)
-    if (options.repository is None) == (not options.files):
+    if options.repository is not None and options.files:
         raise ConfigError("expected either --repository DIR or model files")
+    if options.repository is None and not options.files and not config.triton:
+        raise ConfigError("expected --repository DIR, model files, or a triton server in the configuration")
     configure(LogFormat(options.log_format), options.log_level)
-    repository = read_models(options.repository, options.files, config)
+    triton = find_triton_models(config)
+    repository = read_models(options.repository, options.files, config, triton)
     if not repository.models:
         reasons = "".join(f"\n  {each.reason}" for each in repository.broken)
         raise ConfigError(f"there is no model that can be served{reasons}")
@@ -108,7 +113,7 @@ def _serve(options: argparse.Namespace) -> int:
                 journal = _open_new(options.journal)
                 stack.callback(_close, journal)
             try:
-                server = build_server(config, repository, journal)
+                server = build_server(config, repository, journal, triton)
             except BaseException:
                 # Nothing has been recorded, and the file would be in the way of the next attempt.
                 if options.journal is not None and options.journal.is_file():
@@ -154,6 +159,7 @@ def _config(options: argparse.Namespace) -> "ServerConfig":
         "max_batch_size",
         "default_slo_ms",
         "drain_timeout_s",
+        "allow_client_shm",
     ):
         if (value := getattr(options, name)) is not None:
             settings[name] = value
@@ -220,8 +226,10 @@ def _validate(options: argparse.Namespace) -> int:
 
 def _validate_model(key: str, entry: "ModelEntry") -> bool:
     """Load a model as a worker would, and print the outcome."""
+    from models.backends.configured import load_backend
+
     try:
-        importlib.import_module(f"models.backends.{entry.backend}").load(str(entry.path), 1)
+        load_backend(entry.backend, str(entry.path), 1, entry.spec.config)
     except Exception as error:  # whatever a backend raises, as in a worker
         print(f"{key}: cannot be loaded: {' '.join(str(error).split()) or type(error).__name__}")
         return False

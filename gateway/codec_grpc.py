@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from gateway.request import InferRequest, InferResponse, Parameters, WireTensor
+from gateway.request import InferRequest, InferResponse, Parameters, Placed, WireTensor
+from gateway.shared_memory import Place
 from gateway.signature import Signature
 from models.arrays import WireBytes, numpy_dtype
-from models.errors import BadTensor, RequestError, UnsupportedRequest
-from models.tensor import DataType
+from models.errors import BadTensor, RequestError
+from models.tensor import RAW_ONLY, DataType
 
 _CONTENTS: dict[str, str] = {
     "BOOL": "bool_contents",
@@ -30,36 +31,46 @@ _CONTENTS: dict[str, str] = {
 def decode_request(message: Any) -> InferRequest:
     """The request in a ModelInferRequest; raw tensors are its bytes, not copied. Raises RequestError."""
     raw = message.raw_input_contents
-    if raw and len(raw) != len(message.inputs):
-        raise RequestError(
-            f"raw_input_contents has {len(raw)} entries, but the request has {len(message.inputs)} inputs"
-        )
+    used = 0
     inputs = []
-    for index, tensor in enumerate(message.inputs):
-        if "shared_memory_region" in tensor.parameters:
-            raise UnsupportedRequest(f"input '{tensor.name}': shared memory is not supported; send the data itself")
-        if not raw:
+    shared = False
+    for tensor in message.inputs:
+        data: Any = _place(f"input '{tensor.name}'", tensor.parameters) if tensor.parameters else None
+        if data is not None:
+            shared = True
+            if tensor.HasField("contents"):
+                raise RequestError(f"input '{tensor.name}' has both contents and the parameter 'shared_memory_region'")
+        elif not raw:
             data = _typed(tensor)
         elif tensor.HasField("contents"):
             raise RequestError(f"input '{tensor.name}' has typed contents, but the request has raw_input_contents")
         else:
-            data = raw[index]
+            data = raw[used] if used < len(raw) else b""
+            used += 1
         inputs.append(WireTensor(tensor.name, tensor.datatype, tuple(tensor.shape), data))
+    if used != len(raw):
+        whose = "inputs that are not in shared memory" if shared else "inputs"
+        raise RequestError(f"raw_input_contents has {len(raw)} entries, but the request has {used} {whose}")
     outputs = []
+    deliveries: dict[str, Place | int] = {}
     for output in message.outputs:
-        for name in ("classification", "shared_memory_region"):
-            if name in output.parameters:
-                raise UnsupportedRequest(f"output '{output.name}': {name} is not supported")
         outputs.append(output.name)
-    return InferRequest(inputs, outputs, message.id, _parameters(message.parameters) if message.parameters else {})
+        if output.parameters and (delivery := _delivery(output)) is not None:
+            deliveries[output.name] = delivery
+    parameters = _parameters(message.parameters) if message.parameters else {}
+    return InferRequest(inputs, outputs, message.id, parameters, shared, deliveries)
 
 
 def encode_response(response: InferResponse, signature: Signature) -> Any:
     """The ModelInferResponse of a response; its tensors are copied out."""
     message = service_pb2.ModelInferResponse(model_name=signature.name, model_version=signature.version, id=response.id)
     for name, values in response.outputs:
-        message.outputs.add(name=name, datatype=signature.outputs[name].datatype.value, shape=values.shape)
-        if isinstance(values, WireBytes):
+        datatype = "BYTES" if isinstance(values, WireBytes) else signature.outputs[name].datatype.value
+        output = message.outputs.add(name=name, datatype=datatype, shape=values.shape)
+        if isinstance(values, Placed):
+            data = b""  # so that outputs and raw contents have the same indices
+            _tell_place(output.parameters, values.place)
+        elif isinstance(values, WireBytes):
             data = bytes(memoryview(values.buffer)[int(values.row_offsets[0]) : int(values.row_offsets[-1])])
         else:
             data = values.tobytes()
@@ -70,7 +81,7 @@ def encode_response(response: InferResponse, signature: Signature) -> Any:
 def _typed(tensor: Any) -> Any:
     """The typed contents of an input as a flat array, or a list for BYTES."""
     if tensor.datatype not in _CONTENTS:
-        problem = "must be sent raw" if tensor.datatype == "FP16" else f"is none of {', '.join(DataType)}"
+        problem = "must be sent raw" if tensor.datatype in RAW_ONLY else f"is none of {', '.join(DataType)}"
         raise BadTensor(f"input '{tensor.name}' has datatype '{tensor.datatype}', which {problem}")
     expected = _CONTENTS[tensor.datatype]
     for field, _ in tensor.contents.ListFields():
@@ -99,3 +110,50 @@ def _parameters(fields: Any) -> Parameters:
             raise RequestError(f"parameter '{name}' has no value")
         parameters[name] = getattr(value, choice)
     return parameters
+
+
+def _place(tensor: str, fields: Any) -> Place | None:
+    """Where a tensor lies in shared memory; None when its parameters do not say that it does."""
+    if "shared_memory_region" not in fields:
+        if "shared_memory_byte_size" in fields or "shared_memory_offset" in fields:
+            raise RequestError(f"{tensor} must have the parameter 'shared_memory_region' as well")
+        return None
+    if not fields["shared_memory_region"].HasField("string_param"):
+        raise RequestError(f"{tensor}: parameter 'shared_memory_region' must be a string")
+    if "shared_memory_byte_size" not in fields:
+        raise RequestError(f"{tensor} must have the parameter 'shared_memory_byte_size' as well")
+    sizes = {name: _integer(tensor, fields, f"shared_memory_{name}") for name in ("byte_size", "offset")}
+    return Place(fields["shared_memory_region"].string_param, **sizes)
+
+
+def _delivery(output: Any) -> Place | int | None:
+    """How an output is wanted otherwise than in the response."""
+    name, fields = f"output '{output.name}'", output.parameters
+    place = _place(name, fields)
+    if "classification" not in fields:
+        return place
+    if place is not None:
+        raise RequestError(f"{name}: classification is not possible for an output in shared memory")
+    count = _integer(name, fields, "classification")
+    if count < 1:
+        raise RequestError(f"{name}: classification must be at least 1, got {count}")
+    return count
+
+
+def _integer(tensor: str, fields: Any, name: str) -> int:
+    """An integer parameter of a tensor; 0 when it has none."""
+    if name not in fields:
+        return 0
+    choice = fields[name].WhichOneof("parameter_choice")
+    if choice not in ("int64_param", "uint64_param"):
+        raise RequestError(f"{tensor}: parameter '{name}' must be an integer")
+    value: int = getattr(fields[name], choice)
+    return value
+
+
+def _tell_place(fields: Any, place: Place) -> None:
+    """Say in a response where an output lies."""
+    fields["shared_memory_region"].string_param = place.region
+    fields["shared_memory_byte_size"].int64_param = place.byte_size
+    if place.offset:
+        fields["shared_memory_offset"].int64_param = place.offset

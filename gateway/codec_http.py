@@ -4,19 +4,24 @@ import json
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from gateway.codec_json import decode_data, encode_data
-from gateway.request import InferRequest, InferResponse, WireTensor
+from gateway.request import InferRequest, InferResponse, Placed, WireTensor
+from gateway.shared_memory import Place
 from gateway.signature import Signature
 from models.arrays import WireBytes
-from models.errors import BadTensor, RequestError, UnsupportedRequest
+from models.errors import BadTensor, RequestError
+from models.tensor import DataType
 
-_ByteCount = Annotated[int, msgspec.Meta(ge=0)]
+_Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _InputParameters(msgspec.Struct):
-    binary_data_size: _ByteCount | None = None
+    binary_data_size: _Count | None = None
     shared_memory_region: str | None = None
+    shared_memory_byte_size: _Count | None = None
+    shared_memory_offset: _Count = 0
 
 
 class _Input(msgspec.Struct):
@@ -29,8 +34,10 @@ class _Input(msgspec.Struct):
 
 class _OutputParameters(msgspec.Struct):
     binary_data: bool | None = None
-    classification: int = 0
+    classification: _Count = 0
     shared_memory_region: str | None = None
+    shared_memory_byte_size: _Count | None = None
+    shared_memory_offset: _Count = 0
 
 
 class _Output(msgspec.Struct):
@@ -59,11 +66,17 @@ class _Blob(msgspec.Struct):
     binary_data_size: int
 
 
+class _Shared(msgspec.Struct, omit_defaults=True):
+    shared_memory_region: str
+    shared_memory_byte_size: int
+    shared_memory_offset: int = 0
+
+
 class _Tensor(msgspec.Struct, omit_defaults=True):
     name: str
     datatype: str
     shape: tuple[int, ...]
-    parameters: _Blob | None = None
+    parameters: _Blob | _Shared | None = None
     data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -91,9 +104,11 @@ def decode_request(
 ) -> tuple[InferRequest, tuple[bool, ...]]:
     """The request in a body and, for each of its outputs (all when it names none), whether it is wanted in wire form.
 
-    `header_length` is the length of the JSON part, None when it is the whole body. Tensors in wire form are views on
-    `body`. Raises RequestError.
+    `header_length` is the length of the JSON part, None when it is the whole body, 0 when the body is the only input in
+    wire form. Tensors in wire form are views on `body`. Raises RequestError.
     """
+    if header_length == 0:
+        return InferRequest([signature.raw_input(memoryview(body))]), (True,) * len(signature.outputs)
     if header_length is not None and header_length > len(body):
         raise RequestError(
             f"Inference-Header-Content-Length is {header_length}, but the body has only {len(body)} bytes"
@@ -102,10 +117,13 @@ def decode_request(
     blobs = memoryview(body)
     position = len(body) if header_length is None else header_length
     inputs: list[WireTensor] = []
+    shared = False
     for tensor in message.inputs:
         size = _blob_size(tensor)
         if size is None:
             data: Any = decode_data(tensor.name, tensor.datatype, tensor.data)
+        elif isinstance(size, Place):
+            data, shared = size, True
         else:
             if header_length is None:
                 raise RequestError(
@@ -125,9 +143,9 @@ def decode_request(
     binary = bool(parameters) and parameters.pop("binary_data_output", False)
     if not isinstance(binary, bool):
         raise RequestError(f"parameter 'binary_data_output' must be true or false, got {binary!r:.80}")
-    flags = _flags(message.outputs, binary, signature)
+    flags, deliveries = _wishes(message.outputs, binary, signature)
     names = [output.name for output in message.outputs] if message.outputs else ()
-    return InferRequest(inputs, names, message.id, parameters), flags
+    return InferRequest(inputs, names, message.id, parameters, shared, deliveries), flags
 
 
 def encode_response(response: InferResponse, flags: tuple[bool, ...], signature: Signature) -> Encoded:
@@ -137,6 +155,11 @@ def encode_response(response: InferResponse, flags: tuple[bool, ...], signature:
     blob_bytes = 0
     for (name, values), binary in zip(response.outputs, flags, strict=True):
         datatype = signature.outputs[name].datatype
+        if not isinstance(values, np.ndarray):
+            if isinstance(values, Placed):
+                tensors.append(_Tensor(name, datatype.value, values.shape, _Shared(*values.place)))
+                continue
+            datatype = DataType.BYTES
         if not binary:
             text = msgspec.Raw(encode_data(name, datatype, values))
             tensors.append(_Tensor(name, datatype.value, values.shape, None, text))
@@ -172,39 +195,64 @@ def _parse_leniently(text: bytes) -> _Request:
         raise RequestError(f"the body is not an inference request in JSON: {error}") from error
 
 
-def _blob_size(tensor: _Input) -> int | None:
-    """How many bytes of the body are this tensor's; None when it has JSON data. It must have one or the other."""
-    size = None
-    if tensor.parameters is not None:
-        if tensor.parameters.shared_memory_region is not None:
-            raise UnsupportedRequest(
-                f"input '{tensor.name}': shared memory is not supported; send the data in the body"
-            )
-        size = tensor.parameters.binary_data_size
+def _blob_size(tensor: _Input) -> int | Place | None:
+    """How many bytes of the body are this tensor's, or where in shared memory it lies; None when it has JSON data.
+
+    It must have exactly one of them.
+    """
     given = not isinstance(tensor.data, msgspec.Raw) or len(tensor.data) > 0
-    if given == (size is not None):
-        raise BadTensor(f"input '{tensor.name}' must have exactly one of 'data' and the parameter 'binary_data_size'")
+    size = place = None
+    parameters = tensor.parameters
+    if parameters is not None:
+        size = parameters.binary_data_size
+        if parameters.shared_memory_region is not None or parameters.shared_memory_byte_size is not None:
+            place = _place(f"input '{tensor.name}'", parameters)
+            if size is None and not given:
+                return place
+    if given == (size is not None) or place is not None:
+        raise BadTensor(
+            f"input '{tensor.name}' must have exactly one of 'data' and the parameters 'binary_data_size' and "
+            "'shared_memory_region'"
+        )
     return size
 
 
-def _flags(outputs: list[_Output], binary: bool, signature: Signature) -> tuple[bool, ...]:
-    """Whether each output is wanted in wire form; raises for what cannot be given as asked."""
+def _place(tensor: str, parameters: _InputParameters | _OutputParameters) -> Place | None:
+    region, byte_size = parameters.shared_memory_region, parameters.shared_memory_byte_size
+    if region is None and byte_size is None:
+        return None
+    if region is None or byte_size is None:
+        raise RequestError(f"{tensor} must have both 'shared_memory_region' and 'shared_memory_byte_size', or neither")
+    return Place(region, byte_size, parameters.shared_memory_offset)
+
+
+def _wishes(
+    outputs: list[_Output], binary: bool, signature: Signature
+) -> tuple[tuple[bool, ...], dict[str, Place | int]]:
+    """Whether each output is wanted in wire form, and what is wanted of those that are not to be given as they are."""
+    deliveries: dict[str, Place | int] = {}
     if outputs:
-        names, flags = [output.name for output in outputs], tuple(_flag(output, binary) for output in outputs)
+        flags = tuple([_flag(output, binary, deliveries) for output in outputs])
     else:
-        names, flags = list(signature.outputs), (binary,) * len(signature.outputs)
-    for name in signature.binary_only:
-        if name in names and not flags[names.index(name)]:
-            raise BadTensor(f"output '{name}' is FP16, which JSON cannot carry; ask for it as binary data")
-    return flags
+        flags = (binary,) * len(signature.outputs)
+    if signature.binary_only:
+        names = [output.name for output in outputs] or list(signature.outputs)
+        for name in signature.binary_only:
+            if name in names and not flags[names.index(name)] and name not in deliveries:
+                datatype = signature.outputs[name].datatype
+                raise BadTensor(f"output '{name}' is {datatype}, which JSON cannot carry; ask for it as binary data")
+    return flags, deliveries
 
 
-def _flag(output: _Output, binary: bool) -> bool:
+def _flag(output: _Output, binary: bool, deliveries: dict[str, Place | int]) -> bool:
     parameters = output.parameters
     if parameters is None:
         return binary
+    place = _place(f"output '{output.name}'", parameters)
     if parameters.classification:
-        raise UnsupportedRequest(f"output '{output.name}': classification is not supported")
-    if parameters.shared_memory_region is not None:
-        raise UnsupportedRequest(f"output '{output.name}': shared memory is not supported")
+        if place is not None:
+            raise RequestError(f"output '{output.name}': classification is not possible for an output in shared memory")
+        deliveries[output.name] = parameters.classification
+    elif place is not None:
+        deliveries[output.name] = place
     return binary if parameters.binary_data is None else parameters.binary_data

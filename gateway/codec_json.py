@@ -14,7 +14,7 @@ import orjson
 from gateway.answer import Tensor
 from models.arrays import Array, WireBytes, decode_bytes, numpy_dtype
 from models.errors import BadTensor
-from models.tensor import DataType
+from models.tensor import RAW_ONLY, DataType
 
 MAX_DEPTH = 100
 """Levels of lists in `data`; numpy itself stops at 64 dimensions."""
@@ -46,7 +46,7 @@ def decode_data(tensor: str, datatype: str, data: object) -> Array | list[str]:
     `data` is a `msgspec.Raw` of the JSON text, or what the standard library made of it. Raises BadTensor.
     """
     if datatype not in _ELEMENTS:
-        problem = "cannot be given as JSON data; send it as binary data" if datatype == "FP16" else "is no datatype"
+        problem = "cannot be given as JSON data; send it as binary data" if datatype in RAW_ONLY else "is no datatype"
         raise BadTensor(f"input '{tensor}': {datatype} {problem}; JSON data is one of {', '.join(_ELEMENTS)}")
     try:
         depth = _depth(data)

@@ -6,7 +6,11 @@ from pathlib import Path
 import yaml
 
 from batcher.settings import LimitSettings, ServingSettings, convert_settings
+from gateway.executors.triton_settings import TritonSettings
+from gateway.restricted import RestrictedSettings, Restrictions
+from gateway.tls import TlsSettings
 from gateway.trace import TRACE_REQUESTS
+from gateway.trace_settings import TraceFileSettings
 from models.errors import ConfigError
 from mps.partition import CpuPartition
 
@@ -28,14 +32,22 @@ class ServerLimits(LimitSettings, frozen=True, forbid_unknown_fields=True):
 
 
 class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
-    """All settings of a server. `partitions` is a list, a number of equal core sets, or None for one a core."""
+    """All settings of a server. `partitions` is a list, a number of equal core sets, or None for one a core.
+
+    `triton` are servers that are partitions, too.
+    """
 
     host: str = "127.0.0.1"
     http_port: int = 8000
     grpc_port: int = 8001
     partitions: int | tuple[CpuPartition, ...] | None = None
+    triton: tuple[TritonSettings, ...] = ()
     limits: ServerLimits = ServerLimits()
     max_body_bytes: int = 64 * _MIB
+    allow_client_shm: bool = False
+    tls: TlsSettings | None = None
+    restricted: tuple[RestrictedSettings, ...] = ()
+    trace: TraceFileSettings = TraceFileSettings()
     trace_requests: int = TRACE_REQUESTS
     drain_timeout_s: float = 30
 
@@ -45,6 +57,7 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
             raise ValueError("expected ports from 0 (any free one) to 65535")
         if self.max_body_bytes < 1:
             raise ValueError("expected a max_body_bytes of at least 1")
+        Restrictions(self.restricted)
         if not 0 <= self.trace_requests <= MAX_TRACE_REQUESTS:
             raise ValueError(f"expected trace_requests from 0 to {MAX_TRACE_REQUESTS}")
         if not 0 <= self.drain_timeout_s < math.inf:

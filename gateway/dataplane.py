@@ -3,26 +3,31 @@
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from gateway.answer import Answer, Tensor
 from gateway.catalogue import Catalogue
+from gateway.classification import Classes
 from gateway.explanation import explain as explain_trace
-from gateway.request import InferRequest, InferResponse, Parameters
+from gateway.request import InferRequest, InferResponse, Parameters, Placed
 from gateway.runtime import Runtime, Submission
+from gateway.shared_memory import Place, SharedMemory, Window
 from gateway.signature import Signature
 from gateway.status import outcome_error
-from models.errors import RequestError, UnsupportedRequest
+from models.errors import RequestError, ServingError, UnsupportedRequest
 from models.slo import deadline_ns
 from models.units import NS_PER_US
 
-EXTENSIONS = ("binary_tensor_data", "parameters")
-"""The protocol's extensions that are served."""
+EXTENSIONS = ("classification", "schedule_policy", "system_shared_memory", "binary_tensor_data", "parameters")
+"""The protocol's extensions that requests for inference may use."""
 
 REQUEST_HEADER = "x-sluice-request"
 """Tells the id that the gateway gave to a request whose client gave none."""
 EXPLAIN_HEADER = "x-sluice-explain"
 """Asks for an explanation, like the parameter `sluice_explain`."""
+
+Deliveries: TypeAlias = Mapping[str, Window | Classes]
+"""How those outputs are given that the response is not to have as they are."""
 
 _YES_OR_NO = {"1": True, "true": True, "0": False, "false": False}
 _SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
@@ -34,7 +39,8 @@ class Terms(NamedTuple):
     """What a request asks for, but for the contents of its tensors.
 
     `budget_ns` is the time it gives for the answer, `max_cost` the most that it may cost. `explain` says that the
-    response is to tell what became of it.
+    response is to tell what became of it. `priority` 1 is the most urgent; 0, or one that the model does not have, is
+    what is usual for the model.
     """
 
     names: Sequence[str]
@@ -45,12 +51,22 @@ class Terms(NamedTuple):
     id: str = ""
     max_cost: float | None = None
     explain: bool = False
+    priority: int = 0
+    deliveries: Deliveries | None = None
 
 
 class DataPlane:
     """Inference as both protocols offer it. `clock` gives nanoseconds of the clock of all deadlines."""
 
-    def __init__(self, catalogue: Catalogue, runtime: Runtime, default_slo_ms: float, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        runtime: Runtime,
+        default_slo_ms: float,
+        clock: Callable[[], int],
+        shared_memory: SharedMemory,
+    ) -> None:
+        self.shared_memory = shared_memory
         self._catalogue = catalogue
         self._runtime = runtime
         self._default_slo_ms = default_slo_ms
@@ -74,14 +90,31 @@ class DataPlane:
         `transport_budget_ns` is the time the client's own deadline leaves. Raises RequestError, or a kind of it.
         """
         slo_ms = max_cost = None
-        explain = False
+        explain, priority = False, 0
         if request.parameters:
             slo_ms, transport_budget_ns = _objectives(request.parameters, transport_budget_ns)
             max_cost, explain = _max_cost(request.parameters), _explain(request.parameters)
+            priority = _priority(request.parameters)
+        if request.shared:
+            for tensor in request.inputs:
+                if isinstance(tensor.data, Place):
+                    tensor.data = self.shared_memory.input_window(tensor.data)
         inputs, rows, batch_key, memory_bytes = signature.accept(request.inputs)
         names = signature.select(request.outputs)
+        deliveries = self._deliveries(signature, request.deliveries) if request.deliveries else None
         budget_ns = deadline_ns(0, slo_ms, signature.pipeline.slo_ms, transport_budget_ns, self._default_slo_ms)
-        return inputs, Terms(names, rows, batch_key, memory_bytes, budget_ns, request.id, max_cost, explain)
+        return inputs, Terms(
+            names, rows, batch_key, memory_bytes, budget_ns, request.id, max_cost, explain, priority, deliveries
+        )
+
+    def _deliveries(self, signature: Signature, wanted: Mapping[str, Place | int]) -> Deliveries:
+        batchable = signature.pipeline.batchable
+        return {
+            name: self.shared_memory.window(each)
+            if isinstance(each, Place)
+            else Classes(each, signature.outputs[name], batchable)
+            for name, each in wanted.items()
+        }
 
     def submit(self, signature: Signature, inputs: Mapping[str, Tensor], terms: Terms) -> Submission:
         """Hand a checked request to the runtime. Raises RejectedError when it is closed."""
@@ -116,19 +149,37 @@ def asks_for_explanation(value: str) -> bool:
     return _YES_OR_NO[value]
 
 
-def respond(answer: Answer, names: Sequence[str], request_id: str) -> InferResponse:
-    """The response that gives an answer's outputs of those names. Raises ServingError when it has none to give."""
+def respond(answer: Answer, terms: Terms) -> InferResponse:
+    """The response to a request of these terms; outputs that go to shared memory are there by then.
+
+    Raises ServingError when the answer has no outputs to give, or when they cannot be given as they are wanted.
+    """
     if not answer.outcome.answered:
         answer.release()
         raise outcome_error(answer.outcome, answer.reason, answer.retry_after_s)
     outputs = answer.outputs
-    return InferResponse(request_id, [(name, outputs[name]) for name in names], answer)
+    if terms.deliveries is None:
+        return InferResponse(terms.id, [(name, outputs[name]) for name in terms.names], answer)
+    try:
+        given = [(name, _deliver(name, outputs[name], terms.deliveries.get(name))) for name in terms.names]
+    except ServingError:
+        answer.release()
+        raise
+    return InferResponse(terms.id, given, answer)
+
+
+def _deliver(name: str, tensor: Tensor, delivery: Window | Classes | None) -> Tensor | Placed:
+    if isinstance(delivery, Window):
+        return Placed(delivery.write(name, tensor), tensor.shape)
+    return tensor if delivery is None else delivery.of(tensor)
 
 
 def _objectives(parameters: Parameters, budget_ns: int | None) -> tuple[object, int | None]:
     """The `slo_ms` of a request and the transport's budget, cut by Triton's `timeout` (microseconds, 0 for none)."""
-    for key in parameters:
+    for key, value in parameters.items():
         if key in _SEQUENCE_PARAMETERS:
+            if not value:  # which stands for none
+                continue
             raise UnsupportedRequest(f"parameter '{key}': sequences are not supported")
         if key in _RESERVED_PARAMETERS or key.startswith(_RESERVED_PREFIX):
             raise RequestError(f"parameter '{key}' is reserved and cannot be set by a request")
@@ -149,6 +200,13 @@ def _max_cost(parameters: Parameters) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise RequestError(f"parameter 'max_cost': expected a finite number of at least 0, got {value!r:.80}")
     return float(value)
+
+
+def _priority(parameters: Parameters) -> int:
+    value = parameters.get("priority", 0)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise RequestError(f"parameter 'priority' must be a whole number of 0 or more, got {value!r:.80}")
+    return value
 
 
 def _explain(parameters: Parameters) -> bool:

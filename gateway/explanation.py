@@ -108,8 +108,7 @@ class _Step(NamedTuple):
     @property
     def open_ns(self) -> int:
         """From when on nothing but the hand-off kept the worker from starting."""
-        run = self.run
-        return run.dispatched_ns if run.failed else max(min(run.free_ns, run.started_ns), run.dispatched_ns)
+        return self.run.open_ns
 
     def parts(self) -> dict[Cause, int]:
         """Nanoseconds by cause, from `ready_ns` to when the end was told."""

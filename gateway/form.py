@@ -16,7 +16,8 @@ MAX_HEAD_BYTES = 4096
 class Form:
     """What a checked request has said. One with the same JSON and length differs in its tensors' contents only.
 
-    That goes for a form that is `repeatable`: all tensors came in wire form, and none of them are BYTES.
+    That goes for a form that is `repeatable`: all tensors came in wire form, none of them are BYTES, and all outputs go
+    into the response as they are.
     """
 
     __slots__ = ("_head", "_layout", "_length", "flags", "repeatable", "signature", "terms")
@@ -42,7 +43,10 @@ class Form:
                 self._layout.append((name, tensor.shape, tensor.dtype, offset))
                 offset += tensor.nbytes
         self.repeatable = (
-            0 < len(self._head) <= MAX_HEAD_BYTES and len(self._layout) == len(inputs) and offset == len(body)
+            0 < len(self._head) <= MAX_HEAD_BYTES
+            and len(self._layout) == len(inputs)
+            and offset == len(body)
+            and terms.deliveries is None
         )
 
     def fits(self, body: bytes | bytearray, json_length: int | None, signature: Signature) -> bool:

@@ -1,27 +1,25 @@
-"""The HTTP application: health, metadata, metrics and documentation; inference is served by `InferRoute`."""
-
-from collections.abc import Callable
-from typing import Annotated
+"""The HTTP application: health, metadata, metrics and documentation, and the routers of the rest but inference."""
 
 import msgspec
-from fastapi import FastAPI, Path, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.routing import Route
 
 from gateway.catalogue import Catalogue
-from gateway.dataplane import EXTENSIONS
+from gateway.controlplane import ControlPlane
 from gateway.explanation import explain
+from gateway.http_document import inference_router
 from gateway.http_infer import error_response
+from gateway.http_models import model_routers
+from gateway.http_routes import Version, router
+from gateway.http_settings import settings_routers
 from gateway.metrics import Metrics
-from gateway.request import MAX_VERSION_DIGITS
+from gateway.restricted import Group, Restrictions
 from gateway.trace import Traces
 from models.errors import BackendUnavailable, NotFoundError, ServingError
 from models.pipeline import Pipeline
 from models.tensor import TensorSpec
-
-Version = Annotated[str, Path(pattern=rf"^[0-9]{{1,{MAX_VERSION_DIGITS}}}$")]
 
 
 class ServerMetadata(BaseModel):
@@ -56,48 +54,61 @@ class ErrorMessage(BaseModel):
     error: str
 
 
-def build_app(catalogue: Catalogue, metrics: Metrics, traces: Traces, clock: Callable[[], int]) -> FastAPI:
-    """The ASGI application of a server: all but inference. `clock` gives nanoseconds of the clock of `traces`."""
-    app = FastAPI(title="Sluice", version=catalogue.server_version, responses={"4XX": {"model": ErrorMessage}})
-    _add_health(app, catalogue)
-    _add_metadata(app, catalogue)
-    _add_errors(app)
+def build_app(
+    control: ControlPlane, metrics: Metrics, traces: Traces, restrictions: Restrictions | None = None
+) -> FastAPI:
+    """The ASGI application of a server: all but inference. `traces` are of the clock of `control`."""
+    catalogue = control.catalogue
+    restrictions = restrictions or Restrictions()
+    app = FastAPI(
+        title="Sluice",
+        version=catalogue.server_version,
+        redirect_slashes=False,
+        responses={"4XX": {"model": ErrorMessage}},
+    )
+    # Restricted like settings of traces: it tells what became of others' requests.
+    explanations = router(Group.TRACE, restrictions)
 
     @app.get("/metrics")
     async def metrics_exposition() -> Response:
         return Response(metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @app.get("/v2/sluice/requests/{id:path}")
+    @explanations.get("/v2/sluice/requests/{id:path}")
     async def request_explanation(id: str) -> Response:
-        explanation = explain(traces.find(id), clock())
+        explanation = explain(traces.find(id), control.clock())
         return Response(msgspec.json.encode(explanation), media_type="application/json")
 
-    # The connections keep inference for themselves; the application knows the paths so that another method is a 405.
-    for path in ("/v2/models/{name}/infer", "/v2/models/{name}/versions/{version}/infer"):
-        app.router.routes.append(Route(path, _no_such_version, methods=["POST"]))
+    for routes in (
+        _health(catalogue, restrictions),
+        *model_routers(control, restrictions),
+        *settings_routers(control, restrictions),
+        inference_router(restrictions),
+        _server_metadata(control, restrictions),
+        explanations,
+    ):
+        app.include_router(routes)
+    _add_errors(app)
     return app
 
 
-async def _no_such_version(_: Request) -> Response:
-    raise HTTPException(404)
+def _health(catalogue: Catalogue, restrictions: Restrictions) -> APIRouter:
+    routes = router(Group.HEALTH, restrictions)
 
-
-def _add_health(app: FastAPI, catalogue: Catalogue) -> None:
-    @app.get("/v2/health/live")
+    @routes.get("/v2/health/live")
     async def server_live() -> Response:
         return Response(status_code=200 if catalogue.live else 400)
 
-    @app.get("/v2/health/ready")
+    @routes.get("/v2/health/ready")
     async def server_ready() -> Response:
         if catalogue.draining:
             return Response(status_code=503)
         return Response(status_code=200 if catalogue.server_ready() else 400)
 
-    @app.get("/v2/models/{name}/ready")
+    @routes.get("/v2/models/{name}/ready")
     async def model_ready(name: str) -> Response:
         return ready(name, "")
 
-    @app.get("/v2/models/{name}/versions/{version}/ready")
+    @routes.get("/v2/models/{name}/versions/{version}/ready")
     async def model_version_ready(name: str, version: Version) -> Response:
         return ready(name, version)
 
@@ -107,20 +118,29 @@ def _add_health(app: FastAPI, catalogue: Catalogue) -> None:
             raise BackendUnavailable(f"'{name}' is not at ready state: no worker that holds it is up")
         return Response()
 
+    return routes
 
-def _add_metadata(app: FastAPI, catalogue: Catalogue) -> None:
-    @app.get("/v2")
+
+def _server_metadata(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
+    routes = router(Group.METADATA, restrictions)
+    catalogue = control.catalogue
+
+    @routes.get("/v2")
     async def server_metadata() -> ServerMetadata:
-        return ServerMetadata(name=catalogue.server_name, version=catalogue.server_version, extensions=list(EXTENSIONS))
+        return ServerMetadata(
+            name=catalogue.server_name, version=catalogue.server_version, extensions=control.extensions
+        )
 
-    @app.get("/v2/models/{name}")
+    @routes.get("/v2/models/{name}")
     async def model_metadata(name: str) -> ModelMetadata:
         return _metadata(catalogue.pipeline(name, ""), catalogue.versions(name))
 
-    @app.get("/v2/models/{name}/versions/{version}")
+    @routes.get("/v2/models/{name}/versions/{version}")
     async def model_version_metadata(name: str, version: Version) -> ModelMetadata:
         pipeline = catalogue.pipeline(name, version)
         return _metadata(pipeline, [str(pipeline.version)])
+
+    return routes
 
 
 def _metadata(pipeline: Pipeline, versions: list[str]) -> ModelMetadata:

@@ -10,14 +10,23 @@ import httptools
 import orjson
 
 from gateway.answer import Answer, Tensor
-from gateway.codec_http import decode_request, encode_response
+from gateway.codec_http import Encoded, decode_request, encode_response
+from gateway.compression import (
+    ENCODINGS,
+    MIN_BYTES,
+    UnsupportedEncoding,
+    accepted_encoding,
+    compress,
+    decompress,
+    is_encoded,
+)
 from gateway.dataplane import EXPLAIN_HEADER, REQUEST_HEADER, DataPlane, asks_for_explanation, respond
 from gateway.form import Form
 from gateway.request import MAX_VERSION_DIGITS
 from gateway.runtime import Submission
 from gateway.signature import Signature
 from gateway.status import error_message, http_status, retry_after_s
-from models.errors import RequestError, UnsupportedRequest
+from models.errors import RequestError
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
@@ -34,6 +43,7 @@ _BINARY_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\n"
     b"inference-header-content-length: %d\r\ncontent-length: %d\r\n"
 )
+_ENCODING_LINE = b"content-encoding: %s\r\n"
 
 
 class Client(Protocol):
@@ -49,6 +59,10 @@ class Client(Protocol):
 
     def on_response_complete(self) -> None:
         """Is called when a response has been written."""
+        ...
+
+    def on_ready(self) -> None:
+        """Is called when an exchange becomes ready some time after the end of its body."""
         ...
 
 
@@ -78,8 +92,10 @@ class Exchange:
     """
 
     __slots__ = (
+        "_accepted",
         "_body",
         "_client",
+        "_encoded",
         "_error",
         "_explain",
         "_form",
@@ -106,13 +122,15 @@ class Exchange:
         self._client = client
         self._name, self._version = path
         self._body: bytes | bytearray = b""
-        self._error: RequestError | None = None
+        self._error: Exception | None = None
         self._submission: Submission | None = None
         self.expects_continue = expects_continue
         self.keep_alive = True
         self.ready = self.started = self.response_complete = self.disconnected = False
         try:
-            self._json_length, self._explain = _read_headers(headers, route.max_body_bytes)
+            self._json_length, self._explain, self._encoded, self._accepted = _read_headers(
+                headers, route.max_body_bytes
+            )
         except RequestError as error:
             self._refuse(error)
 
@@ -131,7 +149,21 @@ class Exchange:
 
     def finish(self) -> None:
         """Take note that the body is complete."""
+        if not self._encoded:
+            self.ready = True
+            return
+        # In a thread: the loop has other clients, and a small body may have become a large one.
+        body, self._body = self._body, b""
+        decoding = asyncio.get_running_loop().run_in_executor(None, decompress, body, self._route.max_body_bytes)
+        decoding.add_done_callback(self._decoded)
+
+    def _decoded(self, decoding: asyncio.Future[bytes]) -> None:
+        try:
+            self._body = decoding.result()
+        except Exception as error:
+            self._error = error
         self.ready = True
+        self._client.on_ready()
 
     def admit(self) -> None:
         """Let a client that waits for it send the body."""
@@ -187,19 +219,37 @@ class Exchange:
         try:
             if self.disconnected:
                 return
-            response = self._response(answer)
+            form = self._form
+            encoded = encode_response(respond(answer, form.terms), form.flags, form.signature)
+            if self._accepted and encoded.length >= MIN_BYTES:
+                self._compress(encoded)
+                return
+            json, blobs, length = encoded
+            head = _BINARY_HEAD % (len(json), length) if blobs else _JSON_HEAD % length
+            response = b"".join((head, self._last_headers(), json, *blobs))
         except Exception as error:
             response = self._error_response(error)
         finally:
             answer.release()
         self._send(response)
 
-    def _response(self, answer: Answer) -> bytes:
-        form = self._form
-        response = respond(answer, form.terms.names, form.terms.id)
-        json, blobs, length = encode_response(response, form.flags, form.signature)
-        head = _BINARY_HEAD % (len(json), length) if blobs else _JSON_HEAD % length
-        return b"".join((head, self._last_headers(), json, *blobs))
+    def _compress(self, encoded: Encoded) -> None:
+        """Compress a response beside the loop, and send it then."""
+        json, blobs, _ = encoded
+        # A copy: what the blobs are views on is about to be released.
+        body = b"".join((json, *blobs))
+
+        def send(compressing: asyncio.Future[bytes]) -> None:
+            try:
+                content = compressing.result()
+                head = _BINARY_HEAD % (len(json), len(content)) if blobs else _JSON_HEAD % len(content)
+                response = b"".join((head, _ENCODING_LINE % self._accepted, self._last_headers(), content))
+            except Exception as error:
+                response = self._error_response(error)
+            if not self.disconnected:
+                self._send(response)
+
+        asyncio.get_running_loop().run_in_executor(None, compress, self._accepted, body).add_done_callback(send)
 
     def _error_response(self, error: Exception) -> bytes:
         status, headers, body = error_response(error)
@@ -240,18 +290,22 @@ def error_response(error: Exception) -> tuple[int, Headers, bytes]:
     wait_s = retry_after_s(error)
     if wait_s is not None:
         headers.append((b"retry-after", b"%d" % wait_s))
+    if isinstance(error, UnsupportedEncoding):
+        headers.append((b"accept-encoding", ENCODINGS))
     # A message may quote lone surrogates of the request, which UTF-8 cannot carry.
     message = error_message(error).encode(errors="replace").decode()
     return status, headers, orjson.dumps({"error": message})
 
 
-def _read_headers(headers: Headers, max_body_bytes: int) -> tuple[int | None, bool]:
-    """The length of the JSON part of the body, None if it is all of it, and whether an explanation is asked for.
+def _read_headers(headers: Headers, max_body_bytes: int) -> tuple[int | None, bool, bool, bytes]:
+    """What the headers say of a request and of its response.
 
-    Raises RequestError for what is refused.
+    The length of the JSON part of the body, None if it is all of it; whether an explanation is asked for; whether the
+    body is encoded; and the encoding for the response, b"" for none. Raises RequestError for what is refused.
     """
     length = None
-    explain = False
+    explain = encoded = False
+    accepted = b""
     for name, value in headers:
         if name == b"content-length":
             if int(value) > max_body_bytes:
@@ -260,11 +314,11 @@ def _read_headers(headers: Headers, max_body_bytes: int) -> tuple[int | None, bo
             length = _parse_json_length(value)
         elif name == _EXPLAIN:
             explain = asks_for_explanation(value.decode("latin-1"))
-        elif name == b"content-encoding" and value.lower() != b"identity":
-            raise UnsupportedRequest(
-                f"Content-Encoding '{value.decode('latin-1')}' is not supported; send the body uncompressed"
-            )
-    return length, explain
+        elif name == b"content-encoding":
+            encoded = is_encoded(value) or encoded
+        elif name == b"accept-encoding":
+            accepted = accepted_encoding(value)
+    return length, explain, encoded, accepted
 
 
 def _parse_json_length(value: bytes) -> int:
@@ -272,6 +326,4 @@ def _parse_json_length(value: bytes) -> int:
         raise RequestError(
             f"Inference-Header-Content-Length must be a number of bytes, got '{value[:80].decode('latin-1')}'"
         )
-    if int(value) == 0:
-        raise UnsupportedRequest("raw binary requests (Inference-Header-Content-Length 0) are not supported")
     return int(value)

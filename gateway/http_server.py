@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import ssl
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.form import Form
 from gateway.http_infer import Exchange, InferRoute
+from gateway.restricted import Group, Restrictions
 
 KEEP_ALIVE_S = 75
 
@@ -23,9 +25,10 @@ class Connection(HttpToolsProtocol):
     bounded.
     """
 
-    def __init__(self, route: InferRoute, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, route: InferRoute, *args: Any, restrictions: Restrictions | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._route = route
+        self._restrictions = restrictions
         self._turn: Exchange | None = None
         self._last_path: tuple[bytes, tuple[str, str] | None] = b"", None
         self.form: Form | None = None
@@ -61,6 +64,8 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()  # a request sent ahead of the last response
         parser = self.parser
         path = self._match() if parser.get_method() == b"POST" else None
+        if self._restrictions is not None and self._restrictions.bars(Group.INFERENCE, self.headers):
+            path = None
         if path is None:
             self._begin_cycle()
             return
@@ -127,6 +132,10 @@ class Connection(HttpToolsProtocol):
         if exchange is not None and exchange.ready and not exchange.started and not self.flow.write_paused:
             exchange.run()
 
+    def on_ready(self) -> None:
+        """Answer the request whose turn it is, if it is the one that has become ready."""
+        self._run()
+
     def on_response_complete(self) -> None:
         """Go on with the next request."""
         self._turn = None
@@ -174,16 +183,20 @@ class Connection(HttpToolsProtocol):
 class HttpServer(uvicorn.Server):
     """A uvicorn server on a socket that is bound already; signals are left to the process.
 
-    `serve()` runs until `should_exit` is set and the requests in flight have been answered.
+    `serve()` runs until `should_exit` is set and the requests in flight have been answered; with `tls`, over that.
     """
 
-    def __init__(self, config: uvicorn.Config, listener: socket.socket) -> None:
+    def __init__(self, config: uvicorn.Config, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(config)
         self._listener = listener
+        self._tls = tls
         self.port: int = listener.getsockname()[1]
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve on the bound socket, and on `sockets`."""
+        if not self.config.loaded:
+            self.config.load()
+        self.config.ssl = self._tls
         await super().serve([self._listener, *(sockets or ())])
 
     @contextlib.contextmanager
@@ -192,11 +205,16 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def http_config(app: Any, route: InferRoute, max_connections: int = 4096) -> uvicorn.Config:
-    """What makes uvicorn serve `route` and, for all else, the ASGI application `app`."""
+def http_config(
+    app: Any, route: InferRoute, max_connections: int = 4096, *, restrictions: Restrictions | None = None
+) -> uvicorn.Config:
+    """What makes uvicorn serve `route` and, for all else, the ASGI application `app`.
+
+    With `restrictions`, inference without its key is left to the application, which refuses it.
+    """
     return uvicorn.Config(
         app,
-        http=partial(Connection, route),  # type: ignore[arg-type]
+        http=partial(Connection, route, restrictions=restrictions or None),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -209,8 +227,8 @@ def http_config(app: Any, route: InferRoute, max_connections: int = 4096) -> uvi
     )
 
 
-def http_server(config: uvicorn.Config, host: str, port: int) -> HttpServer:
+def http_server(config: uvicorn.Config, host: str, port: int, tls: ssl.SSLContext | None = None) -> HttpServer:
     """A server that listens from now on; port 0 takes a free one. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family, backlog=config.backlog)
-    return HttpServer(config, listener)
+    return HttpServer(config, listener, tls)

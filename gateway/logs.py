@@ -4,6 +4,7 @@ import enum
 import json
 import logging
 import sys
+from collections.abc import Collection
 from datetime import UTC, datetime
 
 
@@ -23,6 +24,23 @@ def configure(form: LogFormat, level: str) -> None:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
+def configured() -> tuple[LogFormat, int]:
+    """How lines are written by now, and the lowest level of those that are."""
+    root = logging.getLogger()
+    forms = [handler.formatter.form for handler in root.handlers if isinstance(handler.formatter, _Formatter)]
+    return forms[0] if forms else LogFormat.TEXT, root.getEffectiveLevel()
+
+
+def reconfigure(form: LogFormat, levels: Collection[int]) -> None:
+    """Write just the lines of these levels from now on, in this format."""
+    root = logging.getLogger()
+    root.setLevel(min(levels, default=logging.CRITICAL + 1))
+    for handler in root.handlers:
+        if isinstance(handler.formatter, _Formatter):
+            handler.setFormatter(_Formatter(form))
+            handler.filters = [lambda record: record.levelno in levels]
+
+
 def log(logger: logging.Logger, level: int, event: str, **fields: object) -> None:
     """Log an event with named values, which become keys of the JSON line."""
     logger.log(level, event, extra={"fields": fields}, stacklevel=2)
@@ -31,7 +49,7 @@ def log(logger: logging.Logger, level: int, event: str, **fields: object) -> Non
 class _Formatter(logging.Formatter):
     def __init__(self, form: LogFormat) -> None:
         super().__init__()
-        self._form = form
+        self.form = form
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -39,7 +57,7 @@ class _Formatter(logging.Formatter):
         fields = dict(getattr(record, "fields", {}))
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
-        if self._form is LogFormat.JSON:
+        if self.form is LogFormat.JSON:
             line = {"time": time, "level": record.levelname.lower(), "logger": record.name, "event": event} | fields
             return json.dumps(line, default=str)
         values = "".join(f" {name}={value}" for name, value in fields.items())

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from batcher.decisions import DispatchBatch, ReleaseReason
 from batcher.outcome import Outcome
+from gateway.statistics import Statistics, nv_metrics
 from models.units import NS_PER_MS, NS_PER_S
 
 DURATION_BOUNDS_NS = tuple(
@@ -87,7 +88,8 @@ class Metrics(Collector):
     """All metrics of one server; `stages` are the names of the stages of each pipeline, by `name:version`.
 
     `queue_depths` (requests waiting, by model), `arena_bytes`, and `corrections` (by model and kind of partition: how
-    many times as long as their profile says batches take) are asked for at each scrape.
+    many times as long as their profile says batches take) and `breakers` (the state of each Triton server's circuit
+    breaker) are asked for at each scrape.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Metrics(Collector):
         queue_depths: Callable[[], Mapping[str, int]],
         arena_bytes: Callable[[], int],
         corrections: Callable[[], Mapping[tuple[str, str], float]] = dict,
+        breakers: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._pipelines = {pipeline: PipelineMeter(names) for pipeline, names in stages.items()}
         self._batches: dict[tuple[str, str], BatchMeter] = {}
@@ -106,6 +109,8 @@ class Metrics(Collector):
         self._queue_depths = queue_depths
         self._arena_bytes = arena_bytes
         self._corrections = corrections
+        self._breakers = breakers
+        self.statistics = Statistics()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -135,7 +140,8 @@ class Metrics(Collector):
 
     def exposition(self) -> bytes:
         """All metrics in the text format of Prometheus."""
-        return generate_latest(self._registry)
+        nv = nv_metrics(self.statistics, self._pipelines, dict(self._queue_depths()))
+        return generate_latest(self._registry) + nv.encode()
 
     def collect(self) -> Iterator[Metric]:
         """The families, for prometheus_client."""
@@ -153,8 +159,14 @@ class Metrics(Collector):
             busy.add_metric([partition], self._busy_ns[partition] / NS_PER_S)
         arena = GaugeMetricFamily("sluice_arena_used_bytes", "Bytes of the input arena in use.")
         arena.add_metric([], self._arena_bytes())
+        breakers = GaugeMetricFamily(
+            "sluice_triton_breaker", "1 for the state that a breaker is in.", labels=["partition", "state"]
+        )
+        for partition, state in self._breakers().items():
+            for each in ("closed", "open", "half_open"):
+                breakers.add_metric([partition, each], int(state == each))
         yield self._correction_family()
-        yield from (queue, ready, restarts, busy, arena)
+        yield from (queue, ready, restarts, busy, arena, breakers)
 
     def _correction_family(self) -> Metric:
         family = GaugeMetricFamily(

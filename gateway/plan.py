@@ -20,12 +20,17 @@ class Wire(NamedTuple):
 
 
 class StagePlan(NamedTuple):
-    """One stage: `inputs` by name, in order for a combiner, whose output is called `output`."""
+    """One stage: `inputs` by name, in order for a combiner, whose output is called `output`.
+
+    `names` are what a combiner calls its inputs, `weights` those that it gives them, if any.
+    """
 
     inputs: Mapping[str, Wire]
     combine: Combiner | None
     output: str
     verdicts: tuple[Verdict, ...]
+    names: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
 
 
 class PipelinePlan(NamedTuple):
@@ -48,7 +53,8 @@ def plan_pipeline(
         if stage.model is not None:
             plans.append(StagePlan(wires, None, "", ()))
         else:
-            plans.append(StagePlan(wires, stage.combine, wires["0"].tensor, reports))
+            names = tuple(map(str, stage.inputs.values()))
+            plans.append(StagePlan(wires, stage.combine, wires["0"].tensor, reports, names, stage.weights))
     return PipelinePlan(
         pipeline.batchable,
         tuple(plans),

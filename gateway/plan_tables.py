@@ -70,7 +70,9 @@ def latency_tables(
             else:
                 partition = _here(model, kinds[kind], stored, repository)
                 told(f"timing {model.spec.key} on {kind}: {stored}")
-                table = time_on(partition, model.path, model.backend, model.spec.batchable, model.spec.menu)
+                table = time_on(
+                    partition, model.path, model.backend, model.spec.batchable, model.spec.menu, model.spec.config
+                )
                 source, notes = TableSource.TIMED_NOW, (stored,)
             tables[model.spec.key][kind] = table
             used.append(TableUsed(model.spec.key, kind, source, notes))

@@ -103,7 +103,7 @@ def _measure(entry: ModelEntry, partitions: Iterable[CpuPartition], batches: tup
     sizes = _batches(entry, batches)
     for partition in partitions:
         print(f"{entry.spec.key}: measuring on {partition.profile_kind} (cores {_listed(partition.cores)})", flush=True)
-        measurement = measure_on(partition, entry.path, entry.backend, entry.spec.batchable, sizes)
+        measurement = measure_on(partition, entry.path, entry.backend, entry.spec.batchable, sizes, entry.spec.config)
         _store(entry, fingerprint(), partition.profile_kind, Source.MEASURED, measurement)
 
 

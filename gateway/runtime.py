@@ -44,9 +44,10 @@ from batcher.outcome import Outcome
 from batcher.plans import Observed, Plan
 from batcher.scheduler import Scheduler
 from gateway.answer import Answer, Tensor
+from gateway.batch_runs import BatchRuns
 from gateway.executors.base import Executor
 from gateway.metrics import Metrics, PipelineMeter
-from gateway.trace import TRACE_REQUESTS, BatchRun, Trace, Traces
+from gateway.trace import TRACE_REQUESTS, Trace, Traces
 from models.errors import PartitionError, RejectedError, RequestError
 from models.units import NS_PER_S
 
@@ -97,8 +98,9 @@ class Runtime:
     Events of one loop iteration are handled together at one instant, so requests that arrive together share a batch.
     Whatever goes wrong while a decision is carried out is reported to the scheduler as a failed batch or combination.
     When the scheduler itself fails, all open requests are answered with an error and `failed` is set; when `observe`
-    raises OSError, no more steps are told. Without `build_plan` there are no plans; `planning`, which is shut down with
-    the runtime, is where they are built: in a thread of their own unless given.
+    raises OSError, no more steps are told. `on_ended` is told each request that has its outcome. Without `build_plan`
+    there are no plans; `planning`, which is shut down with the runtime, is where they are built: in a thread of their
+    own unless given.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class Runtime:
         trace_requests: int = TRACE_REQUESTS,
         build_plan: BuildPlans | None = None,
         planning: PlanExecutor | None = None,
+        on_ended: Callable[[Trace], None] | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
@@ -120,11 +123,10 @@ class Runtime:
         self._timer = timer
         self._metrics = metrics
         self._observe = observe
+        self._on_ended = on_ended
         self._loop = asyncio.get_running_loop()
         self._open: dict[int, Submission] = {}
-        self._batches: dict[int, tuple[BatchRun, list[Submission]]] = {}
-        self._last_runs: dict[str, BatchRun] = {}
-        self._prices = {partition.name: partition.price / NS_PER_S for partition in scheduler.spec.partitions}
+        self._runs = BatchRuns(metrics, {each.name: each.price / NS_PER_S for each in scheduler.spec.partitions})
         self._stages = {pipeline.name: pipeline.stages for pipeline in scheduler.spec.pipelines}
         self.traces = Traces(trace_requests)
         self._build_plan = build_plan
@@ -271,7 +273,7 @@ class Runtime:
             if completions:
                 event = completions.popleft()
                 if isinstance(event, BatchCompleted | BatchFailed | BatchRevoked):
-                    self._end_batch(event)
+                    self._runs.ended(event, now_ns)
             elif cancellations:
                 event = cancellations.popleft()
             elif arrivals:
@@ -280,27 +282,6 @@ class Runtime:
                 self._last_arrived = self._next_request
                 return
             carry_out(event, handle(event, now_ns))
-
-    def _end_batch(self, event: BatchCompleted | BatchFailed | BatchRevoked) -> None:
-        """Count a batch, and note in its requests' traces how it went; one that was revoked leaves no trace."""
-        run, opened = self._batches.pop(event.batch)
-        batch = run.batch
-        run.told_ns = self._now_ns
-        if isinstance(event, BatchCompleted):
-            compute_ns = event.ended_ns - event.started_ns
-            run.follow(self._last_runs.get(batch.partition))
-            run.started_ns, run.ended_ns = event.started_ns, event.ended_ns
-            run.cost = compute_ns * self._prices[batch.partition]
-            self._last_runs[batch.partition] = run
-            self._metrics.batch_completed(batch, compute_ns)
-            row_cost = run.cost / batch.rows
-            for member, each in zip(batch.members, opened, strict=True):
-                each.meter.stage_ran(member.stage, member.rows, member.rows * row_cost)
-                each.trace.runs += (run,)
-        elif isinstance(event, BatchFailed):
-            run.failed = event.cause
-            for each in opened:
-                each.trace.runs += (run,)
 
     def _carry_out(self, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
         if self._observe is not None:
@@ -316,7 +297,7 @@ class Runtime:
     def _dispatch(self, batch: DispatchBatch) -> None:
         opened = self._open
         members = [opened[member.request] for member in batch.members]
-        self._batches[batch.batch] = BatchRun(batch, self._now_ns), members
+        self._runs.dispatched(batch, members, self._now_ns)
         try:
             self._executor.run(batch)
         except PartitionError as error:
@@ -390,6 +371,10 @@ class Runtime:
         if answer.outcome is not Outcome.COMPLETED:
             self.traces.add_missed(trace)
         opened.meter.request_ended(answer.outcome, self._now_ns - trace.arrived_ns)
+        if answer.outcome is not Outcome.COMPLETED or trace.composed:
+            self._metrics.statistics.request_ended(trace)
+        if self._on_ended is not None:
+            self._on_ended(trace)
         if opened.future.done():
             answer.release()
         else:

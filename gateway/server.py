@@ -7,12 +7,14 @@ import json
 import logging
 import os
 import signal
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc.aio
 
 from gateway.catalogue import Catalogue
+from gateway.executors.triton import MixedExecutor
 from gateway.executors.worker import WorkerExecutor
 from gateway.http_server import HttpServer
 from gateway.logs import log
@@ -63,6 +65,24 @@ class PartitionWatch:
         self._metrics.partition_lost(partition)
         self._catalogue.partition_lost(partition)
 
+    def triton_ready(self, partition: str, url: str, loaded: Sequence[str], failed: Mapping[str, str]) -> None:
+        """A Triton server takes batches; `failed` maps models that it does not run to the reasons."""
+        for model, reason in failed.items():
+            log(logger, logging.ERROR, "model failed to load", model=model, partition=partition, reason=reason)
+        log(logger, logging.INFO, "triton ready", partition=partition, url=url, models=list(loaded))
+        self._metrics.partition_ready(partition)
+        self._catalogue.partition_ready(partition, loaded, failed)
+        if self._catalogue.server_ready():
+            self.all_ready.set()
+
+    def triton_lost(self, partition: str, url: str, reason: str) -> None:
+        """A Triton server takes no batches, until `triton_ready`."""
+        log(logger, logging.ERROR, "triton lost", partition=partition, url=url, reason=reason)
+        self._metrics.partition_lost(partition)
+        self._catalogue.partition_unreachable(partition)
+        if self._catalogue.server_ready():
+            self.all_ready.set()
+
     def model_loaded(self, partition: str, model: str) -> None:
         """A worker that is up holds one more model."""
         log(logger, logging.INFO, "model loaded", model=model, partition=partition)
@@ -85,7 +105,7 @@ class Server:
 
     catalogue: Catalogue
     runtime: Runtime
-    executor: WorkerExecutor
+    executor: WorkerExecutor | MixedExecutor
     watch: PartitionWatch
     http: HttpServer
     grpc: grpc.aio.Server

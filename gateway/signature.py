@@ -8,10 +8,11 @@ import numpy as np
 
 from gateway.answer import Tensor
 from gateway.request import WireTensor
+from gateway.shared_memory import Place, Window
 from models.arrays import Buffer, WireBytes, encode_bytes, numpy_dtype, wire_row_offsets
 from models.errors import BadTensor, RequestError, ShapeMismatch, UnknownInput, UnknownOutput
 from models.pipeline import Pipeline, batch_key
-from models.tensor import DataType, TensorSpec, element_count
+from models.tensor import RAW_ONLY, VARIABLE, DataType, TensorSpec, element_count
 
 
 class Accepted(NamedTuple):
@@ -48,7 +49,7 @@ class Signature:
         self.outputs = {spec.name: spec for spec in pipeline.outputs}
         self.output_names = tuple(self.outputs)
         self._inputs = {spec.name: _Input(spec) for spec in pipeline.inputs}
-        self.binary_only = tuple(spec.name for spec in pipeline.outputs if spec.datatype is DataType.FP16)
+        self.binary_only = tuple(spec.name for spec in pipeline.outputs if spec.datatype in RAW_ONLY)
         self._variable = [spec.name for spec in pipeline.inputs if not spec.fixed]
         self._batchable = pipeline.batchable
         self._max_rows = pipeline.max_batch_size
@@ -93,6 +94,34 @@ class Signature:
                 f"missing required input(s) {missing}"
             )
         return Accepted(inputs, rows, self._batch_key(inputs) if self._variable else "", memory_bytes)
+
+    def raw_input(self, data: Buffer) -> WireTensor:
+        """The one input in a body that is all data: a batch of one row, whose one variable dimension its size tells.
+
+        For an input of BYTES it is the one element, without its length. Raises RequestError when it cannot be told.
+        """
+        specs = self.pipeline.inputs
+        if len(specs) != 1:
+            raise RequestError(
+                f"Raw request must only have 1 input (found 1) to be deduced but got {len(specs)} inputs in "
+                f"'{self.name}' model configuration"
+            )
+        (spec,) = specs
+        wire_shape = (1, *spec.shape) if self._batchable else spec.shape
+        fixed = element_count(tuple(dimension for dimension in wire_shape if dimension != VARIABLE))
+        if spec.datatype is DataType.BYTES:
+            if not spec.fixed or fixed != 1:
+                raise RequestError(f"For BYTES datatype raw input '{spec.name}', the model must have input shape [1]")
+            data = len(data).to_bytes(4, "little") + bytes(data)
+        elif wire_shape.count(VARIABLE) > 1:
+            raise RequestError(
+                f"The shape of the raw input '{spec.name}' can not be deduced because there are more than one "
+                "variable-sized dimension"
+            )
+        else:
+            size = len(data) // (fixed * spec.datatype.itemsize) if fixed else 0
+            wire_shape = tuple(size if dimension == VARIABLE else dimension for dimension in wire_shape)
+        return WireTensor(spec.name, spec.datatype.value, wire_shape, data)
 
     def select(self, names: Sequence[str]) -> Sequence[str]:
         """The outputs to answer, in the order asked for; all when none are named. Raises UnknownOutput."""
@@ -154,19 +183,28 @@ def _tensor(expected: _Input, tensor: WireTensor, rows: int) -> Tensor:
             raise BadTensor(f"input '{tensor.name}' has a string that UTF-8 cannot carry") from error
         _check_text(buffer, count, tensor.name)
         return WireBytes(buffer, shape, offsets)
+    if isinstance(data, Window):
+        if expected.itemsize and data.byte_size != count * expected.itemsize:
+            raise _wrong_size(expected, shape, data.byte_size)
+        data = data.read()
+    assert not isinstance(data, Place), "it has been looked up"
     if not expected.itemsize:
         offsets = wire_row_offsets(data, count, rows, f"input '{tensor.name}'")
         _check_text(data, count, tensor.name)
         return WireBytes(data, shape, offsets)
     if len(data) != count * expected.itemsize:
-        raise BadTensor(
-            f"input '{tensor.name}' has {len(data)} bytes of data, but its shape {_dims(shape)} "
-            f"of {expected.datatype} takes {count * expected.itemsize}"
-        )
+        raise _wrong_size(expected, shape, len(data))
     try:
         return np.ndarray(shape, expected.dtype, data)
     except ValueError as error:
         raise ShapeMismatch(f"input '{tensor.name}' has shape {_dims(shape)}, which no tensor can have") from error
+
+
+def _wrong_size(expected: _Input, shape: tuple[int, ...], size: int) -> BadTensor:
+    return BadTensor(
+        f"input '{expected.spec.name}' has {size} bytes of data, but its shape {_dims(shape)} "
+        f"of {expected.datatype} takes {element_count(shape) * expected.itemsize}"
+    )
 
 
 def _check_text(data: Buffer, count: int, name: str) -> None:

@@ -15,6 +15,7 @@ _log = logging.getLogger(__name__)
 _CODES: dict[type[Exception], tuple[int, grpc.StatusCode]] = {
     errors.NotFoundError: (404, grpc.StatusCode.NOT_FOUND),
     errors.UnsupportedRequest: (501, grpc.StatusCode.UNIMPLEMENTED),
+    errors.AlreadyExists: (400, grpc.StatusCode.ALREADY_EXISTS),
     errors.RequestError: (400, grpc.StatusCode.INVALID_ARGUMENT),
     errors.OverloadError: (503, grpc.StatusCode.UNAVAILABLE),
     errors.CancelledError: (400, grpc.StatusCode.CANCELLED),

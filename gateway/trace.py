@@ -31,6 +31,16 @@ class BatchRun(msgspec.Struct, eq=False, gc=False):
     cost: float = 0.0
     failed: str = ""
 
+    @property
+    def open_ns(self) -> int:
+        """From when on nothing but the hand-off kept the worker from starting."""
+        dispatched_ns = self.dispatched_ns
+        if self.failed:
+            return dispatched_ns
+        free_ns, started_ns = self.free_ns, self.started_ns
+        open_ns = free_ns if free_ns < started_ns else started_ns
+        return open_ns if open_ns > dispatched_ns else dispatched_ns
+
     def follow(self, previous: "BatchRun | None") -> None:
         """Take note of the batch that the worker ran before."""
         self.free_ns = self.expected_ns = self.dispatched_ns
@@ -58,6 +68,16 @@ class Trace(msgspec.Struct, eq=False, gc=False):
     def id(self) -> str:
         """What the request can be asked for by: the client's id, else one made of its number."""
         return self.given_id or f"sluice-{self.arrival.request}"
+
+    @property
+    def composed(self) -> bool:
+        """Whether it is for a pipeline, not for a model by itself."""
+        return self.stages[0].model != self.arrival.pipeline
+
+    def ready_ns(self, dispatched_ns: int) -> int:
+        """From when on a stage that was dispatched then could have been: all that ended until then had ended."""
+        ends = [run.told_ns for run in self.runs if run.told_ns <= dispatched_ns and not run.failed]
+        return max(ends, default=self.arrived_ns)
 
 
 class Traces:

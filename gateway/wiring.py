@@ -2,12 +2,14 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from time import monotonic_ns
+from time import monotonic_ns, time_ns
 from typing import BinaryIO
 
 import msgspec
+from grpc import aio
 
 from batcher.build import build_spec
 from batcher.config import PartitionConfig, SchedulerSpec
@@ -18,23 +20,32 @@ from batcher.planner.residency import ModelNeed, place_models
 from batcher.scheduler import Scheduler
 from gateway.catalogue import Catalogue
 from gateway.config import ServerConfig
+from gateway.controlplane import ControlPlane
 from gateway.dataplane import DataPlane
+from gateway.executors.triton import MixedExecutor
+from gateway.executors.triton_discovery import NOTHING, Discovery, discover
+from gateway.executors.triton_settings import TritonSettings
 from gateway.executors.worker import WorkerExecutor
 from gateway.grpc import grpc_server
 from gateway.http import build_app
 from gateway.http_infer import InferRoute
-from gateway.http_server import http_config, http_server
+from gateway.http_server import HttpServer, http_config, http_server
+from gateway.log_settings import LogSettings
 from gateway.logs import log
 from gateway.metrics import Metrics
 from gateway.plan import PipelinePlan, plan_pipeline
+from gateway.repository_api import RepositoryApi
+from gateway.restricted import Restrictions
 from gateway.runtime import Runtime
 from gateway.server import PartitionWatch, Server
+from gateway.shared_memory import SharedMemory
 from gateway.stored_profiles import model_memory, stored_entries, stored_tables
+from gateway.trace_settings import TraceSettings
 from models.errors import ConfigError
 from models.pipeline import Pipeline
 from models.pipeline_check import single_model
 from models.profile_file import Entry
-from models.repository import Broken, ModelEntry, Repository, entry_of_file, name_of_file
+from models.repository import REMOTE, Broken, ModelEntry, Repository, entry_of_file, name_of_file
 from models.spec import ModelSpec
 from mps.alarm import Alarm
 from mps.cpu import available_cores, default_partitions
@@ -45,6 +56,7 @@ from mps.supervisor import WorkerSpec
 logger = logging.getLogger(__name__)
 
 _MIB = 1 << 20
+_SECONDS_PER_HOUR = 3600
 
 
 def server_version() -> str:
@@ -55,18 +67,37 @@ def server_version() -> str:
         return "unknown"
 
 
-def read_models(directory: Path | None, files: Sequence[Path], config: ServerConfig) -> Repository:
-    """What is to be served: a repository, or model files by themselves. Raises ConfigError for a bad directory."""
+def find_triton_models(config: ServerConfig) -> Discovery:
+    """What the configured Triton servers hold; blocks until they have answered, or have had their time."""
     sizes = config.batch_sizes()
+    found = discover(config.triton, lambda name: sizes.get(name, config.max_batch_size))
+    for server, reason in found.unreachable.items():
+        log(logger, logging.ERROR, "triton could not be asked for its models", partition=server, reason=reason)
+    return found
+
+
+def read_models(
+    directory: Path | None, files: Sequence[Path], config: ServerConfig, triton: Discovery = NOTHING
+) -> Repository:
+    """What is to be served: a repository, or model files by themselves, and what Triton servers hold besides.
+
+    Raises ConfigError for a bad directory.
+    """
+    sizes = config.batch_sizes()
+    remote = {key: ModelEntry(spec, Path(spec.name), REMOTE) for key, spec in triton.specs.items()}
     if directory is not None:
-        return Repository.scan(directory, config.max_batch_size, sizes)
-    models: dict[str, ModelEntry] = {}
-    broken = []
+        repository = Repository.scan(directory, config.max_batch_size, sizes, remote)
+        unknown = triton.unknown(config.triton, {entry.spec.name for entry in repository.models.values()})
+        return replace(repository, broken=(*repository.broken, *unknown))
+    models = dict(remote)
+    broken = list(
+        triton.unknown(config.triton, {*map(name_of_file, files), *(spec.name for spec in triton.specs.values())})
+    )
     for file in files:
         name = name_of_file(file)
         try:
             entry = entry_of_file(file, sizes.get(name, config.max_batch_size))
-            if entry.spec.key in models:
+            if entry.spec.key in models.keys() - remote.keys():
                 raise ConfigError(
                     f"{file}: {models[entry.spec.key].path} has the same name; expected names that differ"
                 )
@@ -83,7 +114,9 @@ def configured_partitions(config: ServerConfig) -> tuple[CpuPartition, ...]:
     return config.partitions
 
 
-def build_server(config: ServerConfig, repository: Repository, journal: BinaryIO | None) -> Server:
+def build_server(
+    config: ServerConfig, repository: Repository, journal: BinaryIO | None, triton: Discovery = NOTHING
+) -> Server:
     """All parts of a server, connected; it listens already, and its workers start when it runs.
 
     To be called on the event loop that is to run it. Raises ConfigError or PartitionError for settings that cannot be
@@ -95,11 +128,17 @@ def build_server(config: ServerConfig, repository: Repository, journal: BinaryIO
     partitions = configured_partitions(config)
     pipelines = [*(single_model(entry.spec) for entry in repository.models.values()), *repository.pipelines.values()]
     kinds = [partition.profile_kind for partition in partitions]
-    stored = {key: stored_entries(entry, kinds) for key, entry in repository.models.items()}
-    spec = _scheduler_spec(config, repository, pipelines, partitions, stored)
-    scheduler = Scheduler(spec, LivePlanner())
+    stored = {key: stored_entries(entry, kinds) for key, entry in repository.models.items() if entry.backend != REMOTE}
     specs = {key: entry.spec for key, entry in repository.models.items()}
-    names = [partition.name for partition in partitions]
+    local = tuple(stored) if len(stored) < len(specs) else None
+    holds = {server.name: triton.may_hold(server, specs) for server in config.triton}
+    configs = [
+        *(_partition_config(config, partition, local) for partition in partitions),
+        *(_triton_config(config, server, tuple(holds[server.name])) for server in config.triton),
+    ]
+    spec = _scheduler_spec(config, repository, pipelines, configs, stored)
+    scheduler = Scheduler(spec, LivePlanner())
+    names = [each.name for each in configs]
     catalogue = Catalogue(server_version(), pipelines, repository.broken, names)
     metrics = Metrics(
         {scheduled.name: [stage.name for stage in scheduled.stages] for scheduled in spec.pipelines},
@@ -107,16 +146,20 @@ def build_server(config: ServerConfig, repository: Repository, journal: BinaryIO
         queue_depths=scheduler.queue_depths,
         arena_bytes=lambda: executor.arena_bytes,
         corrections=lambda: _corrections(scheduler),
+        breakers=lambda: executor.breakers if isinstance(executor, MixedExecutor) else {},
     )
     watch = PartitionWatch(catalogue, metrics)
-    executor = WorkerExecutor(
+    workers = WorkerExecutor(
         _worker_specs(config, repository, spec, partitions, stored, _residency(spec, catalogue)),
         _pipeline_plans(pipelines, spec, specs),
         specs,
         config.limits.input_arena_mb * _MIB,
         watch,
     )
+    verdicts = {model.key: model.verdicts for model in spec.models}
+    executor = MixedExecutor(workers, config.triton, holds, verdicts, watch, monotonic_ns) if config.triton else workers
     observe = None if journal is None else JournalWriter(journal.write, spec).record
+    trace_settings = TraceSettings(config.trace, catalogue.names())
     runtime = Runtime(
         scheduler,
         executor,
@@ -126,12 +169,9 @@ def build_server(config: ServerConfig, repository: Repository, journal: BinaryIO
         observe=observe,
         trace_requests=config.trace_requests,
         build_plan=build_plan,
+        on_ended=trace_settings.ended if trace_settings.available else None,
     )
-    dataplane = DataPlane(catalogue, runtime, config.default_slo_ms, monotonic_ns)
-    infer = InferRoute(dataplane, config.max_body_bytes)
-    app = build_app(catalogue, metrics, runtime.traces, monotonic_ns)
-    http = http_server(http_config(app, infer), config.host, config.http_port)
-    grpc, grpc_port = grpc_server(dataplane, catalogue, config.host, config.grpc_port, config.max_body_bytes)
+    http, grpc, grpc_port = _front_ends(config, catalogue, runtime, metrics, trace_settings, spec.limits.memory_bytes)
     return Server(
         catalogue=catalogue,
         runtime=runtime,
@@ -142,6 +182,46 @@ def build_server(config: ServerConfig, repository: Repository, journal: BinaryIO
         address=(config.host, http.port, grpc_port),
         drain_timeout_s=config.drain_timeout_s,
     )
+
+
+def _front_ends(
+    config: ServerConfig,
+    catalogue: Catalogue,
+    runtime: Runtime,
+    metrics: Metrics,
+    trace_settings: TraceSettings,
+    max_tensor_bytes: int,
+) -> tuple[HttpServer, aio.Server, int]:
+    """The servers of both protocols, and the port of the second."""
+    shared_memory = SharedMemory(config.allow_client_shm, max_tensor_bytes)
+    dataplane = DataPlane(catalogue, runtime, config.default_slo_ms, monotonic_ns, shared_memory)
+    control = ControlPlane(
+        catalogue,
+        RepositoryApi(catalogue),
+        metrics.statistics,
+        shared_memory,
+        LogSettings(),
+        trace_settings,
+        monotonic_ns,
+        time_ns() - monotonic_ns(),
+    )
+    restrictions = Restrictions(config.restricted)
+    context = credentials = None
+    if config.tls is not None:
+        context, credentials = config.tls.ssl_context(), config.tls.grpc_credentials()
+    app = build_app(control, metrics, runtime.traces, restrictions)
+    settings = http_config(app, InferRoute(dataplane, config.max_body_bytes), restrictions=restrictions)
+    http = http_server(settings, config.host, config.http_port, context)
+    grpc, grpc_port = grpc_server(
+        dataplane,
+        control,
+        config.host,
+        config.grpc_port,
+        config.max_body_bytes,
+        restrictions=restrictions,
+        credentials=credentials,
+    )
+    return http, grpc, grpc_port
 
 
 def _corrections(scheduler: Scheduler) -> dict[tuple[str, str], float]:
@@ -164,26 +244,31 @@ def _scheduler_spec(
     config: ServerConfig,
     repository: Repository,
     pipelines: Sequence[Pipeline],
-    partitions: Sequence[CpuPartition],
+    partitions: Sequence[PartitionConfig],
     stored: Mapping[str, Mapping[str, Entry]],
 ) -> SchedulerSpec:
     specs = [entry.spec for entry in repository.models.values()]
     return build_spec(
         specs,
         pipelines,
-        [_partition_config(config, partition) for partition in partitions],
+        partitions,
         limits=config.limits.config(),
         policies=config.policies(specs),
         default_policy=config.policy.config(),
-        memory_of={key: model_memory(entry, stored[key]) for key, entry in repository.models.items()},
+        memory_of={key: model_memory(repository.models[key], entries) for key, entries in stored.items()},
     )
 
 
-def _partition_config(config: ServerConfig, partition: CpuPartition) -> PartitionConfig:
+def _partition_config(config: ServerConfig, partition: CpuPartition, models: tuple[str, ...] | None) -> PartitionConfig:
     share = len(partition.cores) / len(available_cores())
     memory_bytes = 0 if partition.memory_mb is None else max(round(partition.memory_mb * _MIB), 1)
     price = config.prices.per_second(partition)
-    return PartitionConfig(partition.name, partition.profile_kind, price, share, memory_bytes)
+    return PartitionConfig(partition.name, partition.profile_kind, price, share, memory_bytes, models)
+
+
+def _triton_config(config: ServerConfig, server: TritonSettings, models: tuple[str, ...]) -> PartitionConfig:
+    hour = config.prices.gpu_hour if server.price is None else server.price
+    return PartitionConfig(server.name, server.profile_kind, hour / _SECONDS_PER_HOUR, models=models)
 
 
 def _pipeline_plans(
@@ -229,8 +314,10 @@ def _worker_specs(
             entry.spec.menu,
             entry.spec.batchable,
             tuple((verdict.output, verdict.confidence) for verdict in model.verdicts),
+            config=entry.spec.config,
         )
         for model in spec.models
+        if model.key in stored
         for entry in [repository.models[model.key]]
     )
     tables = {key: stored_tables(repository.models[key], entries) for key, entries in stored.items()}

@@ -27,9 +27,10 @@ _NUMPY: dict[DataType, np.dtype[np.generic]] = {
     DataType.FP16: np.dtype("<f2"),
     DataType.FP32: np.dtype("<f4"),
     DataType.FP64: np.dtype("<f8"),
+    DataType.BF16: np.dtype("<u2"),
     DataType.BYTES: np.dtype(np.object_),
 }
-_DATATYPE = {dtype: datatype for datatype, dtype in _NUMPY.items()}
+_DATATYPE = {dtype: datatype for datatype, dtype in _NUMPY.items() if datatype is not DataType.BF16}
 _LENGTH = struct.Struct("<I")
 
 
@@ -51,7 +52,7 @@ class WireBytes:
 
 
 def numpy_dtype(datatype: DataType) -> np.dtype[np.generic]:
-    """The numpy dtype of a V2 datatype; BYTES are objects."""
+    """The numpy dtype of a V2 datatype; BYTES are objects, BF16 its bits, for which numpy has no number."""
     return _NUMPY[datatype]
 
 

@@ -45,6 +45,10 @@ class UnsupportedRequest(RequestError):
     """The request is well formed, but asks for a part of the protocol that is not served."""
 
 
+class AlreadyExists(RequestError):
+    """The request would make something that is there already."""
+
+
 class OverloadError(ServingError):
     """The request cannot be served in time or space; `retry_after_s` is when it may be worth another try."""
 

@@ -1,7 +1,7 @@
 """The first latency table of a model: every batch size of its menu is warmed and timed when it is loaded."""
 
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from typing import TypeVar
 
 import numpy as np
@@ -14,6 +14,8 @@ from models.units import NS_PER_MS
 
 _T = TypeVar("_T")
 _BUDGET_NS = 250 * NS_PER_MS
+Shapes = Mapping[str, tuple[int, ...]]
+"""Item shapes by input: those that inputs of variable shape are given."""
 
 
 def finish(steps: Generator[None, None, _T]) -> _T:
@@ -26,27 +28,30 @@ def finish(steps: Generator[None, None, _T]) -> _T:
             return result
 
 
-def warming(backend: Backend, batchable: bool, menu: Iterable[int]) -> Generator[None, None, None]:
+def warming(
+    backend: Backend, batchable: bool, menu: Iterable[int], shapes: Shapes | None = None
+) -> Generator[None, None, None]:
     """Run every batch size of the menu once, one a step, so that no request pays for a first run.
 
     Raises BackendFailed.
     """
     for rows in menu:
-        backend.run(blank_batch(backend, batchable, rows))
+        backend.run(blank_batch(backend, batchable, rows, shapes))
         yield
 
 
 def measuring(
-    backend: Backend, batchable: bool, menu: Iterable[int], repeats: int = 5
+    backend: Backend, batchable: bool, menu: Iterable[int], repeats: int = 5, shapes: Shapes | None = None
 ) -> Generator[None, None, LatencyTable]:
     """Warm every batch size of the menu, time it, and return the medians; a step is one run. Raises BackendFailed.
 
-    The inputs are zeros, with variable dimensions of 1. A size takes a warming run and up to `repeats` timed ones,
-    at least one, of which no further begins after a quarter of a second. What happens between two steps does not count.
+    The inputs are zeros, with variable dimensions of 1 where `shapes` has no other. A size takes a warming run and up
+    to `repeats` timed ones, at least one, of which no further begins after a quarter of a second. What happens between
+    two steps does not count.
     """
     cells: list[tuple[int, int]] = []
     for rows in menu:
-        inputs = blank_batch(backend, batchable, rows)
+        inputs = blank_batch(backend, batchable, rows, shapes)
         backend.run(inputs)
         yield
         times: list[int] = []
@@ -64,14 +69,15 @@ def measure_table(backend: Backend, batchable: bool, menu: Iterable[int], repeat
     return finish(measuring(backend, batchable, menu, repeats))
 
 
-def blank_batch(backend: Backend, batchable: bool, rows: int) -> dict[str, Array]:
-    """Inputs of zeros, with variable dimensions of 1."""
-    return {tensor.name: _blank(tensor, batchable, rows) for tensor in backend.inputs}
+def blank_batch(backend: Backend, batchable: bool, rows: int, shapes: Shapes | None = None) -> dict[str, Array]:
+    """Inputs of zeros, with variable dimensions of 1 where `shapes` has no other."""
+    known = shapes or {}
+    return {tensor.name: _blank(tensor, batchable, rows, known.get(tensor.name)) for tensor in backend.inputs}
 
 
-def _blank(tensor: TensorSpec, batchable: bool, rows: int) -> Array:
-    batch, item = ((rows,), tensor.shape[1:]) if batchable else ((), tensor.shape)
-    shape = batch + tuple(1 if dimension == VARIABLE else dimension for dimension in item)
+def _blank(tensor: TensorSpec, batchable: bool, rows: int, item: tuple[int, ...] | None) -> Array:
+    batch, declared = ((rows,), tensor.shape[1:]) if batchable else ((), tensor.shape)
+    shape = batch + (item or tuple(1 if dimension == VARIABLE else dimension for dimension in declared))
     if tensor.datatype is DataType.BYTES:
         return np.full(shape, b"", np.object_)
     return np.zeros(shape, numpy_dtype(tensor.datatype))

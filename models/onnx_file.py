@@ -6,6 +6,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from models.errors import ConfigError
+from models.file_tensors import FileTensors
 from models.spec import ModelSpec
 from models.tensor import VARIABLE, DataType, TensorSpec
 
@@ -22,16 +23,22 @@ _DATATYPE: dict[int, DataType] = {
     onnx.TensorProto.FLOAT16: DataType.FP16,
     onnx.TensorProto.FLOAT: DataType.FP32,
     onnx.TensorProto.DOUBLE: DataType.FP64,
+    onnx.TensorProto.BFLOAT16: DataType.BF16,
     onnx.TensorProto.STRING: DataType.BYTES,
 }
 
 
 def read_spec(path: Path, name: str, version: int, max_batch_size: int) -> ModelSpec:
-    """The spec of the model in `path`; its weights are not kept.
+    """The spec of the model in `path`, of batches of up to `max_batch_size` rows if it has any; raises as below."""
+    return read_tensors(path).spec(name, version, max_batch_size)
 
-    The model is batchable, up to `max_batch_size` rows, if the first dimension of all its tensors is one symbol that
-    no other dimension uses (dimensions without a name count as that symbol). Raises ConfigError, with the path, for
-    a file that cannot be read and for tensors the protocol cannot carry.
+
+def read_tensors(path: Path) -> FileTensors:
+    """The tensors of the model in `path`; its weights are not kept.
+
+    The model is batchable if the first dimension of all its tensors is one symbol that no other dimension uses
+    (dimensions without a name count as that symbol). Raises ConfigError, with the path, for a file that cannot be read
+    and for tensors the protocol cannot carry.
     """
     try:
         data = path.read_bytes()
@@ -45,18 +52,11 @@ def read_spec(path: Path, name: str, version: int, max_batch_size: int) -> Model
     inputs = [value for value in graph.input if value.name not in weights]
     if not graph.output:
         raise ConfigError(f"{path}: not an ONNX model: the graph has no outputs")
-    specs = [_tensor(path, "input", value) for value in inputs]
-    outputs = [_tensor(path, "output", value) for value in graph.output]
-    if not _has_batch_dimension(inputs, list(graph.output)):
-        max_batch_size = 0
-    if max_batch_size:
-        specs, outputs = [_item(spec) for spec in specs], [_item(spec) for spec in outputs]
-    return ModelSpec(
-        name=name,
-        version=version,
-        inputs=tuple(specs),
-        outputs=tuple(outputs),
-        max_batch_size=max_batch_size,
+    return FileTensors(
+        tuple(_tensor(path, "input", value) for value in inputs),
+        tuple(_tensor(path, "output", value) for value in graph.output),
+        _has_batch_dimension(inputs, list(graph.output)),
+        "onnxruntime_onnx",
     )
 
 
@@ -78,10 +78,6 @@ def _tensor(path: Path, role: str, value: onnx.ValueInfoProto) -> TensorSpec:
         )
     shape = tuple(VARIABLE if _symbol(dim) is not None else dim.dim_value for dim in tensor.shape.dim)
     return TensorSpec(value.name, datatype, shape)
-
-
-def _item(tensor: TensorSpec) -> TensorSpec:
-    return TensorSpec(tensor.name, tensor.datatype, tensor.shape[1:])
 
 
 def _symbol(dim: onnx.TensorShapeProto.Dimension) -> str | None:

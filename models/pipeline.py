@@ -26,6 +26,9 @@ class Combiner(enum.StrEnum):
 
     MEAN = "mean"
     MOST_CONFIDENT = "most_confident"
+    WEIGHTED_MEAN = "weighted_mean"
+    VOTE = "vote"
+    CONCAT = "concat"
 
 
 class Late(enum.StrEnum):
@@ -63,8 +66,9 @@ class Stage(msgspec.Struct, frozen=True):
     """A checked stage: either `model` (a key such as `mlp:1`) or `combine` is set.
 
     It runs for the rows for which all its sources ran and, with `when`, whose confidence is below the threshold.
-    A combiner's inputs are named "0", "1", …; its one output is named like the tensor of its first source. `variants`
-    are all models that may run the stage, the most accurate, which is `model`, first; empty when there is no choice.
+    A combiner's inputs are named "0", "1", …; its one output is named like the tensor of its first source. `weights`
+    are those of a weighted mean. `variants` are all models that may run the stage, the most accurate, which is
+    `model`, first; empty when there is no choice.
     """
 
     name: str
@@ -73,6 +77,7 @@ class Stage(msgspec.Struct, frozen=True):
     combine: Combiner | None = None
     when: When | None = None
     variants: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -86,7 +91,7 @@ class Pipeline(msgspec.Struct, frozen=True):
     `stages` are in topological order. `sources` names, for every output, the stages that may have produced it: row i
     comes from the first source that ran it. `max_batch_size` bounds a request's rows (the smallest of its models; 0
     when the one model it consists of is not batchable). `weight` is its share of a model that other pipelines use, too,
-    against their weights.
+    against their weights. `config` is its configuration as Triton prints it in JSON; "" without a `config.pbtxt`.
     """
 
     name: str
@@ -100,6 +105,7 @@ class Pipeline(msgspec.Struct, frozen=True):
     late: Late = Late.SERVE
     platform: str = PLATFORM
     weight: float = 1.0
+    config: str = ""
 
     @property
     def batchable(self) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from models.combiners import FLOATS, check_weights, combined
 from models.errors import ConfigError
 from models.family_file import Family
 from models.model_reference import find_model, there_are
@@ -12,9 +13,8 @@ from models.pipeline import PLATFORM, REQUEST, Combiner, Pipeline, Source, Stage
 from models.pipeline_file import PipelineFile, StageFile
 from models.pipeline_graph import find_cycle, reachable, topological_order
 from models.spec import ModelSpec
-from models.tensor import VARIABLE, DataType, TensorSpec
+from models.tensor import TensorSpec, kind, merged_shape
 
-_FLOATS = (DataType.FP16, DataType.FP32, DataType.FP64)
 _STAGE_NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 _VERSION = 1
 
@@ -31,6 +31,7 @@ def single_model(spec: ModelSpec) -> Pipeline:
         sources={tensor.name: (Source(spec.name, tensor.name),) for tensor in spec.outputs},
         max_batch_size=spec.max_batch_size,
         platform=spec.platform,
+        config=spec.config,
     )
 
 
@@ -43,6 +44,7 @@ def single_family(family: Family, models: Mapping[str, ModelSpec]) -> Pipeline:
         version=_VERSION,
         max_batch_size=min(spec.max_batch_size for spec in specs),
         platform=PLATFORM,
+        config="",
     )
     pipeline = single_model(seen)
     stage = _model_stage(family.name, pipeline.stages[0].inputs, specs)
@@ -209,9 +211,9 @@ class _Check:
         if stage.when is not None:
             where = f"stages.{name}.when"
             judged = self._tensor(f"{where}.output", Source(stage.when.stage, stage.when.output))
-            if judged.datatype not in _FLOATS:
+            if judged.datatype not in FLOATS:
                 raise self._error(
-                    f"{where}.output", f"expected probabilities ({', '.join(_FLOATS)}), got {judged.datatype}"
+                    f"{where}.output", f"expected probabilities ({', '.join(FLOATS)}), got {judged.datatype}"
                 )
             if not 0 < stage.when.below <= 1:
                 raise self._error(
@@ -229,8 +231,8 @@ class _Check:
                 self._take_from_request(where, source.tensor, sink)
                 continue
             given = self._tensor(where, source)
-            if given.datatype != sink.datatype or _merged(given.shape, sink.shape) is None:
-                raise self._error(where, f"expected {_kind(sink)}, but {source} is {_kind(given)}")
+            if given.datatype != sink.datatype or merged_shape(given.shape, sink.shape) is None:
+                raise self._error(where, f"expected {kind(sink)}, but {source} is {kind(given)}")
         for tensor_name in wanted:
             if tensor_name not in stage.inputs:
                 raise self._error(f"stages.{name}.inputs", f"input '{tensor_name}' of model '{spec.key}' is missing")
@@ -241,20 +243,24 @@ class _Check:
         if known is None:
             self._inputs[name] = TensorSpec(name, sink.datatype, sink.shape)
             return
-        shape = _merged(known.shape, sink.shape)
+        shape = merged_shape(known.shape, sink.shape)
         if known.datatype != sink.datatype or shape is None:
-            raise self._error(where, f"expected {_kind(sink)}, but request.{name} is {_kind(known)} elsewhere")
+            raise self._error(where, f"expected {kind(sink)}, but request.{name} is {kind(known)} elsewhere")
         self._inputs[name] = TensorSpec(name, sink.datatype, shape)
 
     def _check_combiner(self, name: str, stage: StageFile, combine: Combiner) -> dict[str, TensorSpec]:
         where = f"stages.{name}.of"
         if len(stage.of) < 2:
             raise self._error(where, f"expected at least two tensors to combine, got {len(stage.of)}")
-        tensor = self._agreeing(where, stage.of)
-        if tensor.datatype not in _FLOATS:
-            raise self._error(where, f"expected tensors of {', '.join(_FLOATS)}, got {tensor.datatype}")
-        if combine is Combiner.MOST_CONFIDENT and len(tensor.shape) != 1:
-            raise self._error(where, f"most_confident expected a vector of probabilities a row, got {_kind(tensor)}")
+        self._refuse_twice(where, stage.of)
+        try:
+            tensor = combined(combine, [self._tensor(where, source) for source in stage.of], list(map(str, stage.of)))
+        except ValueError as error:
+            raise self._error(where, str(error)) from error
+        try:
+            check_weights(combine, stage.weights, len(stage.of))
+        except ValueError as error:
+            raise self._error(f"stages.{name}.weights", str(error)) from error
         return {tensor.name: tensor}
 
     def _check_output(self, name: str, sources: tuple[Source, ...]) -> TensorSpec:
@@ -265,18 +271,22 @@ class _Check:
             if source.stage == REQUEST:
                 raise self._error(where, f"expected a stage's tensor, got {source}")
         tensor = self._agreeing(where, sources)
-        return TensorSpec(name, tensor.datatype, tensor.shape)
+        return msgspec.structs.replace(tensor, name=name)
 
     def _agreeing(self, where: str, sources: tuple[Source, ...]) -> TensorSpec:
         """The one kind of tensor that all of `sources` are."""
         first = self._tensor(where, sources[0])
-        for index, source in enumerate(sources):
+        for source in sources:
             tensor = self._tensor(where, source)
             if (tensor.datatype, tensor.shape) != (first.datatype, first.shape):
-                raise self._error(where, f"{source} is {_kind(tensor)}, but {sources[0]} is {_kind(first)}")
+                raise self._error(where, f"{source} is {kind(tensor)}, but {sources[0]} is {kind(first)}")
+        self._refuse_twice(where, sources)
+        return first
+
+    def _refuse_twice(self, where: str, sources: tuple[Source, ...]) -> None:
+        for index, source in enumerate(sources):
             if source in sources[:index]:
                 raise self._error(where, f"{source} is given twice")
-        return first
 
     def _tensor(self, where: str, source: Source) -> TensorSpec:
         self._check_stage_exists(where, source.stage)
@@ -314,7 +324,7 @@ class _Check:
         stage = self._stages[name]
         if stage.combine is not None:
             members = {str(index): source for index, source in enumerate(stage.of)}
-            return Stage(name, members, combine=stage.combine, when=stage.when)
+            return Stage(name, members, combine=stage.combine, when=stage.when, weights=stage.weights)
         return _model_stage(name, dict(stage.inputs), self._specs[name], stage.when)
 
     def _error(self, where: str, what: str) -> ConfigError:
@@ -331,15 +341,3 @@ def _sources(stage: StageFile) -> list[tuple[str, Source]]:
     if stage.combine is not None:
         return [(f"of.{index}", source) for index, source in enumerate(stage.of)]
     return [(f"inputs.{name}", source) for name, source in stage.inputs.items()]
-
-
-def _merged(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The item shape that both allow, None if there is none."""
-    if len(one) != len(other):
-        return None
-    merged = tuple(b if a == VARIABLE else a for a, b in zip(one, other, strict=True))
-    return merged if all(b in (VARIABLE, m) for b, m in zip(other, merged, strict=True)) else None
-
-
-def _kind(tensor: TensorSpec) -> str:
-    return f"{tensor.datatype} {list(tensor.shape)}"

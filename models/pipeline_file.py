@@ -10,7 +10,7 @@ from models.yaml_file import convert, load_yaml
 
 
 class StageFile(msgspec.Struct, frozen=True):
-    """A stage as written: `model` or `family` with `inputs`, or `combine` with `of`."""
+    """A stage as written: `model` or `family` with `inputs`, or `combine` with `of` (and `weights`)."""
 
     model: str | None = None
     version: int | None = None
@@ -19,6 +19,7 @@ class StageFile(msgspec.Struct, frozen=True):
     inputs: dict[str, Source] = {}
     combine: Combiner | None = None
     of: tuple[Source, ...] = ()
+    weights: tuple[float, ...] = ()
     when: When | None = None
 
 
@@ -69,6 +70,7 @@ class _FamilyStage(msgspec.Struct, forbid_unknown_fields=True):
 class _CombinerStage(msgspec.Struct, forbid_unknown_fields=True):
     combine: Combiner
     of: list[Any]
+    weights: tuple[float, ...] = ()
     when: Any = None
 
 
@@ -80,7 +82,7 @@ def _stage(value: object, path: str, at: str) -> StageFile:
     if isinstance(value, dict) and "combine" in value:
         combiner = convert(value, _CombinerStage, path, at)
         of = tuple(_source(source, path, f"{at}.of.{index}") for index, source in enumerate(combiner.of))
-        return StageFile(combine=combiner.combine, of=of, when=_when(combiner.when, path, at))
+        return StageFile(combine=combiner.combine, of=of, weights=combiner.weights, when=_when(combiner.when, path, at))
     if isinstance(value, dict) and "family" in value:
         family = convert(value, _FamilyStage, path, at)
         return StageFile(

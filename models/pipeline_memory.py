@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from models.combiners import combined
 from models.pipeline import REQUEST, Pipeline
 from models.spec import ModelSpec
 from models.tensor import TensorSpec, element_count
@@ -34,7 +35,8 @@ def _stage_outputs(pipeline: Pipeline, models: Mapping[str, ModelSpec]) -> dict[
     for stage in pipeline.stages:
         if stage.model is not None:
             made[stage.name] = models[stage.model].outputs
-        else:
-            first = stage.inputs["0"]
-            made[stage.name] = tuple(tensor for tensor in made[first.stage] if tensor.name == first.tensor)
+        elif stage.combine is not None:
+            sources = list(stage.inputs.values())
+            tensors = [next(each for each in made[of.stage] if each.name == of.tensor) for of in sources]
+            made[stage.name] = (combined(stage.combine, tensors, list(map(str, sources))),)
     return made

@@ -1,4 +1,4 @@
-"""The model repository: `<name>/<version>/model.onnx` as Triton lays it out, pipelines and families beside them."""
+"""The model repository as Triton lays it out, `<name>/<version>/model.onnx`; pipelines and families beside them."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -6,9 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from models import onnx_file, timed_file
+from models.config_check import PLATFORMS, check_config
 from models.errors import ConfigError
 from models.family_file import Family, read_family
+from models.file_tensors import FileTensors
+from models.model_config import ModelConfig, VersionPolicy
 from models.pipeline import REQUEST, Pipeline
 from models.pipeline_check import check_pipeline, single_family
 from models.pipeline_file import decode_pipeline
@@ -17,25 +22,35 @@ from models.spec import ModelSpec
 DEFAULT_MAX_BATCH_SIZE = 64
 PIPELINE_FILE = "pipeline.yaml"
 FAMILY_FILE = "family.yaml"
+CONFIG_FILE = "config.pbtxt"
+
+REMOTE = "remote"
+"""What stands for the backend of a model that has no file here."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
 
 class _Format(NamedTuple):
+    """A kind of model file; `read_tensors` is None where only a configuration says what its tensors are."""
+
     suffix: str
     backend: str
-    read_spec: Callable[[Path, str, int, int], ModelSpec]
+    read_tensors: Callable[[Path], FileTensors] | None
 
 
 _FORMATS = (
-    _Format(".onnx", "onnxruntime", onnx_file.read_spec),
-    _Format(".timed.json", "timed", timed_file.read_spec),
+    _Format(".onnx", "onnxruntime", onnx_file.read_tensors),
+    _Format(".timed.json", "timed", timed_file.read_tensors),
+    _Format(".py", "python", None),
 )
 
 
 class ModelEntry(NamedTuple):
-    """A model version that can be loaded: `backend` names the module of `models.backends` that runs `path`."""
+    """A model version that can be loaded: `backend` names the module of `models.backends` that runs `path`.
+
+    A `REMOTE` one is run by another server only, whose place `path` stands for.
+    """
 
     spec: ModelSpec
     path: Path
@@ -67,18 +82,21 @@ class Repository:
         directory: Path,
         max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
         max_batch_sizes: Mapping[str, int] | None = None,
+        remote: Mapping[str, ModelEntry] | None = None,
     ) -> "Repository":
         """Read every entry; one that is broken never stops the rest. Raises ConfigError if there is no directory.
 
         `max_batch_sizes` overrides `max_batch_size` for the models it names. Files in `directory` itself, hidden
-        directories and version directories that are not plain positive numbers are ignored, as Triton does.
+        directories and version directories that are not plain positive numbers are ignored, as Triton does. `remote`
+        are models by key that have no file here, which pipelines may use as well.
         """
         if not directory.is_dir():
             raise ConfigError(f"{directory}: expected a directory, the model repository")
-        limits = max_batch_sizes or {}
-        models: dict[str, ModelEntry] = {}
+        limits = BatchLimits(max_batch_size, max_batch_sizes or {})
+        models = dict(remote or {})
         families: dict[str, Family] = {}
         pipelines: dict[str, Pipeline] = {}
+        ensembles: dict[Path, ModelConfig] = {}
         broken: list[Broken] = []
         entries = [entry for entry in sorted(directory.iterdir()) if entry.is_dir() and entry.name[0] != "."]
         # Families are checked against the models, and pipelines against both.
@@ -89,13 +107,27 @@ class Repository:
                     pipelines[entry.name] = _read_pipeline(entry, models, families)
                 elif (entry / FAMILY_FILE).exists():
                     families[entry.name] = _read_family(entry, models)
+                elif (config := _read_config(entry)) is not None and config.is_ensemble:
+                    ensembles[entry] = config
                 else:
-                    _read_model(entry, limits.get(entry.name, max_batch_size), models, broken)
+                    _read_model(entry, config, limits, models, broken)
+            except ConfigError as error:
+                broken.append(Broken(entry.name, None, str(error)))
+        for entry, config in ensembles.items():
+            try:
+                pipelines[entry.name] = _read_ensemble(entry, config, models)
             except ConfigError as error:
                 broken.append(Broken(entry.name, None, str(error)))
         specs = _specs(models)
         alone = {name: single_family(family, specs) for name, family in families.items()}
         return cls(models, alone | pipelines, tuple(broken))
+
+
+class BatchLimits(NamedTuple):
+    """The maximum batch size of models that do not say any, and by name what bounds that of others, too."""
+
+    default: int
+    by_name: Mapping[str, int]
 
 
 def name_of_file(path: Path) -> str:
@@ -109,38 +141,105 @@ def name_of_file(path: Path) -> str:
 def entry_of_file(path: Path, max_batch_size: int = DEFAULT_MAX_BATCH_SIZE) -> ModelEntry:
     """A model file served by itself, without a repository: version 1 of a model named like the file."""
     for form in _FORMATS:
-        if path.name.endswith(form.suffix):
+        if form.read_tensors is not None and path.name.endswith(form.suffix):
             name = name_of_file(path)
             _check_name(path, name)
-            return ModelEntry(form.read_spec(path, name, 1, max_batch_size), path, form.backend)
-    raise ConfigError(f"{path}: expected a file ending in {_one_of_formats()}")
+            return ModelEntry(form.read_tensors(path).spec(name, 1, max_batch_size), path, form.backend)
+    endings = " or ".join(form.suffix for form in _FORMATS if form.read_tensors is not None)
+    raise ConfigError(f"{path}: expected a file ending in {endings}")
 
 
-def _read_model(entry: Path, max_batch_size: int, models: dict[str, ModelEntry], broken: list[Broken]) -> None:
+def _read_config(entry: Path) -> ModelConfig | None:
+    """The configuration of a model or an ensemble, if there is one."""
+    path = entry / CONFIG_FILE
+    if not path.exists():
+        return None
+    # What reads it takes long to import, and many repositories do without.
+    from models.config_pbtxt import decode_config
+
+    try:
+        config = decode_config(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    check_config(config, entry.name, str(path))
+    return config
+
+
+def _read_model(
+    entry: Path, config: ModelConfig | None, limits: BatchLimits, models: dict[str, ModelEntry], broken: list[Broken]
+) -> None:
     """Add the versions of one model to `models`, or to `broken`."""
-    if (entry / "config.pbtxt").exists():
-        raise ConfigError(
-            f"{entry}: config.pbtxt is not supported yet; remove it: the model is completed from its ONNX file"
-        )
-    versions = sorted(int(child.name) for child in entry.iterdir() if child.is_dir() and _VERSION.fullmatch(child.name))
+    versions = _versions(entry)
     if not versions:
         raise ConfigError(
             f"{entry}: expected a version directory such as {entry.name}/1, a {PIPELINE_FILE} or a {FAMILY_FILE}"
         )
-    for version in versions:
+    for version in versions if config is None else _served(versions, config.version_policy):
         try:
-            model = _read_version(entry, version, max_batch_size)
+            if version not in versions:
+                raise ConfigError(
+                    f"{entry / CONFIG_FILE}: version_policy: there is no directory {entry / str(version)}"
+                )
+            model = _read_version(entry, version, config, limits)
             models[model.spec.key] = model
         except ConfigError as error:
             broken.append(Broken(entry.name, version, str(error)))
 
 
-def _read_version(entry: Path, version: int, max_batch_size: int) -> ModelEntry:
+def _versions(entry: Path) -> list[int]:
+    return sorted(int(child.name) for child in entry.iterdir() if child.is_dir() and _VERSION.fullmatch(child.name))
+
+
+def _served(versions: list[int], policy: VersionPolicy | None) -> list[int]:
+    """The versions that a policy selects: the latest one, unless it says otherwise."""
+    if policy is None or (policy.all is None and policy.specific is None):
+        return versions[-(policy.latest.num_versions if policy is not None and policy.latest is not None else 1) :]
+    return versions if policy.specific is None else sorted(set(policy.specific.versions))
+
+
+def _read_version(entry: Path, version: int, config: ModelConfig | None, limits: BatchLimits) -> ModelEntry:
+    form, path = _find_file(entry / str(version), config)
+    most_rows = limits.by_name.get(entry.name)
+    if config is not None:
+        from models.configured_model import configured_spec
+
+        spec = configured_spec(
+            msgspec.structs.replace(config, backend=form.backend, default_model_filename=path.name),
+            None if form.read_tensors is None else form.read_tensors(path),
+            entry.name,
+            version,
+            entry / CONFIG_FILE,
+            default_rows=limits.default,
+            most_rows=most_rows,
+        )
+    elif form.read_tensors is None:
+        raise ConfigError(f"{path}: expected a {entry / CONFIG_FILE} that says what its inputs and outputs are")
+    else:
+        spec = form.read_tensors(path).spec(entry.name, version, most_rows or limits.default)
+    return ModelEntry(spec, path, form.backend)
+
+
+def _find_file(directory: Path, config: ModelConfig | None) -> tuple[_Format, Path]:
+    """The model file of a version; one with external data may be a directory that holds it."""
+    backend = "" if config is None else config.backend or PLATFORMS.get(config.platform, "")
+    named = "" if config is None else config.default_model_filename
     for form in _FORMATS:
-        path = entry / str(version) / f"model{form.suffix}"
+        if backend not in {"", form.backend} or (named and not backend and not named.endswith(form.suffix)):
+            continue
+        path = directory / (named or f"model{form.suffix}")
+        if path.is_dir():
+            path /= path.name
         if path.exists():
-            return ModelEntry(form.read_spec(path, entry.name, version, max_batch_size), path, form.backend)
-    raise ConfigError(f"{entry / str(version)}: expected a file model{_one_of_formats(' or model')}")
+            return form, path
+    raise ConfigError(f"{directory}: expected a file {named or _default_files(backend)}")
+
+
+def _read_ensemble(entry: Path, config: ModelConfig, models: Mapping[str, ModelEntry]) -> Pipeline:
+    """Its versions, of which there may be none, hold no files: it is served as the latest that the policy selects."""
+    from models.configured_model import complete_ensemble
+
+    versions = _served(_versions(entry), config.version_policy)
+    return complete_ensemble(config, _specs(models), entry.name, versions[-1] if versions else 1, entry / CONFIG_FILE)
 
 
 def _read_family(entry: Path, models: Mapping[str, ModelEntry]) -> Family:
@@ -160,6 +259,8 @@ def _read_text(path: Path) -> str:
     """The text of a file that has its directory to itself."""
     if any(child.is_dir() and _VERSION.fullmatch(child.name) for child in path.parent.iterdir()):
         raise ConfigError(f"{path}: the directory also holds versions of a model, which would have the same name")
+    if (path.parent / CONFIG_FILE).exists():
+        raise ConfigError(f"{path}: the directory also holds a {CONFIG_FILE}; expected one of the two")
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -182,5 +283,5 @@ def _check_name(path: Path, name: str) -> None:
         )
 
 
-def _one_of_formats(separator: str = " or ") -> str:
-    return separator.join(form.suffix for form in _FORMATS)
+def _default_files(backend: str) -> str:
+    return " or ".join(f"model{form.suffix}" for form in _FORMATS if backend in {"", form.backend})

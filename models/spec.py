@@ -2,6 +2,7 @@
 
 import msgspec
 
+from models.dynamic_batching import DynamicBatching
 from models.tensor import TensorSpec
 
 
@@ -9,7 +10,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     """One version of one model.
 
     `max_batch_size` is 0 for a model without a batch dimension: its tensors then have exactly the shapes of the specs
-    and every request is a batch of its own.
+    and every request is a batch of its own. `config` is the model's configuration as Triton prints it in JSON,
+    completed; "" without a `config.pbtxt`. `dynamic_batching` and `response_cache` are what that asks for.
     """
 
     name: str
@@ -18,6 +20,9 @@ class ModelSpec(msgspec.Struct, frozen=True):
     outputs: tuple[TensorSpec, ...]
     max_batch_size: int
     platform: str = "onnxruntime_onnx"
+    dynamic_batching: DynamicBatching | None = None
+    response_cache: bool = False
+    config: str = ""
 
     @property
     def key(self) -> str:

@@ -23,6 +23,7 @@ class DataType(enum.StrEnum):
     FP16 = "FP16"
     FP32 = "FP32"
     FP64 = "FP64"
+    BF16 = "BF16"
     BYTES = "BYTES"
 
     @property
@@ -44,16 +45,25 @@ _ITEMSIZE: dict[DataType, int] = {
     DataType.FP16: 2,
     DataType.FP32: 4,
     DataType.FP64: 8,
+    DataType.BF16: 2,
     DataType.BYTES: 0,
 }
 
 
+RAW_ONLY = frozenset({DataType.FP16, DataType.BF16})
+"""Datatypes of which neither JSON nor a field of the protocol's messages has numbers: they travel in wire form."""
+
+
 class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An input or output of a model: `shape` is that of one item, without the batch dimension; -1 is variable."""
+    """An input or output of a model: `shape` is that of one item, without the batch dimension; -1 is variable.
+
+    `labels` name the elements of an output whose index is a class; an output without labels has none.
+    """
 
     name: str
     datatype: DataType
     shape: tuple[int, ...]
+    labels: tuple[str, ...] = ()
 
     @property
     def fixed(self) -> bool:
@@ -73,3 +83,16 @@ def element_count(shape: tuple[int, ...]) -> int:
     for dimension in shape:
         count *= dimension
     return count
+
+
+def merged_shape(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The item shape that both allow, None if there is none."""
+    if len(one) != len(other):
+        return None
+    merged = tuple(b if a == VARIABLE else a for a, b in zip(one, other, strict=True))
+    return merged if all(b in (VARIABLE, m) for b, m in zip(other, merged, strict=True)) else None
+
+
+def kind(tensor: TensorSpec) -> str:
+    """The datatype and shape of a tensor, in words."""
+    return f"{tensor.datatype} {list(tensor.shape)}"

@@ -5,9 +5,10 @@ from pathlib import Path
 import msgspec
 
 from models.errors import ConfigError
+from models.file_tensors import FileTensors
 from models.profile import LatencyTable
 from models.spec import ModelSpec
-from models.tensor import TensorSpec
+from models.tensor import VARIABLE, TensorSpec
 
 
 class TimedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,12 +48,18 @@ def read_timed_file(path: Path) -> TimedFile:
 
 def read_spec(path: Path, name: str, version: int, max_batch_size: int) -> ModelSpec:
     """The spec of a timed model; `max_batch_size` bounds the file's own."""
+    return read_tensors(path).spec(name, version, max_batch_size)
+
+
+def read_tensors(path: Path) -> FileTensors:
+    """The tensors of a timed model; raises ConfigError with the path."""
     file = read_timed_file(path)
-    return ModelSpec(
-        name=name,
-        version=version,
-        inputs=file.inputs,
-        outputs=file.outputs,
-        max_batch_size=min(file.max_batch_size, max_batch_size),
-        platform="sluice_timed",
+    batchable = file.max_batch_size > 0
+    inputs, outputs = (
+        tuple(
+            TensorSpec(tensor.name, tensor.datatype, ((VARIABLE,) if batchable else ()) + tensor.shape)
+            for tensor in tensors
+        )
+        for tensors in (file.inputs, file.outputs)
     )
+    return FileTensors(inputs, outputs, batchable, "sluice_timed", file.max_batch_size)

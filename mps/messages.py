@@ -14,7 +14,8 @@ from models.tensor import DataType
 class ModelFile(msgspec.Struct, frozen=True, array_like=True):
     """A model to load. `backend` names a module of `models.backends`; `menu` are the batch sizes to warm and time.
 
-    A worker that is given the `table`, as one that restarts is, only warms.
+    A worker that is given the `table`, as one that restarts is, only warms. `config` is the model's configuration in
+    JSON, as Triton prints it; "" without one.
     """
 
     key: str
@@ -24,6 +25,7 @@ class ModelFile(msgspec.Struct, frozen=True, array_like=True):
     batchable: bool
     verdicts: tuple[tuple[str, Confidence], ...] = ()
     table: LatencyTable | None = None
+    config: str = ""
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):

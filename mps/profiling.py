@@ -5,7 +5,6 @@ of that.
 """
 
 import argparse
-import importlib
 import os
 import subprocess
 import sys
@@ -53,22 +52,32 @@ _Result = TypeVar("_Result", _Profile, _Timing)
 
 
 def measure_on(
-    partition: CpuPartition, path: Path, backend: str, batchable: bool, batches: Sequence[int]
+    partition: CpuPartition, path: Path, backend: str, batchable: bool, batches: Sequence[int], config: str = ""
 ) -> Measurement:
     """Measure a model file at ascending batch sizes, on all cores of a partition; blocks until it is done.
 
+    `config` is its configuration in JSON, "" without one.
+
     Raises PartitionError for a partition that cannot be had, BackendFailed for a model that does not run there.
     """
-    return _run(partition, path, backend, batchable, batches, _Profile).measurement
+    return _run(partition, path, backend, batchable, batches, config, _Profile).measurement
 
 
-def time_on(partition: CpuPartition, path: Path, backend: str, batchable: bool, batches: Sequence[int]) -> LatencyTable:
+def time_on(
+    partition: CpuPartition, path: Path, backend: str, batchable: bool, batches: Sequence[int], config: str = ""
+) -> LatencyTable:
     """Time a model file as a worker does that loads it, which is quick and rough; otherwise as `measure_on`."""
-    return _run(partition, path, backend, batchable, batches, _Timing).table
+    return _run(partition, path, backend, batchable, batches, config, _Timing).table
 
 
 def _run(
-    partition: CpuPartition, path: Path, backend: str, batchable: bool, batches: Sequence[int], wanted: type[_Result]
+    partition: CpuPartition,
+    path: Path,
+    backend: str,
+    batchable: bool,
+    batches: Sequence[int],
+    config: str,
+    wanted: type[_Result],
 ) -> _Result:
     """What the process found."""
     variables = environment(partition)
@@ -77,7 +86,7 @@ def _run(
         command = [sys.executable, "-P", "-m", "mps.profiling", "--result", str(result.fileno())]
         command += ["--backend", backend, "--batches", _listed(batches), *(["--batchable"] if batchable else [])]
         command += ["--cores", _listed(partition.cores), "--slowdown", str(partition.slowdown)]
-        command += [*(["--quick"] if wanted is _Timing else []), str(path.resolve())]
+        command += [*(["--quick"] if wanted is _Timing else []), "--config", config, str(path.resolve())]
         try:
             done = subprocess.run(
                 command,
@@ -110,6 +119,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="mps.profiling", description="Measures a model on some cores.")
     parser.add_argument("--result", required=True, type=int, help="the descriptor to write to")
     parser.add_argument("--backend", required=True)
+    parser.add_argument("--config", default="")
     parser.add_argument("--batchable", action="store_true")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--batches", required=True, type=_numbers)
@@ -121,14 +131,13 @@ def main() -> int:
     try:
         cores = pin(options.cores)
         # Array libraries start threads when they are imported: not before the process is pinned.
+        from models.backends.configured import load_backend
         from models.backends.timed import Slowed
         from models.measure import measure_table
         from models.measure_profile import measure_profile
 
-        module = importlib.import_module(f"models.backends.{options.backend}")
-
         def load() -> "Backend":
-            backend: Backend = module.load(options.path, len(cores))
+            backend = load_backend(options.backend, options.path, len(cores), options.config)
             return backend if options.slowdown == 1 else Slowed(backend, options.slowdown)
 
         if options.quick:

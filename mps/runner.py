@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import importlib
 import time
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
@@ -10,6 +9,7 @@ from typing import NamedTuple
 
 from models.arrays import Array
 from models.backends.base import Backend
+from models.backends.configured import load_backend, warm_up_runs, warm_up_shapes
 from models.backends.timed import Slowed
 from models.confidence import confidence
 from models.errors import BackendFailed
@@ -44,17 +44,18 @@ class Runner:
 
     def backend(self, file: ModelFile) -> Backend:
         """The backend of a model, cold; any thread may make it. Raises whatever its module does."""
-        backend: Backend = importlib.import_module(f"models.backends.{file.backend}").load(file.path, self._threads)
+        backend = load_backend(file.backend, file.path, self._threads, file.config)
         return backend if self._slowdown == 1 else Slowed(backend, self._slowdown)
 
     def loading(self, file: ModelFile, backend: Callable[[], Backend]) -> Generator[None, None, LoadedModel]:
         """Take what `backend` returns, warm and time it, a run a step, and hold it; never raises."""
         try:
-            made, table = backend(), file.table
+            made, table, shapes = backend(), file.table, warm_up_shapes(file.config)
+            yield from warm_up_runs(made, file.config)
             if table is None:
-                table = yield from measuring(made, file.batchable, file.menu)
+                table = yield from measuring(made, file.batchable, file.menu, shapes=shapes)
             else:
-                yield from warming(made, file.batchable, file.menu)
+                yield from warming(made, file.batchable, file.menu, shapes)
         except Exception as error:
             return LoadedModel(file.key, None, _first_line(error))
         self._models[file.key] = _Model(file, made, table)

@@ -44,7 +44,7 @@ def place_models(
     """Place every model once where it costs least, then replicas while memory lasts, by load for each host.
 
     `present` is what partitions hold now, by name: what is nearly as good stays. The memory of a partition is never
-    exceeded, and one without a bound holds every model. When there is no room for all, those with most load come
+    exceeded, and one without a bound holds every model it may. When there is no room for all, those with most load come
     first, then those that are held, then the smaller ones. O((models + STEPS) partitions log partitions), and as much
     for each replica.
     """
@@ -53,8 +53,10 @@ def place_models(
     unbounded = [room for room in rooms if room.free == inf]
     for room in unbounded:
         for key, need in models.items():
-            room.take(key, need)
-    unplaced = () if unbounded else _place_once(models, rooms)
+            if room.may_hold(key):
+                room.take(key, need)
+    left = {key: need for key, need in models.items() if not any(key in room.models for room in unbounded)}
+    unplaced = _place_once(left, rooms)
     _replicate({key: need for key, need in models.items() if key not in unplaced}, rooms)
     return Placement({room.name: tuple(sorted(room.models)) for room in rooms}, unplaced)
 
@@ -62,7 +64,7 @@ def place_models(
 class _Room:
     """A partition while it is filled: bytes that are free, and the load of the models that it holds by now."""
 
-    __slots__ = ("_loads", "free", "kind", "models", "name", "number", "present", "price")
+    __slots__ = ("_allowed", "_loads", "free", "kind", "models", "name", "number", "present", "price")
 
     def __init__(self, number: int, config: PartitionConfig, present: Collection[str]) -> None:
         self.number = number
@@ -73,6 +75,10 @@ class _Room:
         self.free: float = config.memory_bytes or inf
         self.models: set[str] = set()
         self._loads = [0.0]
+        self._allowed = None if config.models is None else frozenset(config.models)
+
+    def may_hold(self, key: str) -> bool:
+        return self._allowed is None or key in self._allowed
 
     def take(self, key: str, need: ModelNeed) -> None:
         self.models.add(key)
@@ -94,8 +100,7 @@ class _Room:
 
 def _place_once(models: Mapping[str, ModelNeed], rooms: Sequence[_Room]) -> tuple[str, ...]:
     """Place each model in one room; returns the keys of those that are left out, sorted."""
-    largest = max((room.free for room in rooms), default=0)
-    fitting = {key: need for key, need in models.items() if need.memory_bytes <= largest}
+    fitting = {key: need for key, need in models.items() if _ranked(key, need, rooms)}
     order = sorted(fitting, key=lambda key: (-fitting[key].memory_bytes, key))
     if _search(order, fitting, rooms):
         return tuple(sorted(models.keys() - fitting.keys()))
@@ -154,7 +159,9 @@ def _replicate(models: Mapping[str, ModelNeed], rooms: Sequence[_Room]) -> None:
 
 def _ranked(key: str, need: ModelNeed, rooms: Sequence[_Room]) -> list[_Room]:
     """The rooms that can take a model in addition, the best first."""
-    fitting = (room for room in rooms if room.free >= need.memory_bytes and key not in room.models)
+    fitting = (
+        room for room in rooms if room.free >= need.memory_bytes and key not in room.models and room.may_hold(key)
+    )
     return sorted(fitting, key=lambda room: room.rank(key, need))
 
 

@@ -112,6 +112,11 @@ class WorkerExecutor:
         self.forget = self._assembly.forget
 
     @property
+    def assembly(self) -> Assembly:
+        """The tensors of requests, for those who run batches elsewhere."""
+        return self._assembly
+
+    @property
     def arena_bytes(self) -> int:
         """Bytes of the input arena in use."""
         return self._slots.used_bytes

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 
 import msgspec
@@ -12,6 +11,7 @@ import yaml
 from batcher.settings import ServingSettings, convert_settings
 from batcher.simulator import Host
 from loadgen.target.service import ServiceTimes
+from models.backends.configured import load_backend
 from models.errors import ConfigError
 from models.measure import measure_table
 from models.profile import LatencyTable
@@ -135,9 +135,9 @@ def latency_table(file: SimulationFile, entry: ModelEntry, cores: int) -> Latenc
     """The table of a model: as the file gives it, else timed in this process with as many threads as `cores`."""
     if (given := file.latency_ms.get(entry.spec.name)) is not None:
         return LatencyTable.from_ms(given)
-    return _measured(entry.backend, str(entry.path), cores, entry.spec.batchable, entry.spec.menu)
+    return _measured(entry.backend, str(entry.path), cores, entry.spec.batchable, entry.spec.menu, entry.spec.config)
 
 
 @cache  # every run of one process meets the same machine
-def _measured(backend: str, path: str, cores: int, batchable: bool, menu: tuple[int, ...]) -> LatencyTable:
-    return measure_table(import_module(f"models.backends.{backend}").load(path, cores), batchable, menu)
+def _measured(backend: str, path: str, cores: int, batchable: bool, menu: tuple[int, ...], config: str) -> LatencyTable:
+    return measure_table(load_backend(backend, path, cores, config), batchable, menu)

@@ -1,4 +1,7 @@
-"""What a backend is: a module of this package with a function `load(path, threads) -> Backend`."""
+"""What a backend is: a module of this package with a function `load(path, threads, config) -> Backend`.
+
+`config` is the model's configuration in JSON, as Triton prints it; "" for a model without one.
+"""
 
 from collections.abc import Mapping
 from typing import Protocol

@@ -1,5 +1,6 @@
 """ONNX models on ONNX Runtime, with exactly the threads given and never on another provider than asked for."""
 
+import ctypes
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -7,9 +8,11 @@ import onnxruntime as ort
 
 from models.arrays import Array, datatype_of
 from models.errors import BackendFailed, PartitionError
-from models.tensor import VARIABLE, DataType, TensorSpec
+from models.tensor import VARIABLE, DataType, TensorSpec, element_count
 
 CPU = "CPUExecutionProvider"
+_ONNX_BF16 = 16
+"""The number of the type in ONNX."""
 
 _DATATYPE = {
     "tensor(bool)": DataType.BOOL,
@@ -24,6 +27,7 @@ _DATATYPE = {
     "tensor(float16)": DataType.FP16,
     "tensor(float)": DataType.FP32,
     "tensor(double)": DataType.FP64,
+    "tensor(bfloat16)": DataType.BF16,
     "tensor(string)": DataType.BYTES,
 }
 
@@ -37,6 +41,8 @@ class OnnxRuntimeBackend:
         self._session = session
         self._names = [output.name for output in self.outputs]
         self._strings = [tensor.name for tensor in self.inputs if tensor.datatype is DataType.BYTES]
+        self._bfloats = {tensor.name for tensor in self.inputs if tensor.datatype is DataType.BF16}
+        self._has_bfloats = any(tensor.datatype is DataType.BF16 for tensor in (*self.inputs, *self.outputs))
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run one batch; raises BackendFailed with the first line of what ONNX Runtime says."""
@@ -45,17 +51,30 @@ class OnnxRuntimeBackend:
             if name in feed:
                 feed[name] = _text(name, feed[name])
         try:
-            return dict(zip(self._names, self._session.run(self._names, feed), strict=True))
+            outputs = self._run_values(feed) if self._has_bfloats else self._session.run(self._names, feed)
+            return dict(zip(self._names, outputs, strict=True))
         except Exception as error:  # the runtime's errors have no base class of their own
             raise BackendFailed(_first_line(error)) from error
 
+    def _run_values(self, feed: Mapping[str, Array]) -> list[Array]:
+        """As the session's `run`, with bits for BF16, for which numpy has no type."""
+        values = {
+            name: ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(array), _ONNX_BF16)
+            if name in self._bfloats
+            else ort.OrtValue.ortvalue_from_numpy(array)
+            for name, array in feed.items()
+        }
+        outputs = self._session.run_with_ort_values(self._names, values)
+        return [_bits(value) if value.element_type() == _ONNX_BF16 else value.numpy() for value in outputs]
 
-def load(path: str, threads: int, provider: str = CPU) -> OnnxRuntimeBackend:
-    """A session on `threads` threads of the calling process's cores.
+
+def load(path: str, threads: int, config: str = "", provider: str = CPU) -> OnnxRuntimeBackend:
+    """A session on `threads` threads of the calling process's cores; the file says all, not `config`.
 
     Raises PartitionError if ONNX Runtime would run on another provider than `provider` (it falls back silently), and
     BackendFailed for a model it cannot load.
     """
+    del config
     available = ort.get_available_providers()
     if provider not in available:
         raise PartitionError(f"{path}: this ONNX Runtime has no {provider}, only {', '.join(available)}")
@@ -85,6 +104,13 @@ def _specs(arguments: Sequence[ort.NodeArg], path: str) -> tuple[TensorSpec, ...
         shape = tuple(dim if isinstance(dim, int) and dim >= 0 else VARIABLE for dim in argument.shape)
         specs.append(TensorSpec(argument.name, _DATATYPE[argument.type], shape))
     return tuple(specs)
+
+
+def _bits(value: ort.OrtValue) -> Array:
+    """A copy of the bits of a BF16 value in this process's memory."""
+    shape = tuple(value.shape())
+    memory = ctypes.string_at(value.data_ptr(), 2 * element_count(shape))
+    return np.frombuffer(memory, np.uint16).reshape(shape)
 
 
 def _text(name: str, array: Array) -> Array:

@@ -51,7 +51,7 @@ class Slowed:
         return outputs
 
 
-def load(path: str, threads: int) -> TimedBackend:
-    """The timed model of a JSON file (`threads` changes nothing: sleeping needs none); raises ConfigError."""
-    del threads
+def load(path: str, threads: int, config: str = "") -> TimedBackend:
+    """The timed model of a JSON file, which says all (and sleeping needs no threads); raises ConfigError."""
+    del threads, config
     return TimedBackend(read_timed_file(Path(path)))

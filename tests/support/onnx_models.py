@@ -26,6 +26,7 @@ _ONNX_TYPE = {
     DataType.FP16: TensorProto.FLOAT16,
     DataType.FP32: TensorProto.FLOAT,
     DataType.FP64: TensorProto.DOUBLE,
+    DataType.BF16: TensorProto.BFLOAT16,
     DataType.BYTES: TensorProto.STRING,
 }
 

@@ -47,7 +47,7 @@ class GatewayServer(NamedTuple):
 
 @contextmanager
 def gateway_server(
-    repository: Path, directory: Path, config: dict[str, object] | None = None, arguments: Sequence[str] = ()
+    repository: Path | None, directory: Path, config: dict[str, object] | None = None, arguments: Sequence[str] = ()
 ) -> Iterator[GatewayServer]:
     """Serve `repository` (a directory, or one model file) until the block is left; files are kept in `directory`.
 
@@ -56,7 +56,9 @@ def gateway_server(
     """
     settings, ready, log = directory / "sluice.yaml", directory / "ready.json", directory / "server.log"
     settings.write_text(json.dumps({**(config or {}), "http_port": 0, "grpc_port": 0}))
-    source = ["--repository", str(repository)] if repository.is_dir() else [str(repository)]
+    source: list[str] = []
+    if repository is not None:
+        source = ["--repository", str(repository)] if repository.is_dir() else [str(repository)]
     with log.open("wb") as output:
         process = _start([*source, *arguments, "--config", str(settings), "--ready-file", str(ready)], output)
     try:

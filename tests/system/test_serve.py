@@ -116,7 +116,7 @@ def test_answers_that_cannot_be_joined_fail_their_request_and_no_other(repositor
             status, body = ask(server, 3)
             assert (status, body["error"]) == (
                 500,
-                "the model failed: stage 'vote': answers of the shapes [1, 2], [1, 3] cannot be joined; "
+                "the model failed: stage 'vote': answers of the shapes a.y [1, 2], b.y [1, 3] cannot be joined; "
                 "expected equal shapes",
             )
             status, body = ask(server, 2)
@@ -230,7 +230,7 @@ def test_validate_loads_models_and_takes_files_too(repository: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["serve"], "expected either --repository DIR or model files"),
+        (["serve"], "expected --repository DIR, model files, or a triton server in the configuration"),
         (["serve", "--repository", "/absent"], "/absent: expected a directory, the model repository"),
         (["serve", "/absent.onnx"], "there is no model that can be served\n  /absent.onnx: cannot be read"),
         (["validate", "/absent"], "/absent: there is no such file or directory; expected a model repository or model"),

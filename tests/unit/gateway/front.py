@@ -15,18 +15,26 @@ from batcher.events import RequestArrived
 from batcher.outcome import Outcome
 from gateway.answer import Answer, Tensor
 from gateway.catalogue import Catalogue
+from gateway.controlplane import ControlPlane
 from gateway.dataplane import DataPlane
 from gateway.http import build_app
 from gateway.http_infer import InferRoute
 from gateway.http_server import Connection, http_config
+from gateway.log_settings import LogSettings
 from gateway.metrics import Metrics, PipelineMeter
+from gateway.repository_api import RepositoryApi
+from gateway.restricted import Restrictions
 from gateway.runtime import Runtime, Submission
+from gateway.shared_memory import SharedMemory
+from gateway.statistics import Statistics
 from gateway.trace import Trace, Traces
+from gateway.trace_settings import TraceFileSettings, TraceSettings
 from models.pipeline import Pipeline, Source, Stage
 from models.repository import Broken
 from models.tensor import DataType, TensorSpec
 
 ARRIVED_NS = 1_000_000_000
+EPOCH_NS = 1_700_000_000_000_000_000
 TIMEOUT_S = 10
 
 T = TypeVar("T")
@@ -106,8 +114,10 @@ class Front(NamedTuple):
     runtime: InstantRuntime
     catalogue: Catalogue
     dataplane: DataPlane
+    control: ControlPlane
     app: FastAPI
     route: InferRoute
+    restrictions: Restrictions | None
 
 
 class Reply(NamedTuple):
@@ -136,13 +146,30 @@ def identity(
     )
 
 
-def front(*pipelines: Pipeline, max_body_bytes: int = 1 << 20) -> Front:
+def front(
+    *pipelines: Pipeline,
+    max_body_bytes: int = 1 << 20,
+    allow_client_shm: bool = True,
+    trace_file: str = "",
+    restrictions: Restrictions | None = None,
+) -> Front:
     catalogue = Catalogue("1.2.3", pipelines, [Broken("broken", None, "model.onnx is empty")], ["cpu0"])
     catalogue.partition_ready("cpu0", [f"{pipeline.name}:{pipeline.version}" for pipeline in pipelines], {})
     runtime = InstantRuntime()
-    dataplane = DataPlane(catalogue, cast(Runtime, runtime), 1000.0, lambda: ARRIVED_NS)
-    app = build_app(catalogue, cast(Metrics, Exposition()), runtime.traces, lambda: ARRIVED_NS)
-    return Front(runtime, catalogue, dataplane, app, InferRoute(dataplane, max_body_bytes))
+    shared_memory = SharedMemory(allow_client_shm, 1 << 20)
+    dataplane = DataPlane(catalogue, cast(Runtime, runtime), 1000.0, lambda: ARRIVED_NS, shared_memory)
+    control = ControlPlane(
+        catalogue,
+        RepositoryApi(catalogue),
+        Statistics(),
+        shared_memory,
+        LogSettings(),
+        TraceSettings(TraceFileSettings(trace_file), catalogue.names()),
+        lambda: ARRIVED_NS,
+        EPOCH_NS,
+    )
+    app = build_app(control, cast(Metrics, Exposition()), runtime.traces, restrictions)
+    return Front(runtime, catalogue, dataplane, control, app, InferRoute(dataplane, max_body_bytes), restrictions)
 
 
 class Client:
@@ -202,7 +229,10 @@ def talk(served: Front, conversation: Callable[[Client], Coroutine[Any, Any, T]]
         state = ServerState()
         state.default_headers = [(b"date", b"today")]
         config = http_config(served.app, served.route)
-        connection = Connection(served.route, config=config, server_state=state, app_state={})
+        restrictions = served.restrictions
+        connection = Connection(
+            served.route, restrictions=restrictions, config=config, server_state=state, app_state={}
+        )
         ours, theirs = socket.socketpair()
         await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, theirs)
         client = Client(connection, *await asyncio.open_connection(sock=ours))
@@ -234,14 +264,16 @@ def message(method: str, path: str, *chunks: bytes, headers: Mapping[str, str] |
 def post(served: Front, path: str, *chunks: bytes | dict[str, Any], headers: Mapping[str, str] | None = None) -> Reply:
     """One POST on a connection of its own; a `dict` is sent as JSON."""
     encoded = [chunk if isinstance(chunk, bytes) else json.dumps(chunk).encode() for chunk in chunks]
-    return _exchange(served, message("POST", path, *encoded, headers=headers))
+    return send(served, message("POST", path, *encoded, headers=headers))
 
 
 def get(served: Front, path: str) -> Reply:
-    return _exchange(served, message("GET", path))
+    return send(served, message("GET", path))
 
 
-def _exchange(served: Front, request: bytes) -> Reply:
+def send(served: Front, request: bytes) -> Reply:
+    """What comes back for the bytes of a request."""
+
     async def conversation(client: Client) -> Reply:
         client.send(request)
         return await client.reply()

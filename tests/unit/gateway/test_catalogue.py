@@ -123,6 +123,16 @@ def test_the_server_gets_ready_with_every_worker_and_stays_so_with_any_even_if_a
     assert not catalogue.ready("mlp", "1")
 
 
+def test_the_server_gets_ready_without_a_partition_that_we_do_not_start() -> None:
+    catalogue = new_catalogue()
+    catalogue.partition_unreachable("cpu1")
+    assert not catalogue.server_ready()
+    catalogue.partition_ready("cpu0", ["mlp:1"], {})
+    assert catalogue.server_ready()
+    catalogue.partition_ready("cpu1", ["mlp:1", "big:1"], {})
+    assert catalogue.ready("cascade", "")
+
+
 def test_models_that_move_stay_ready_and_those_that_fail_elsewhere_stay_served() -> None:
     catalogue = new_catalogue()
     catalogue.partition_ready("cpu0", ["mlp:1"], {})

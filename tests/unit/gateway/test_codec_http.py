@@ -2,7 +2,7 @@
 
 import json
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,10 +10,11 @@ import pytest
 from batcher.outcome import Outcome
 from gateway.answer import Answer, Tensor
 from gateway.codec_http import decode_request, encode_response
-from gateway.request import InferResponse
+from gateway.request import InferResponse, Placed
+from gateway.shared_memory import Place
 from gateway.signature import Signature
 from models.arrays import WireBytes, encode_bytes
-from models.errors import RequestError, UnsupportedRequest
+from models.errors import RequestError
 from models.tensor import DataType
 from tests.unit.gateway.front import identity
 
@@ -112,7 +113,7 @@ def test_a_body_that_is_not_utf8_is_refused() -> None:
         ({"binary_data_size": 8}, b"12345678extra", "5 bytes more than its tensors take"),
         ({"binary_data_size": -1}, b"", ">= 0 - at `$.inputs[0].parameters.binary_data_size`"),
         ({"binary_data_size": "8"}, b"", "Expected `int | null`, got `str`"),
-        ({}, b"", "input 'x' must have exactly one of 'data' and the parameter 'binary_data_size'"),
+        ({}, b"", "input 'x' must have exactly one of 'data' and the parameters 'binary_data_size'"),
     ],
 )
 def test_binary_sizes_must_add_up(parameters: dict[str, Any], blobs: bytes, problem: str) -> None:
@@ -135,27 +136,96 @@ def test_the_json_part_cannot_be_longer_than_the_body() -> None:
         decode_request(encode({"inputs": [wire]})[0], None, SIGNATURE)
 
 
+PLACE = {"shared_memory_region": "r", "shared_memory_byte_size": 8}
+
+
+def test_tensors_may_lie_in_shared_memory_and_take_no_bytes_of_the_body() -> None:
+    shared = {"name": "x", "shape": [1, 2], "datatype": "FP32", "parameters": {**PLACE, "shared_memory_offset": 16}}
+    binary = {"name": "h", "shape": [1, 1], "datatype": "FP16", "parameters": {"binary_data_size": 2}}
+    outputs = [
+        {"name": "s", "parameters": {"classification": 3}},
+        {"name": "x", "parameters": PLACE},
+        {"name": "h"},
+    ]
+    body, length = encode({"inputs": [shared, binary], "outputs": outputs, "parameters": BINARY}, b"ab")
+    request, flags = decode_request(body, length, SIGNATURE)
+    assert request.inputs[0].data == Place("r", 8, 16)
+    assert bytes(cast(memoryview, request.inputs[1].data)) == b"ab"
+    assert request.shared
+    assert request.outputs == ["s", "x", "h"]
+    assert request.deliveries == {"s": 3, "x": Place("r", 8, 0)}
+    assert flags == (True, True, True)
+
+
 @pytest.mark.parametrize(
-    "message",
+    ("inputs", "outputs", "problem"),
     [
-        {"inputs": [tensor(parameters={"shared_memory_region": "r"})]},
-        {"inputs": [], "outputs": [{"name": "x", "parameters": {"shared_memory_region": "r"}}]},
-        {"inputs": [], "outputs": [{"name": "x", "parameters": {"classification": 3}}]},
+        ([tensor(parameters=PLACE)], [], "input 'x' must have exactly one of"),
+        ([], [{"name": "x", "parameters": {"shared_memory_region": "r"}}], "output 'x' must have both 'shared_mem"),
+        ([], [{"name": "x", "parameters": {"shared_memory_byte_size": 8}}], "output 'x' must have both 'shared_mem"),
+        ([], [{"name": "x", "parameters": {**PLACE, "shared_memory_offset": -1}}], "shared_memory_offset"),
+        ([], [{"name": "x", "parameters": {**PLACE, "classification": 1}}], "classification is not possible for an"),
+        ([], [{"name": "x", "parameters": {"classification": -1}}], "classification"),
+        ([], [{"name": "x", "parameters": {"classification": "3"}}], "classification"),
     ],
 )
-def test_what_is_not_served_is_said_to_be_unsupported(message: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedRequest, match="'x'"):
-        decode_request(encode(message)[0], None, SIGNATURE)
+def test_what_cannot_be_delivered_so_is_refused(inputs: list[Any], outputs: list[Any], problem: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        decode_request(encode({"inputs": inputs, "outputs": outputs})[0], None, SIGNATURE)
+    assert problem in str(caught.value)
 
 
-def test_fp16_outputs_cannot_be_asked_for_in_json() -> None:
-    with pytest.raises(RequestError, match="output 'h' is FP16, which JSON cannot carry"):
-        decode_request(encode({"inputs": [tensor()]})[0], None, SIGNATURE)
-    request, flags = decode_request(encode({"inputs": [tensor()], "outputs": [{"name": "x"}]})[0], None, SIGNATURE)
+@pytest.mark.parametrize(
+    ("datatype", "shape", "body", "wire_shape", "data"),
+    [
+        (DataType.FP32, (2,), b"12345678", (1, 2), b"12345678"),
+        (DataType.FP32, (-1,), b"12345678", (1, 2), b"12345678"),
+        (DataType.FP32, (-1,), b"", (1, 0), b""),
+        (DataType.INT16, (3, -1, 2), b"x" * 24, (1, 3, 2, 2), b"x" * 24),
+        (DataType.BYTES, (1,), b"raw", (1, 1), b"\3\0\0\0raw"),
+        (DataType.BYTES, (1,), b"", (1, 1), b"\0\0\0\0"),
+    ],
+)
+def test_a_raw_body_is_the_one_input_of_one_row(
+    datatype: DataType, shape: tuple[int, ...], body: bytes, wire_shape: tuple[int, ...], data: bytes
+) -> None:
+    request, flags = decode_request(body, 0, Signature(identity("m", ("x", datatype, shape))))
+    (given,) = request.inputs
+    assert (given.name, given.datatype, given.shape) == ("x", datatype, wire_shape)
+    assert bytes(cast(memoryview, given.data)) == data
+    assert flags == (True,)
+
+
+def test_a_raw_body_has_no_rows_where_the_model_has_none() -> None:
+    signature = Signature(identity("m", ("x", DataType.FP32, (2, -1)), max_batch_size=0))
+    assert decode_request(bytes(24), 0, signature)[0].inputs[0].shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "problem"),
+    [
+        ([("a", DataType.FP32, (1,)), ("b", DataType.FP32, (1,))], "Raw request must only have 1 input (found 1)"),
+        ([("a", DataType.FP32, (-1, -1))], "there are more than one variable-sized dimension"),
+        ([("a", DataType.BYTES, (2,))], "the model must have input shape [1]"),
+        ([("a", DataType.BYTES, (-1,))], "the model must have input shape [1]"),
+    ],
+)
+def test_a_raw_body_that_could_mean_several_things_is_refused(tensors: list[Any], problem: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        decode_request(bytes(8), 0, Signature(identity("m", *tensors)))
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("datatype", [DataType.FP16, DataType.BF16])
+def test_half_floats_cannot_be_asked_for_in_json(datatype: DataType) -> None:
+    signature = Signature(identity("m", ("x", DataType.FP32, (2,)), ("h", datatype, (1,))))
+    with pytest.raises(RequestError, match=f"output 'h' is {datatype}, which JSON cannot carry"):
+        decode_request(encode({"inputs": [tensor()]})[0], None, signature)
+    request, flags = decode_request(encode({"inputs": [tensor()], "outputs": [{"name": "x"}]})[0], None, signature)
     assert (request.outputs, flags) == (["x"], (False,))
 
 
-def respond(*outputs: tuple[str, Tensor], id: str = "") -> InferResponse:
+def respond(*outputs: tuple[str, Tensor | Placed], id: str = "") -> InferResponse:
     return InferResponse(id, list(outputs), Answer(Outcome.COMPLETED))
 
 
@@ -195,3 +265,22 @@ def test_outputs_that_are_not_contiguous_are_written_in_row_order() -> None:
     assert bytes(blob) == np.array([1, 3, 2, 4], np.float32).tobytes()
     head = encode_response(respond(("x", turned)), (False,), SIGNATURE).head
     assert json.loads(head)["outputs"][0]["data"] == [1, 3, 2, 4]
+
+
+def test_outputs_that_are_elsewhere_or_classes_are_told_as_such() -> None:
+    buffer, offsets = encode_bytes(np.array([["0.5:1"]], np.object_))
+    head, blobs, _ = encode_response(
+        respond(("h", Placed(Place("r", 2, 4), (1, 1))), ("x", WireBytes(buffer, (1, 1), offsets))),
+        (False, False),
+        SIGNATURE,
+    )
+    assert blobs == []
+    assert json.loads(head)["outputs"] == [
+        {
+            "name": "h",
+            "datatype": "FP16",
+            "shape": [1, 1],
+            "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 2, "shared_memory_offset": 4},
+        },
+        {"name": "x", "datatype": "BYTES", "shape": [1, 1], "data": ["0.5:1"]},
+    ]

@@ -66,6 +66,7 @@ def test_strings_stay_a_flat_list() -> None:
         ("FP32", "1", "must be a list"),
         ("FP32", "[" * 101 + "]" * 101, "at most 100 levels, it has 101"),
         ("FP16", "[1]", "FP16 cannot be given as JSON data"),
+        ("BF16", "[1]", "BF16 cannot be given as JSON data"),
         ("FP31", "[1]", "FP31 is no datatype"),
     ],
 )

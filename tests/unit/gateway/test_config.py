@@ -94,8 +94,20 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
         (
             "port: 1",
             "Object contains unknown field `port`; expected limits, host, http_port, grpc_port, partitions, "
-            "max_body_bytes, trace_requests, drain_timeout_s, policy, max_batch_size, models, default_slo_ms, prices",
+            "triton, max_body_bytes, allow_client_shm, tls, restricted, trace, trace_requests, drain_timeout_s, "
+            "policy, max_batch_size, models, default_slo_ms, prices",
         ),
+        (
+            "restricted: [{groups: [infer], header: key, value: v}]",
+            "restricted[0].groups[0]: Invalid enum value 'infer'",
+        ),
+        (
+            "restricted: [{groups: [trace], header: a, value: v}, {groups: [trace], header: b, value: v}]",
+            "group trace is restricted twice",
+        ),
+        ("restricted: [{groups: [trace], header: A B, value: v}]", "restricted[0]: expected at least one group"),
+        ("trace: {level: TIMESTAMPS}", "trace: expected a file for level TIMESTAMPS"),
+        ("trace: {rate: 0}", "trace: expected a rate from 1 to 2147483647"),
         (
             "models: {mlp: {policy: {delay: 1}}}",
             "models[...].policy: Object contains unknown field `delay`; expected name, preferred, max_delay_ms",
@@ -130,6 +142,9 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
             "partitions: [{name: a, cores: [0], memory_mb: 0}]",
             "partitions[0]: partition a: expected a finite memory_mb above 0, got 0",
         ),
+        ("triton: [{name: t, url: here}]", "triton[0]: expected a name and a url such as 127.0.0.1:8001, got 't'"),
+        ("triton: [{name: t, url: 'a:1', models: []}]", "triton[0]: triton t: expected names of models"),
+        ("triton: [{name: t, url: 'a:1', timeout_s: 0}]", "triton[0]: triton t: expected a finite timeout_s above 0"),
         ("models: {mlp: {max_batch_size: 0}}", "models[...]: expected a max_batch_size of at least 1"),
         ("max_batch_size: 0", "expected a max_batch_size of at least 1"),
         ("max_body_bytes: 0", "expected a max_body_bytes of at least 1"),

@@ -40,7 +40,7 @@ async def run(served: Front, name: str, request: InferRequest, budget_ns: int | 
     signature = dataplane.signature(name, "")
     given, terms = dataplane.check(signature, request, budget_ns)
     answer = await dataplane.answer(dataplane.submit(signature, given, terms))
-    return respond(answer, terms.names, terms.id)
+    return respond(answer, terms)
 
 
 def test_the_runtime_gets_views_rows_and_deadline() -> None:
@@ -241,6 +241,8 @@ def test_outputs_must_exist_and_be_asked_for_once() -> None:
         ({"slo_ms": 4}, 10 * MS, 4),
         ({}, 10 * MS, 10),
         ({"priority": 2, "mine": "kept"}, None, 50),
+        ({"sequence_id": 0, "sequence_start": False}, None, 50),
+        ({"sequence_id": ""}, None, 50),
     ],
 )
 def test_the_soonest_objective_is_the_deadline(parameters: Parameters, budget_ns: int | None, due_ms: int) -> None:
@@ -261,6 +263,10 @@ def test_the_soonest_objective_is_the_deadline(parameters: Parameters, budget_ns
         ({"triton_x": 1}, errors.RequestError),
         ({"headers": "h"}, errors.RequestError),
         ({"sequence_id": 3}, errors.UnsupportedRequest),
+        ({"sequence_start": True}, errors.UnsupportedRequest),
+        ({"priority": -1}, errors.RequestError),
+        ({"priority": 1.0}, errors.RequestError),
+        ({"priority": True}, errors.RequestError),
         ({"max_cost": -0.1}, errors.RequestError),
         ({"max_cost": float("inf")}, errors.RequestError),
         ({"max_cost": float("nan")}, errors.RequestError),
@@ -272,6 +278,13 @@ def test_the_soonest_objective_is_the_deadline(parameters: Parameters, budget_ns
 def test_bad_parameters_are_refused_by_name(parameters: Parameters, kind: type[Exception]) -> None:
     with pytest.raises(kind, match=f"parameter '{next(iter(parameters))}'"):
         infer(front(FIXED), "m", x(), parameters=parameters)
+
+
+@pytest.mark.parametrize("priority", [0, 1, 2**64 - 1])
+def test_a_priority_is_part_of_the_terms(priority: int) -> None:
+    served = front(FIXED)
+    request = InferRequest([x()], (), "", {"priority": priority})
+    assert served.dataplane.check(served.dataplane.signature("m", ""), request)[1].priority == priority
 
 
 @pytest.mark.parametrize(("value", "cost"), [(0, 0.0), (2e-6, 2e-6), (3, 3.0)])

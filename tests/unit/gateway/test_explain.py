@@ -114,7 +114,7 @@ def test_what_is_known_of_a_request_can_be_got_later(served: Front) -> None:
 
 def converse(served: Front, talk: Callable[[Any], Awaitable[None]]) -> None:
     async def run() -> None:
-        server, port = grpc_server(served.dataplane, served.catalogue, "127.0.0.1", 0, 1 << 20)
+        server, port = grpc_server(served.dataplane, served.control, "127.0.0.1", 0, 1 << 20)
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             await talk(service_pb2_grpc.GRPCInferenceServiceStub(channel))

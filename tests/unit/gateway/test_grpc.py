@@ -2,22 +2,22 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 import grpc.aio
 import numpy as np
 import pytest
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 
 from batcher.outcome import Outcome
 from gateway.answer import Answer
 from gateway.codec_grpc import decode_request
 from gateway.grpc import grpc_server
-from models.errors import ConfigError, RequestError, UnsupportedRequest
+from models.errors import ConfigError, RequestError
 from models.tensor import DataType
 from tests.unit.gateway.front import ARRIVED_NS, Front, front, identity
+from tests.unit.gateway.grpc_channel import converse, refusal
 
 PB = service_pb2
 Input = PB.ModelInferRequest.InferInputTensor
@@ -98,34 +98,17 @@ SHARED.parameters["shared_memory_region"].string_param = "r"
         ),
         (message(Input(name="x", datatype="FP16")), RequestError, "datatype 'FP16', which must be sent raw"),
         (message(Input(name="x", datatype="FP31")), RequestError, "datatype 'FP31', which is none of BOOL"),
-        (message(SHARED), UnsupportedRequest, "input 'x': shared memory is not supported"),
+        (
+            message(SHARED),
+            RequestError,
+            "input 'x' must have the parameter 'shared_memory_byte_size' as well",
+        ),
     ],
 )
 def test_bad_messages_are_refused_by_name(request_message: Any, kind: type[Exception], problem: str) -> None:
     with pytest.raises(kind) as caught:
         decode_request(request_message)
     assert problem in str(caught.value)
-
-
-def converse(served: Front, talk: Callable[[Any], Awaitable[None]]) -> None:
-    """Serve on a free port and let `talk` use a stub."""
-
-    async def run() -> None:
-        server, port = grpc_server(served.dataplane, served.catalogue, "127.0.0.1", 0, 1 << 20)
-        await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            await talk(service_pb2_grpc.GRPCInferenceServiceStub(channel))
-        await server.stop(None)
-
-    asyncio.run(run())
-
-
-async def refusal(reply: Any) -> tuple[grpc.StatusCode, str, dict[str, str]]:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await reply
-    error = caught.value
-    metadata: Any = error.trailing_metadata()
-    return error.code(), error.details() or "", dict(metadata)
 
 
 @pytest.fixture
@@ -158,7 +141,7 @@ def test_health_and_metadata(served: Front) -> None:
             assert not (await stub.ModelReady(PB.ModelReadyRequest(name=name, version=version))).ready
         server = await stub.ServerMetadata(PB.ServerMetadataRequest())
         assert (server.name, server.version) == ("sluice", "1.2.3")
-        assert list(server.extensions) == ["binary_tensor_data", "parameters"]
+        assert list(server.extensions)[-3:] == ["parameters", "statistics", "logging"]
         model = await stub.ModelMetadata(PB.ModelMetadataRequest(name="m"))
         assert (model.name, list(model.versions), model.platform) == ("m", ["1"], "sluice_pipeline")
         assert [(each.name, each.datatype, list(each.shape)) for each in model.inputs] == [("x", "FP32", [-1, 2])]
@@ -182,12 +165,8 @@ def test_errors_have_their_status_and_sentence(served: Front) -> None:
         code, details, metadata = await refusal(stub.ModelInfer(REQUEST))
         assert (code, details) == (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size: 8 requests wait")
         assert metadata["retry-after"] == "5"
-        code, details, _ = await refusal(stub.ModelStatistics(PB.ModelStatisticsRequest()))
-        assert (code, details.startswith("this call is not supported")) == (grpc.StatusCode.UNIMPLEMENTED, True)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async for _ in stub.ModelStreamInfer(iter([REQUEST])):
-                pass
-        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        code, details, _ = await refusal(stub.CudaSharedMemoryStatus(PB.CudaSharedMemoryStatusRequest()))
+        assert (code, details[:38]) == (grpc.StatusCode.UNIMPLEMENTED, "CUDA shared memory is not supported; u")
 
     converse(served, talk)
 
@@ -207,7 +186,7 @@ def test_cancelling_the_call_cancels_the_request(served: Front) -> None:
 
 def test_a_port_that_is_taken_is_named() -> None:
     async def bind(port: int) -> None:
-        grpc_server(front().dataplane, front().catalogue, "127.0.0.1", port, 1 << 20)
+        grpc_server(front().dataplane, front().control, "127.0.0.1", port, 1 << 20)
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -86,8 +86,13 @@ def test_the_verb_of_inference_is_post(served: Front) -> None:
         ({"Inference-Header-Content-Length": "-1"}, b"{}", 400, "must be a number of bytes, got '-1'"),
         ({"Inference-Header-Content-Length": "9" * 5000}, b"{}", 400, "must be a number of bytes, got '999"),
         ({"Inference-Header-Content-Length": "3"}, b"{}", 400, "is 3, but the body has only 2 bytes"),
-        ({"Inference-Header-Content-Length": "0"}, b"{}", 501, "raw binary requests"),
-        ({"Content-Encoding": "gzip"}, b"{}", 501, "Content-Encoding 'gzip' is not supported"),
+        ({"Content-Encoding": "gzip"}, b"{}", 400, "the body cannot be decompressed"),
+        (
+            {"Content-Encoding": "br"},
+            b"{}",
+            501,
+            "Content-Encoding 'br' is not supported; expected gzip, deflate or none",
+        ),
         ({}, b'{"inputs": "\\ud800"}', 400, "not an inference request"),
         ({}, b'{"inputs": [{"name": "\\ud800", "shape": [], "datatype": "", "data": [NaN]}]}', 400, "input '?':"),
     ],
@@ -125,7 +130,16 @@ def test_metadata(served: Front) -> None:
     assert get(served, "/v2").json == {
         "name": "sluice",
         "version": "1.2.3",
-        "extensions": ["binary_tensor_data", "parameters"],
+        "extensions": [
+            "classification",
+            "schedule_policy",
+            "model_configuration",
+            "system_shared_memory",
+            "binary_tensor_data",
+            "parameters",
+            "statistics",
+            "logging",
+        ],
     }
     model = {
         "name": "m",

@@ -114,7 +114,7 @@ def test_a_large_body_may_come_in_chunks(served: Front) -> None:
     ("headers", "status", "problem"),
     [
         ({"Content-Length": str(LIMIT + 1)}, 400, f"the body has {LIMIT + 1} bytes, the limit is {LIMIT}"),
-        ({"Content-Length": "9", "Content-Encoding": "gzip"}, 501, "Content-Encoding 'gzip' is not supported"),
+        ({"Content-Length": "9", "Content-Encoding": "br"}, 501, "Content-Encoding 'br' is not supported"),
     ],
 )
 def test_what_the_head_rules_out_is_answered_before_the_body_which_is_ignored(

@@ -92,7 +92,7 @@ def test_another_provider_is_never_taken_silently(tmp_path: Path) -> None:
         pytest.skip("this ONNX Runtime may well have a GPU")
     path = save_mlp(tmp_path / "m.onnx", [4, 3])
     with pytest.raises(PartitionError, match=r"no CUDAExecutionProvider, only .*CPUExec"):
-        onnxruntime.load(str(path), 1, "CUDAExecutionProvider")
+        onnxruntime.load(str(path), 1, provider="CUDAExecutionProvider")
 
 
 def test_spin_gives_its_input_back(tmp_path: Path) -> None:

@@ -238,7 +238,11 @@ def test_a_bad_cascade_is_refused_with_the_place(old: str, new: str, message: st
 
 
 BAD_ENSEMBLES = [
-    ("most_confident", "best", "stages.vote.combine: Invalid enum value 'best'; expected mean or most_confident"),
+    (
+        "most_confident",
+        "best",
+        "stages.vote.combine: Invalid enum value 'best'; expected mean or most_confident or weighted_mean or vote or",
+    ),
     ("of: [a.probs, b.probs]", "of: [a.probs]", "stages.vote.of: expected at least two tensors to combine, got 1"),
     ("of: [a.probs, b.probs]", "of: [a.probs, a.probs]", "stages.vote.of: a.probs is given twice"),
     ("of: [a.probs, b.probs]", "of: [a.probs, request.x]", "stages.vote.of.1: expected a stage's tensor, not the req"),
@@ -252,7 +256,7 @@ BAD_ENSEMBLES = [
     (
         "vote: {",
         "vote: {model: small, ",
-        "stages.vote: Object contains unknown field `model`; expected combine, of, when",
+        "stages.vote: Object contains unknown field `model`; expected combine, of, weights, when",
     ),
 ]
 
@@ -281,6 +285,50 @@ def test_combiners_take_floats_and_most_confident_takes_vectors() -> None:
     with pytest.raises(ConfigError, match=r"of: most_confident expected a vector of probabilities a row, got FP32 \[2"):
         check(_combined("most_confident", "probs", "grid", "grid"))
     assert check(_combined("mean", "probs", "grid", "grid")).outputs == (TensorSpec("out", FP32, (2, 5)),)
+
+
+def test_combiners_that_take_more() -> None:
+    assert check(_combined("vote", "label", "label", "label")).outputs == (TensorSpec("out", DataType.INT64, ()),)
+    assert check(_combined("concat", "probs", "few", "small")).outputs == (TensorSpec("out", FP32, (13,)),)
+    weighted = check(_combined("weighted_mean, weights: [1, 2.5]", "probs", "small", "small"))
+    assert weighted.stages[2].weights == (1.0, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("combine", "tensor", "one", "other", "message"),
+    [
+        ("vote", "probs", "grid", "grid", r"of: vote expected a vector of probabilities a row, got FP32 \[2, 5\]"),
+        ("vote", "probs", "small", "few", r"of: b.probs is FP32 \[3\], but a.probs is FP32 \[10\]"),
+        (
+            "concat",
+            "probs",
+            "small",
+            "grid",
+            r"of: b.probs is FP32 \[2, 5\], but a.probs is FP32 \[10\]; expected them to",
+        ),
+        ("concat", "probs", "small", "half", r"of: b.probs is FP16 \[10\], but a.probs is FP32 \[10\]"),
+        ("concat", "label", "label", "label", r"of: concat expected tensors of at least one dimension, but a.label is"),
+        ("weighted_mean", "probs", "small", "small", "weights: expected one weight for each of the 2 tensors, got 0"),
+        (
+            "weighted_mean, weights: [0, 0]",
+            "probs",
+            "small",
+            "small",
+            r"weights: expected finite weights of at least 0, one of them above, got \[0.0, 0.0\]",
+        ),
+        (
+            "weighted_mean, weights: [1, .nan]",
+            "probs",
+            "small",
+            "small",
+            r"weights: expected finite weights of at least 0, one of them above, got \[1.0, nan\]",
+        ),
+        ("mean, weights: [1, 1]", "probs", "small", "small", "weights: weights belong to weighted_mean, not to mean"),
+    ],
+)
+def test_combiners_that_cannot_join(combine: str, tensor: str, one: str, other: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"stages\.vote\.{message}"):
+        check(_combined(combine, tensor, one, other))
 
 
 def test_a_threshold_needs_probabilities() -> None:

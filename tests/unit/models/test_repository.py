@@ -105,7 +105,7 @@ def test_what_is_broken_says_why_and_never_stops_the_rest(tmp_path: Path) -> Non
     (tmp_path / "mlp" / "3" / "model.onnx").write_bytes(b"garbage")
     (tmp_path / "empty").mkdir()
     save_mlp(tmp_path / "configured" / "1" / "model.onnx", [4, 3])
-    (tmp_path / "configured" / "config.pbtxt").write_text("max_batch_size: 8")
+    (tmp_path / "configured" / "config.pbtxt").write_text("sequence_batching { }")
     save_mlp(tmp_path / "sp ace" / "1" / "model.onnx", [4, 3])
     save_mlp(tmp_path / "request" / "1" / "model.onnx", [4, 3])
     for name, text in {"bad-yaml": "stages: [", "bad-model": PIPELINE.replace("mlp", "nothing")}.items():
@@ -115,22 +115,28 @@ def test_what_is_broken_says_why_and_never_stops_the_rest(tmp_path: Path) -> Non
     (tmp_path / "not-text" / "pipeline.yaml").write_bytes(b"\xff\xfe\xff")
     save_mlp(tmp_path / "both" / "1" / "model.onnx", [4, 3])
     (tmp_path / "both" / "pipeline.yaml").write_text(PIPELINE)
+    for name, text in {"bad-ensemble": 'platform: "ensemble"', "two": "max_batch_size: 8"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.pbtxt").write_text(text)
+    (tmp_path / "two" / "pipeline.yaml").write_text(PIPELINE)
 
     found = Repository.scan(tmp_path)
     assert list(found.models) == ["mlp:1"]
     assert found.pipelines == {}
     reasons = {(broken.name, broken.version): broken.reason for broken in found.broken}
     expected = {
-        ("mlp", 2): "mlp/2: expected a file model.onnx or model.timed.json",
+        ("mlp", 2): "mlp/2: expected a file model.onnx or model.timed.json or model.py",
         ("mlp", 3): "mlp/3/model.onnx: not an ONNX model",
         ("empty", None): "empty: expected a version directory such as empty/1, a pipeline.yaml or a family.yaml",
-        ("configured", None): "configured: config.pbtxt is not supported yet; remove it: the model is completed from",
+        ("configured", None): "configured/config.pbtxt: sequence_batching: not supported",
         ("sp ace", None): "sp ace: 'sp ace' cannot name a model or a pipeline; expected letters",
         ("request", None): "request: 'request' cannot name a model or a pipeline",
         ("bad-yaml", None): "bad-yaml/pipeline.yaml: not YAML: ",
         ("bad-model", None): "bad-model/pipeline.yaml: stages.one.model: no model 'nothing'; there is mlp",
         ("not-text", None): "not-text/pipeline.yaml: cannot be read: ",
         ("both", None): "both/pipeline.yaml: the directory also holds versions of a model",
+        ("two", None): "two/pipeline.yaml: the directory also holds a config.pbtxt; expected one of the two",
+        ("bad-ensemble", None): "bad-ensemble/config.pbtxt: ensemble_scheduling: expected at least one step",
     }
     assert reasons.keys() == expected.keys()
     for place, start in expected.items():

@@ -15,6 +15,13 @@ def test_without_bounds_every_partition_holds_every_model() -> None:
     )
 
 
+def test_a_partition_holds_only_what_it_may() -> None:
+    models = {"x:1": ModelNeed(60), "y:1": ModelNeed(70)}
+    elsewhere = PartitionConfig("elsewhere", "triton", models=("y:1",))
+    assert place_models(models, [A, elsewhere]) == Placement({"a": ("x:1",), "elsewhere": ("y:1",)}, ())
+    assert place_models(models, [elsewhere]) == Placement({"elsewhere": ("y:1",)}, ("x:1",))
+
+
 def test_models_that_do_not_fit_together_are_placed_apart() -> None:
     models = {"x:1": ModelNeed(60), "y:1": ModelNeed(70)}
     assert place_models(models, [A, B]) == Placement({"a": ("y:1",), "b": ("x:1",)}, ())

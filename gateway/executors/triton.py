@@ -1,0 +1,84 @@
+"""Executors for Triton servers, alone and beside worker processes."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from batcher.config import Verdict
+from batcher.decisions import DispatchBatch, LoadModel, UnloadModel
+from gateway.executors.base import Post
+from gateway.executors.triton_partition import TritonPartition, Watcher
+from gateway.executors.triton_settings import TritonSettings
+from gateway.executors.worker import WorkerExecutor
+from models.spec import ModelSpec
+
+
+class MixedExecutor:
+    """Runs batches on worker processes and on Triton servers, whichever partition they are for.
+
+    Tensors are the workers' assembly's business for both, so the stages of a request may run here and there. `holds`
+    are the models that each server may hold, by its name; `verdicts` what is asked of each, by key.
+    """
+
+    def __init__(
+        self,
+        workers: WorkerExecutor,
+        servers: Sequence[TritonSettings],
+        holds: Mapping[str, Mapping[str, ModelSpec]],
+        verdicts: Mapping[str, Sequence[Verdict]],
+        watcher: Watcher,
+        clock: Callable[[], int],
+    ) -> None:
+        self._workers = workers
+        self._servers = {
+            each.name: TritonPartition(each, holds[each.name], verdicts, workers.assembly, watcher, clock)
+            for each in servers
+        }
+        self.admit = workers.admit
+        self.combine = workers.combine
+        self.take = workers.take
+        self.forget = workers.forget
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of the input arena in use; batches for Triton take none."""
+        return self._workers.arena_bytes
+
+    @property
+    def breakers(self) -> dict[str, str]:
+        """The state of each server's circuit breaker, by its name."""
+        return {name: server.breaker for name, server in self._servers.items()}
+
+    def start(self, post: Post) -> None:
+        """Start the workers and connect to the servers."""
+        self._workers.start(post)
+        for server in self._servers.values():
+            server.start(post)
+
+    async def drain(self, timeout_s: float = 5.0) -> None:
+        """End the calls and the workers, and give all shared memory up."""
+        for server in self._servers.values():
+            await server.drain()
+        await self._workers.drain(timeout_s)
+
+    def run(self, batch: DispatchBatch) -> None:
+        """Start a batch; raises PartitionError when it cannot be."""
+        self._servers.get(batch.partition, self._workers).run(batch)
+
+    def revoke(self, batch: int) -> None:
+        """Take a batch back wherever it is; too late is no error."""
+        self._workers.revoke(batch)
+        for server in self._servers.values():
+            server.revoke(batch)
+
+    def load(self, order: LoadModel) -> None:
+        """Begin to load a model."""
+        if server := self._servers.get(order.partition):
+            server.load(order.model)
+        else:
+            self._workers.load(order)
+
+    def unload(self, order: UnloadModel) -> None:
+        """Unload a model after its batches."""
+        if server := self._servers.get(order.partition):
+            server.unload(order.model)
+        else:
+            self._workers.unload(order)

@@ -1,0 +1,119 @@
+"""The gRPC service of one Triton server, and what its errors mean."""
+
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from models.errors import BackendFailed, PartitionError
+from models.spec import ModelSpec
+
+LOAD_TIMEOUT_S = 120.0
+PROBE_TIMEOUT_S = 5.0
+"""Time for a server to say how it is; a server that is gone is noticed at once."""
+
+_INFER = "/inference.GRPCInferenceService/ModelInfer"
+_OPTIONS = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # When to try again is for the circuit breaker to say.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 100),
+)
+_T = TypeVar("_T")
+
+
+class ServerLost(PartitionError):
+    """The server cannot be reached, hangs, or answers what makes no sense."""
+
+
+class ModelLost(PartitionError):
+    """The server is up, but does not run a model any more that it should have."""
+
+
+class TritonClient:
+    """Calls to the server at `url`, all of which raise ServerLost, ModelLost, BackendFailed or PartitionError."""
+
+    def __init__(self, url: str) -> None:
+        self._channel = grpc.aio.insecure_channel(url, options=_OPTIONS)
+        self._service = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        # Bytes both ways: see `triton_wire`.
+        self._infer = self._channel.unary_unary(_INFER, request_serializer=None, response_deserializer=None)
+
+    async def infer(self, message: bytes, timeout_s: float) -> bytes:
+        """Run a batch: a ModelInferRequest, answered by a ModelInferResponse."""
+        try:
+            answer: bytes = await self._infer(message, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise ServerLost(f"no answer within {timeout_s:g} s") from error
+            raise meaning(error.code(), error.details() or "") from error
+        return answer
+
+    async def check_server(self) -> None:
+        """Raise ServerLost for a server that is not ready."""
+        answer = await _meant(self._service.ServerReady(service_pb2.ServerReadyRequest(), timeout=PROBE_TIMEOUT_S))
+        if not answer.ready:
+            raise ServerLost("the server is not ready")
+
+    async def is_ready(self, model: ModelSpec) -> bool:
+        """Whether the server says that it holds a model."""
+        request = service_pb2.ModelReadyRequest(name=model.name, version=str(model.version))
+        try:
+            answer = await _meant(self._service.ModelReady(request, timeout=PROBE_TIMEOUT_S))
+        except (ModelLost, BackendFailed):
+            return False
+        return bool(answer.ready)
+
+    async def load(self, model: ModelSpec) -> None:
+        """Have the server load a model; raises BackendFailed when it cannot, or lets nobody order it."""
+        request = service_pb2.RepositoryModelLoadRequest(model_name=model.name)
+        await _changed(model, "load", self._service.RepositoryModelLoad(request, timeout=LOAD_TIMEOUT_S))
+
+    async def unload(self, model: ModelSpec) -> None:
+        """As `load`."""
+        request = service_pb2.RepositoryModelUnloadRequest(model_name=model.name)
+        await _changed(model, "unload", self._service.RepositoryModelUnload(request, timeout=LOAD_TIMEOUT_S))
+
+    async def close(self) -> None:
+        """End all calls."""
+        await self._channel.close(None)
+
+
+async def _meant(call: Awaitable[_T]) -> _T:
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise meaning(error.code(), error.details() or "") from error
+
+
+async def _changed(model: ModelSpec, change: str, call: Awaitable[Any]) -> None:
+    try:
+        await _meant(call)
+    except ModelLost as error:
+        raise BackendFailed(f"{model.name}: the server does not {change} it: {error}") from error
+
+
+def meaning(code: grpc.StatusCode, details: str) -> ServerLost | ModelLost | BackendFailed | PartitionError:
+    """What a status says of the server, of the model or of the batch; Triton's words decide where a code does not."""
+    text = details.strip().splitlines()[0] if details.strip() else code.name
+    match code:
+        case grpc.StatusCode.INTERNAL if "Stub process" in details:
+            return ModelLost(text)
+        case grpc.StatusCode.UNAVAILABLE if "maximum queue size" in details:
+            return PartitionError(text)
+        case grpc.StatusCode.UNAVAILABLE if "is not at ready state" in details or "explicit model" in details:
+            return ModelLost(text)
+        case grpc.StatusCode.NOT_FOUND:
+            return ModelLost(text)
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return PartitionError(text)
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return ServerLost("no answer in time")
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED | grpc.StatusCode.UNIMPLEMENTED:
+            return ServerLost(text)
+        case _:
+            return BackendFailed(text)

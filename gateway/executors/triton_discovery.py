@@ -1,0 +1,129 @@
+"""What Triton servers hold when Sluice starts, asked of them once."""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from gateway.executors.triton_client import LOAD_TIMEOUT_S, PROBE_TIMEOUT_S
+from gateway.executors.triton_settings import TritonSettings
+from models.errors import ConfigError
+from models.repository import Broken
+from models.spec import ModelSpec
+from models.tensor import DataType, TensorSpec
+
+CONNECT_TIMEOUT_S = 10.0
+"""Time for a server to get ready when Sluice starts."""
+_PAUSE_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """The models that servers hold: by server the keys, and by key the specs.
+
+    `unreachable` servers are in none of them; `broken` are models that cannot be served from there, with reasons.
+    """
+
+    holds: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    specs: dict[str, ModelSpec] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
+    unreachable: dict[str, str] = field(default_factory=dict)
+
+    def may_hold(self, server: TritonSettings, specs: Mapping[str, ModelSpec]) -> dict[str, ModelSpec]:
+        """The models, of all that are served, for a server: what it holds, or what it should if it cannot be asked."""
+        keys = self.holds.get(server.name)
+        if keys is None:
+            keys = tuple(key for key, spec in specs.items() if spec.name in (server.models or ()))
+        return {key: specs[key] for key in keys}
+
+    def unknown(self, servers: Iterable[TritonSettings], known: Collection[str]) -> list[Broken]:
+        """The models that servers should hold of which nothing is known, but for those whose names are `known`."""
+        reasons = dict(self.broken)
+        for server in servers:
+            if server.name in self.unreachable:
+                reasons |= dict.fromkeys(server.models or (), self.unreachable[server.name])
+        return [Broken(name, None, reason) for name, reason in reasons.items() if name not in known]
+
+
+NOTHING = Discovery()
+"""Where there are no Triton servers."""
+
+
+def discover(servers: Iterable[TritonSettings], largest_batch: Callable[[str], int]) -> Discovery:
+    """Ask each server for the specs of its models, waiting for those that start; blocks.
+
+    `largest_batch` is what Sluice allows a model, by name. Models that a server is to hold and does not are loaded.
+    """
+    found = Discovery()
+    for server in servers:
+        with grpc.insecure_channel(server.url) as channel:
+            service = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            try:
+                _wait_ready(service)
+                names = server.models if server.models is not None else _ready_models(service)
+            except grpc.RpcError as error:
+                found.unreachable[server.name] = f"triton {server.name} at {server.url}: {_reason(error)}"
+                continue
+            keys: list[str] = []
+            for name in names:
+                try:
+                    for spec in _specs(service, name, largest_batch(name)):
+                        found.specs.setdefault(spec.key, spec)
+                        keys.append(spec.key)
+                except (grpc.RpcError, ConfigError) as error:
+                    found.broken[name] = f"triton {server.name}: {name}: {_reason(error)}"
+            found.holds[server.name] = tuple(keys)
+    return found
+
+
+def _wait_ready(service: Any) -> None:
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    while True:
+        remaining = deadline - time.monotonic()
+        request = service_pb2.ServerReadyRequest()
+        # A server that is starting refuses connections: that is waited for as well.
+        if service.ServerReady(request, timeout=max(remaining, _PAUSE_S), wait_for_ready=True).ready or remaining <= 0:
+            return
+        time.sleep(_PAUSE_S)
+
+
+def _ready_models(service: Any) -> list[str]:
+    index = service.RepositoryIndex(service_pb2.RepositoryIndexRequest(ready=True), timeout=PROBE_TIMEOUT_S)
+    return sorted({model.name for model in index.models})
+
+
+def _specs(service: Any, name: str, largest_batch: int) -> list[ModelSpec]:
+    """The spec of every version that is ready; raises ConfigError for a model that Sluice cannot serve."""
+    try:
+        metadata = service.ModelMetadata(service_pb2.ModelMetadataRequest(name=name), timeout=PROBE_TIMEOUT_S)
+    except grpc.RpcError:
+        service.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name=name), timeout=LOAD_TIMEOUT_S)
+        metadata = service.ModelMetadata(service_pb2.ModelMetadataRequest(name=name), timeout=PROBE_TIMEOUT_S)
+    config = service.ModelConfig(service_pb2.ModelConfigRequest(name=name), timeout=PROBE_TIMEOUT_S).config
+    if config.model_transaction_policy.decoupled:
+        raise ConfigError("a decoupled model may answer more than once, which is not supported")
+    if config.HasField("sequence_batching"):
+        raise ConfigError("a sequence model keeps state between requests, which is not supported")
+    rows = min(config.max_batch_size, largest_batch)
+    inputs = tuple(_tensor(each, rows) for each in metadata.inputs)
+    outputs = tuple(_tensor(each, rows) for each in metadata.outputs)
+    return [
+        ModelSpec(name, int(version), inputs, outputs, rows, metadata.platform or config.backend)
+        for version in metadata.versions
+    ]
+
+
+def _tensor(tensor: Any, rows: int) -> TensorSpec:
+    if tensor.datatype not in DataType.__members__:
+        raise ConfigError(
+            f"tensor '{tensor.name}' has datatype {tensor.datatype}, expected one of {', '.join(DataType)}"
+        )
+    shape = tuple(tensor.shape)
+    return TensorSpec(tensor.name, DataType(tensor.datatype), shape[1:] if rows else shape)
+
+
+def _reason(error: Exception) -> str:
+    return error.details() or error.code().name if isinstance(error, grpc.RpcError) else str(error)

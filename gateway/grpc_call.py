@@ -1,0 +1,39 @@
+"""What all gRPC calls are made of: how they end with an error, versions, and the answers of calls that do not wait."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import wraps
+from typing import Any, NoReturn, TypeVar
+
+from gateway.request import is_version
+from gateway.status import error_message, grpc_status, retry_after_s
+from models.errors import RequestError
+
+S = TypeVar("S")
+
+
+async def abort(context: Any, error: Exception, told: Sequence[tuple[str, str]] = ()) -> NoReturn:
+    """End the call with the status of an error, and with what is `told` beside it as trailing metadata."""
+    wait_s = retry_after_s(error)
+    metadata = told if wait_s is None else (*told, ("retry-after", str(wait_s)))
+    await context.abort(grpc_status(error), error_message(error), tuple(metadata))
+    raise AssertionError("abort returns to no one")
+
+
+def answered(answer: Callable[[S, Any], Any]) -> Callable[[S, Any, Any], Awaitable[Any]]:
+    """A call that ends with what `answer` returns for its request, or with the error that it raises."""
+
+    @wraps(answer)
+    async def call(self: S, request: Any, context: Any) -> Any:
+        try:
+            return answer(self, request)
+        except Exception as error:
+            await abort(context, error)
+
+    return call
+
+
+def parse_version(text: str) -> str:
+    """A version as requests give it, "" for the latest. Raises RequestError."""
+    if text and not is_version(text):
+        raise RequestError(f"model version '{text:.80}' must be a number, or empty for the latest")
+    return text

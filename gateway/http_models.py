@@ -1,0 +1,100 @@
+"""Routes about models: configuration, statistics, and the repository."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from gateway.controlplane import ControlPlane
+from gateway.http_routes import Version, documented, json_body, router
+from gateway.restricted import Group, Restrictions
+from models.errors import RequestError
+
+_READY = {"ready": {"type": "boolean", "description": "only what is ready"}}
+_PARAMETERS = {"parameters": {"type": "object"}}
+
+
+def model_routers(control: ControlPlane, restrictions: Restrictions) -> list[APIRouter]:
+    """The routers; errors are left to the application."""
+    return [_config(control, restrictions), _statistics(control, restrictions), _repository(control, restrictions)]
+
+
+def _config(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
+    routes = router(Group.MODEL_CONFIG, restrictions)
+
+    @routes.get("/v2/models/{name}/config")
+    async def model_config(name: str) -> dict[str, Any]:
+        return control.model_config(name, "")
+
+    @routes.get("/v2/models/{name}/versions/{version}/config")
+    async def model_version_config(name: str, version: Version) -> dict[str, Any]:
+        return control.model_config(name, version)
+
+    return routes
+
+
+def _statistics(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
+    routes = router(Group.STATISTICS, restrictions)
+
+    @routes.get("/v2/models/stats")
+    async def statistics() -> dict[str, Any]:
+        return control.model_statistics("", "")
+
+    @routes.get("/v2/models/{name}/stats")
+    async def model_statistics(name: str) -> dict[str, Any]:
+        return control.model_statistics(name, "")
+
+    @routes.get("/v2/models/{name}/versions/{version}/stats")
+    async def model_version_statistics(name: str, version: Version) -> dict[str, Any]:
+        return control.model_statistics(name, version)
+
+    return routes
+
+
+def _repository(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
+    routes = router(Group.MODEL_REPOSITORY, restrictions)
+    repository = control.repository
+
+    @routes.post("/v2/repository/index", openapi_extra=documented(_READY))
+    async def repository_index(request: Request) -> list[dict[str, str]]:
+        return await index("", request)
+
+    @routes.post("/v2/repository/{repository_name}/index", openapi_extra=documented(_READY))
+    async def named_repository_index(repository_name: str, request: Request) -> list[dict[str, str]]:
+        return await index(repository_name, request)
+
+    async def index(repository_name: str, request: Request) -> list[dict[str, str]]:
+        ready = (await json_body(request)).get("ready", False)
+        if not isinstance(ready, bool):
+            raise RequestError(f"'ready' must be true or false, got {ready!r:.80}")
+        return [
+            {name: text for name in each.__struct_fields__ if (text := str(getattr(each, name)))}
+            for each in repository.index(repository_name, ready)
+        ]
+
+    @routes.post("/v2/repository/models/{name}/load", openapi_extra=documented(_PARAMETERS))
+    async def model_load(name: str, request: Request) -> Response:
+        repository.load("", name, await parameters(request))
+        return Response()
+
+    @routes.post("/v2/repository/models/{name}/unload", openapi_extra=documented(_PARAMETERS))
+    async def model_unload(name: str, request: Request) -> Response:
+        repository.unload("", name, await parameters(request))
+        return Response()
+
+    @routes.post("/v2/repository/{repository_name}/models/{name}/load", openapi_extra=documented(_PARAMETERS))
+    async def named_model_load(repository_name: str, name: str, request: Request) -> Response:
+        repository.load(repository_name, name, await parameters(request))
+        return Response()
+
+    @routes.post("/v2/repository/{repository_name}/models/{name}/unload", openapi_extra=documented(_PARAMETERS))
+    async def named_model_unload(repository_name: str, name: str, request: Request) -> Response:
+        repository.unload(repository_name, name, await parameters(request))
+        return Response()
+
+    async def parameters(request: Request) -> dict[str, object]:
+        given = (await json_body(request)).get("parameters", {})
+        if not isinstance(given, dict):
+            raise RequestError(f"'parameters' must be an object, got {given!r:.80}")
+        return given
+
+    return routes

@@ -1,0 +1,75 @@
+"""Groups of the API that only clients with a key may use."""
+
+import enum
+import hmac
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+GRPC_PREFIX = "triton-grpc-protocol-"
+"""Before the name of the header, where a gRPC client gives the key as metadata."""
+
+_HEADER = re.compile(r"[a-z0-9-]+")
+
+
+class Group(enum.StrEnum):
+    """The parts of the API that can be restricted, over HTTP and gRPC alike."""
+
+    HEALTH = "health"
+    METADATA = "metadata"
+    INFERENCE = "inference"
+    SHARED_MEMORY = "shared-memory"
+    MODEL_CONFIG = "model-config"
+    MODEL_REPOSITORY = "model-repository"
+    STATISTICS = "statistics"
+    TRACE = "trace"
+    LOGGING = "logging"
+
+
+class RestrictedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Groups for which a request must have the header `header` with the value `value`."""
+
+    groups: tuple[Group, ...]
+    header: str
+    value: str
+
+    def __post_init__(self) -> None:
+        if not self.groups or not _HEADER.fullmatch(self.header):
+            raise ValueError("expected at least one group and a header of lower-case letters, digits and '-'")
+        if not self.value or not self.value.isascii() or not self.value.isprintable():
+            raise ValueError("expected a value of printable ASCII")
+
+
+class Restrictions:
+    """The keys of all restricted groups. Raises ValueError for a group that has two."""
+
+    def __init__(self, settings: Sequence[RestrictedSettings] = ()) -> None:
+        self._keys: dict[Group, RestrictedSettings] = {}
+        for each in settings:
+            for group in each.groups:
+                if group in self._keys:
+                    raise ValueError(f"group {group} is restricted twice")
+                self._keys[group] = each
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def refusal(self, group: Group, headers: Mapping[str, str], prefix: str = "") -> str:
+        """Why a request with these headers may not use a group; "" when it may."""
+        key = self._keys.get(group)
+        if key is None:
+            return ""
+        name = prefix + key.header
+        if hmac.compare_digest(headers.get(name, "").encode(), key.value.encode()):
+            return ""
+        return f"This protocol is restricted, expecting header '{name}'"
+
+    def bars(self, group: Group, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Whether a request with these raw headers may not use a group."""
+        key = self._keys.get(group)
+        if key is None:
+            return False
+        return not any(
+            name == key.header.encode() and hmac.compare_digest(value, key.value.encode()) for name, value in headers
+        )

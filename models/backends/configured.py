@@ -1,0 +1,102 @@
+"""Any backend with what a model's configuration adds: reshaped tensors, and warm-up runs."""
+
+import importlib
+from collections.abc import Generator, Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from models.arrays import Array, numpy_dtype
+from models.backends.base import Backend
+from models.errors import BackendFailed
+from models.model_config import ModelConfig, TensorConfig, WarmUp, WarmUpInput
+from models.tensor import DataType, TensorSpec
+
+
+class _Reshape(NamedTuple):
+    """Dimensions of an item as the model has it, and as clients see it."""
+
+    model: tuple[int, ...]
+    client: tuple[int, ...]
+
+
+class Reshaped:
+    """A backend some of whose tensors have other item shapes outside than in the model; see `Backend`."""
+
+    def __init__(self, backend: Backend, config: ModelConfig) -> None:
+        self._backend = backend
+        self._batch = 1 if config.max_batch_size else 0
+        self._reshapes = {
+            tensor.name: _Reshape(tensor.reshape.shape, tensor.dims)
+            for tensor in config.tensors
+            if tensor.reshape is not None
+        }
+        self.inputs = tuple(self._outside(tensor) for tensor in backend.inputs)
+        self.outputs = tuple(self._outside(tensor) for tensor in backend.outputs)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run one batch, of views in the other shapes."""
+        given = {name: self._reshaped(name, array, "model") for name, array in inputs.items()}
+        return {name: self._reshaped(name, array, "client") for name, array in self._backend.run(given).items()}
+
+    def _reshaped(self, name: str, array: Array, side: str) -> Array:
+        reshape = self._reshapes.get(name)
+        if reshape is None:
+            return array
+        try:
+            return array.reshape(array.shape[: self._batch] + getattr(reshape, side))
+        except ValueError as error:
+            raise BackendFailed(f"tensor '{name}': {error}") from error
+
+    def _outside(self, tensor: TensorSpec) -> TensorSpec:
+        reshape = self._reshapes.get(tensor.name)
+        if reshape is None:
+            return tensor
+        return TensorSpec(tensor.name, tensor.datatype, tensor.shape[: self._batch] + reshape.client)
+
+
+def load_backend(backend: str, path: str, threads: int, config: str) -> Backend:
+    """The model of a file on the backend that is a module of this package; `config` as for its `load`.
+
+    Raises whatever that does.
+    """
+    loaded: Backend = importlib.import_module(f"models.backends.{backend}").load(path, threads, config)
+    if not config:
+        return loaded
+    form = msgspec.json.decode(config, type=ModelConfig)
+    return Reshaped(loaded, form) if any(tensor.reshape is not None for tensor in form.tensors) else loaded
+
+
+def warm_up_shapes(config: str) -> dict[str, tuple[int, ...]]:
+    """The item shapes that a configuration warms its model with, by input: what is typical of variable dimensions."""
+    runs = msgspec.json.decode(config, type=ModelConfig).model_warmup if config else ()
+    return {name: each.dims for run in runs[:1] for name, each in run.inputs.items()}
+
+
+def warm_up_runs(backend: Backend, config: str) -> Generator[None, None, None]:
+    """The warm-up runs of a configuration, one a step; raises BackendFailed."""
+    if not config:
+        return
+    form = msgspec.json.decode(config, type=ModelConfig)
+    for warm_up in form.model_warmup:
+        inputs = _batch(warm_up, form.input, bool(form.max_batch_size))
+        for _ in range(max(warm_up.count, 1)):
+            backend.run(inputs)
+            yield
+
+
+def _batch(warm_up: WarmUp, tensors: Iterable[TensorConfig], batchable: bool) -> dict[str, Array]:
+    rows = (warm_up.batch_size,) if batchable else ()
+    return {tensor.name: _filled(tensor, warm_up.inputs[tensor.name], rows) for tensor in tensors}
+
+
+def _filled(tensor: TensorConfig, given: WarmUpInput, rows: tuple[int, ...]) -> Array:
+    shape, datatype = rows + given.dims, tensor.datatype
+    assert datatype is not None
+    if datatype is DataType.BYTES:
+        return np.full(shape, b"", np.object_)
+    if not given.random_data:
+        return np.zeros(shape, numpy_dtype(datatype))
+    random = np.random.default_rng(0)
+    return random.random(shape).astype(numpy_dtype(datatype))

@@ -1,0 +1,114 @@
+"""Which fields of Triton's `ModelConfig` Sluice honours; all others are refused by name, with the reason."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from models.errors import ConfigError
+
+HONOURED = frozenset(
+    {
+        "name",
+        "platform",
+        "backend",
+        "version_policy",
+        "max_batch_size",
+        "input.name",
+        "input.data_type",
+        "input.format",
+        "input.dims",
+        "input.reshape",
+        "output.name",
+        "output.data_type",
+        "output.dims",
+        "output.reshape",
+        "output.label_filename",
+        "dynamic_batching.preferred_batch_size",
+        "dynamic_batching.max_queue_delay_microseconds",
+        "ensemble_scheduling.step.model_name",
+        "ensemble_scheduling.step.model_version",
+        "ensemble_scheduling.step.input_map",
+        "ensemble_scheduling.step.output_map",
+        "instance_group.name",
+        "instance_group.kind",
+        "instance_group.count",
+        "instance_group.gpus",
+        "default_model_filename",
+        "parameters",
+        "model_warmup.name",
+        "model_warmup.batch_size",
+        "model_warmup.count",
+        "model_warmup.inputs.data_type",
+        "model_warmup.inputs.dims",
+        "model_warmup.inputs.zero_data",
+        "model_warmup.inputs.random_data",
+    }
+)
+"""Fields by path, each with all that it contains; the values of a map have the path of the map."""
+
+_RAGGED = "the inputs of a batch have one shape, and requests that differ are not batched together"
+_TENSORRT = "there is no TensorRT backend"
+_GPU = "models run on cores, not on GPUs"
+_QUEUES = "the queues of models have no levels and no bounds of their own yet"
+
+REFUSED = {
+    "runtime": "the backend alone says what runs a model",
+    "input.is_shape_tensor": _TENSORRT,
+    "input.allow_ragged_batch": _RAGGED,
+    "input.optional": "a request must have all inputs of a model",
+    "input.is_non_linear_format_io": _TENSORRT,
+    "output.is_shape_tensor": _TENSORRT,
+    "output.is_non_linear_format_io": _TENSORRT,
+    "batch_input": _RAGGED,
+    "batch_output": _RAGGED,
+    "optimization.graph": "ONNX Runtime applies all of its optimizations",
+    "optimization.priority": "models share a partition by deadline",
+    "optimization.cuda": _GPU,
+    "optimization.execution_accelerators": "ONNX Runtime runs models with its own provider",
+    "optimization.input_pinned_memory.enable": "tensors are not held in pinned memory",
+    "optimization.output_pinned_memory.enable": "tensors are not held in pinned memory",
+    "optimization.gather_kernel_buffer_threshold": _GPU,
+    "optimization.eager_batching": "the inputs of a batch are laid out when it is sent",
+    "dynamic_batching.preserve_ordering": "requests are answered as they complete",
+    "dynamic_batching.priority_levels": _QUEUES,
+    "dynamic_batching.default_priority_level": _QUEUES,
+    "dynamic_batching.default_queue_policy": _QUEUES,
+    "dynamic_batching.priority_queue_policy": _QUEUES,
+    "sequence_batching": "requests are independent of one another; there are no sequences",
+    "ensemble_scheduling.step.model_namespace": "the names of models are unique in a repository",
+    "ensemble_scheduling.max_inflight_requests": "requests under way are bounded by the server's limits.queue_requests",
+    "instance_group.rate_limiter": "a partition runs one batch at a time, whose place the scheduler chooses",
+    "instance_group.secondary_devices": _GPU,
+    "instance_group.profile": _TENSORRT,
+    "instance_group.passive": "every partition that holds a model takes work for it",
+    "instance_group.host_policy": "partitions say which cores a model runs on",
+    "cc_model_filenames": _GPU,
+    "metric_tags": "the labels of metrics are the same for all models",
+    "model_warmup.inputs.input_data_file": "warm-up inputs are zeros or random",
+    "model_operations": "backends load no libraries of custom operations",
+    "model_transaction_policy.decoupled": "a request has exactly one answer",
+    "model_repository_agents": "the files of a repository are served as they are",
+    "response_cache.enable": "answers are not cached yet",
+    "model_metrics": "the buckets of histograms are the same for all models",
+}
+"""Why each of the other fields cannot be set; one that has its default value is not set."""
+
+
+def refuse_fields(message: Any, path: str) -> None:
+    """Raise ConfigError for the first field that is set in a `ModelConfig` and not honoured."""
+    for field in _set_fields(message, ""):
+        if (reason := REFUSED.get(field)) is not None:
+            raise ConfigError(f"{path}: {field}: not supported: {reason}; leave it out")
+
+
+def _set_fields(message: Any, prefix: str) -> Iterator[str]:
+    """The paths of the set fields that have a rule of their own."""
+    for field, value in message.ListFields():
+        name = prefix + field.name
+        if name in HONOURED or name in REFUSED:
+            yield name
+        elif field.is_repeated and field.message_type.GetOptions().map_entry:
+            for each in value.values():
+                yield from _set_fields(each, f"{name}.")
+        else:
+            for each in value if field.is_repeated else [value]:
+                yield from _set_fields(each, f"{name}.")

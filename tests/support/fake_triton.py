@@ -1,0 +1,106 @@
+"""A Triton server in this process whose every answer a test decides; it speaks the real protocol."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+NOT_HEALTHY = (
+    "Failed to process the request(s) for model instance 'm_0_0', message: Stub process 'm_0_0' is not healthy."
+)
+
+
+class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """Holds models `x` FP32 [N, 2] -> `y` = 2x; `calls` are the changes that were ordered, `batches` what was inferred.
+
+    `answer` replaces what it answers to a batch, or raises (code, words) as `Refusal`.
+    """
+
+    def __init__(self) -> None:
+        self.ready: set[str] = {"m"}
+        self.calls: list[str] = []
+        self.batches: list[Any] = []
+        self.answer: Callable[[Any], Awaitable[Any]] = double
+        self.load_refusal: Refusal | None = None
+        self.decoupled = False
+
+    async def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return service_pb2.ServerReadyResponse(ready=True)
+
+    async def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return service_pb2.ModelReadyResponse(ready=request.name in self.ready)
+
+    async def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if request.name not in self.ready:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{request.name}' is not found")
+        tensors = [
+            service_pb2.ModelMetadataResponse.TensorMetadata(name=name, datatype="FP32", shape=[-1, 2]) for name in "xy"
+        ]
+        return service_pb2.ModelMetadataResponse(
+            name=request.name, versions=["1"], platform="python", inputs=tensors[:1], outputs=tensors[1:]
+        )
+
+    async def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802
+        answer = service_pb2.ModelConfigResponse()
+        answer.config.max_batch_size = 16
+        answer.config.model_transaction_policy.decoupled = self.decoupled
+        return answer
+
+    async def RepositoryIndex(self, request: Any, context: Any) -> Any:  # noqa: N802
+        answer = service_pb2.RepositoryIndexResponse()
+        for name in self.ready:
+            answer.models.add(name=name, version="1", state="READY")
+        return answer
+
+    async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.calls.append(f"load {request.model_name}")
+        if self.load_refusal is not None:
+            await context.abort(*self.load_refusal.args)
+        self.ready.add(request.model_name)
+        return service_pb2.RepositoryModelLoadResponse()
+
+    async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.calls.append(f"unload {request.model_name}")
+        self.ready.discard(request.model_name)
+        return service_pb2.RepositoryModelUnloadResponse()
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.batches.append(request)
+        try:
+            return await self.answer(request)
+        except Refusal as refusal:
+            await context.abort(*refusal.args)
+
+
+class Refusal(Exception):
+    """A status code and its words."""
+
+
+async def double(request: Any) -> Any:
+    x = np.frombuffer(request.raw_input_contents[0], np.float32)
+    return answer_of(2 * x, [x.size // 2, 2])
+
+
+def answer_of(y: Any, shape: list[int], name: str = "y", datatype: str = "FP32") -> Any:
+    answer = service_pb2.ModelInferResponse(raw_output_contents=[y.tobytes()])
+    answer.outputs.add(name=name, datatype=datatype, shape=shape)
+    return answer
+
+
+@asynccontextmanager
+async def serving_fake(fake: FakeTriton, port: int = 0) -> AsyncIterator[int]:
+    """Serve until the block is left; yields the port."""
+    server = grpc.aio.server()
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(fake, server)
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(0)
+        await asyncio.sleep(0)

@@ -1,0 +1,124 @@
+"""Sets up a real Triton server under `.cache/triton`: the one that the pytriton wheel carries, for CPUs.
+
+The wheel's Python backend takes NumPy 1 only (with NumPy 2 its outputs are silently empty), so models run in an
+environment of their own.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+WHEEL = "nvidia-pytriton==0.7.0"
+DIRECTORY = Path(__file__).parents[2] / ".cache" / "triton"
+TIMEOUT_S = 300.0
+_PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
+_SERVER = Path("wheel", "pytriton", "tritonserver")
+
+
+class TritonUnavailable(Exception):
+    """Triton cannot be had here; the message says why."""
+
+
+def set_up() -> Path:
+    """The directory with a complete Triton, made if it is not there yet (a minute at most where wheels come quickly).
+
+    Raises TritonUnavailable. Several processes may try at once: one of them wins.
+    """
+    stamp = f"{WHEEL} python{sysconfig.get_python_version()} onnxruntime=={_onnxruntime()}\n"
+    if _is_complete(stamp):
+        return DIRECTORY
+    scratch = DIRECTORY.with_name(f"{DIRECTORY.name}.{os.getpid()}")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    try:
+        _unpack_wheel(scratch)
+        _make_backend(scratch)
+        _make_environment(scratch)
+        (scratch / "complete").write_text(stamp)
+        if not _is_complete(stamp):
+            shutil.rmtree(DIRECTORY, ignore_errors=True)
+            scratch.rename(DIRECTORY)
+    except OSError as error:
+        if not _is_complete(stamp):
+            raise TritonUnavailable(f"Triton could not be set up: {error}") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return DIRECTORY
+
+
+def command(directory: Path) -> tuple[list[str], dict[str, str]]:
+    """The start of Triton's command line, and the environment that it needs."""
+    binary = directory / _SERVER / "bin" / "tritonserver"
+    libraries = [str(directory / "wheel" / "nvidia_pytriton.libs"), sysconfig.get_config_var("LIBDIR")]
+    environment = {
+        **os.environ,
+        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
+        "PATH": os.pathsep.join([str(directory / "models" / "bin"), os.environ["PATH"]]),
+    }
+    return [str(binary), f"--backend-directory={directory / 'backends'}"], environment
+
+
+def _is_complete(stamp: str) -> bool:
+    try:
+        return (DIRECTORY / "complete").read_text() == stamp
+    except OSError:
+        return False
+
+
+def _onnxruntime() -> str:
+    """The version that is installed here: equal versions give equal numbers."""
+    for name in ("onnxruntime", "onnxruntime-gpu"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    raise TritonUnavailable("neither onnxruntime nor onnxruntime-gpu is installed")
+
+
+def _unpack_wheel(scratch: Path) -> None:
+    _run(sys.executable, *_PIP, "download", "--no-deps", "--only-binary", ":all:", "--dest", str(scratch), WHEEL)
+    (wheel,) = scratch.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(scratch / "wheel")
+    wheel.unlink()
+    (scratch / _SERVER / "bin" / "tritonserver").chmod(0o755)
+
+
+def _make_backend(scratch: Path) -> None:
+    version = sysconfig.get_python_version()
+    stub = scratch / _SERVER / "python_backend_stubs" / version / "triton_python_backend_stub"
+    if not stub.exists():
+        raise TritonUnavailable(f"{WHEEL} has no Python backend for Python {version}")
+    backend = scratch / "backends" / "python"
+    shutil.copytree(scratch / _SERVER / "backends" / "python", backend)
+    shutil.copy(stub, backend)
+    (backend / stub.name).chmod(0o755)
+
+
+def _make_environment(scratch: Path) -> None:
+    environment = scratch / "models"
+    _run(sys.executable, "-m", "venv", str(environment))
+    packages = ("numpy<2", f"onnxruntime=={_onnxruntime()}")
+    _run(str(environment / "bin" / "python3"), *_PIP, "install", "--only-binary", ":all:", *packages)
+
+
+def _run(*arguments: str) -> None:
+    try:
+        subprocess.run(arguments, check=True, timeout=TIMEOUT_S, capture_output=True, text=True)
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.strip().splitlines() or [f"exit status {error.returncode}"]
+        raise TritonUnavailable(f"Triton could not be set up: {arguments[-1]}: {lines[-1]}") from error
+    except subprocess.TimeoutExpired as error:
+        raise TritonUnavailable(f"Triton could not be set up: {arguments[-1]} took over {TIMEOUT_S:g} s") from error
+
+
+if __name__ == "__main__":
+    try:
+        print(f"Triton is in {set_up()}")
+    except TritonUnavailable as error:
+        sys.exit(str(error))

@@ -1,0 +1,161 @@
+"""A real Triton server as an executor: its models are run by its Python backend, in processes of their own."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from tritonclient import grpc as tritongrpc
+
+from models.arrays import Array
+from tests.support.onnx_models import save_fixed_batch, save_mlp
+from tests.support.server import GatewayServer, gateway_server
+from tests.support.triton import TritonServer, triton_server
+from tests.support.triton_models import add_model
+from tests.support.triton_setup import TritonUnavailable, set_up
+
+PIPELINE = """
+stages:
+  first: {model: first, inputs: {x: request.x}}
+  second: {model: mlp, inputs: {x: first.y}}
+  third: {model: first, inputs: {x: second.y}}
+outputs: {y: third.y, middle: second.y}
+"""
+
+
+@pytest.fixture(scope="module")
+def directory() -> Path:
+    try:
+        return set_up()
+    except TritonUnavailable as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture
+def mlp(tmp_path: Path) -> Path:
+    return save_mlp(tmp_path / "files" / "mlp.onnx", [64, 128, 64])
+
+
+@contextmanager
+def attached(
+    directory: Path, mlp: Path, scratch: Path, repository: Path | None = None, **settings: object
+) -> Iterator[tuple[TritonServer, GatewayServer]]:
+    """A Triton with the model `mlp`, and a gateway that is attached to it."""
+    add_model(scratch / "triton", "mlp", mlp)
+    with triton_server(directory, scratch / "triton", scratch) as triton:
+        entry = {"name": "triton", "url": triton.url, **settings}
+        with gateway_server(repository, scratch, {"partitions": 1, "triton": [entry]}) as gateway:
+            yield triton, gateway
+
+
+def rows(count: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).normal(size=(count, 64)).astype(np.float32)
+
+
+def direct(path: Path, x: Array) -> Array:
+    """What ONNX Runtime says, a row at a time and in one thread, as everybody here runs it."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {"x": x})[0])
+
+
+def infer(url: str, model: str, x: Array, output: str = "y") -> Array:
+    with tritongrpc.InferenceServerClient(url) as client:
+        tensor = tritongrpc.InferInput("x", list(x.shape), "FP32").set_data_from_numpy(x)
+        answer = client.infer(model, [tensor], client_timeout=30)
+        return np.asarray(answer.as_numpy(output))
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def lines(gateway: GatewayServer, text: str) -> int:
+    return gateway.log.read_text().count(text)
+
+
+def test_the_models_of_a_triton_are_served_without_a_repository(directory: Path, mlp: Path, tmp_path: Path) -> None:
+    fixed = save_fixed_batch(tmp_path / "files" / "fixed.onnx")
+    add_model(tmp_path / "triton", "fixed", fixed)
+    with attached(directory, mlp, tmp_path) as (triton, gateway):
+        for count in (1, 3, 8):
+            x = rows(count, seed=count)
+            answer = infer(gateway.grpc_url, "mlp", x)
+            assert np.array_equal(answer, direct(mlp, x))
+            assert np.array_equal(answer, infer(triton.url, "mlp", x))
+        x = np.arange(4, dtype=np.float32).reshape(1, 4)
+        assert np.array_equal(infer(gateway.grpc_url, "fixed", x), 2 * x)
+        metadata = json.loads(gateway.request("GET", "/v2/models/mlp")[2])
+        assert metadata["versions"] == ["1"]
+        assert metadata["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 64]}]
+        assert gateway.request("GET", "/v2/models/mlp/ready")[0] == 200
+        metrics = gateway.request("GET", "/metrics")[2].decode()
+        assert 'sluice_partition_ready{partition="triton"} 1.0' in metrics
+        assert 'sluice_triton_breaker{partition="triton",state="closed"} 1.0' in metrics
+
+
+def test_stages_run_here_and_there_in_one_pipeline(directory: Path, mlp: Path, tmp_path: Path) -> None:
+    first = save_mlp(tmp_path / "models" / "first" / "1" / "model.onnx", [64, 64], seed=1)
+    (tmp_path / "models" / "mixed").mkdir()
+    (tmp_path / "models" / "mixed" / "pipeline.yaml").write_text(PIPELINE)
+    with attached(directory, mlp, tmp_path, tmp_path / "models") as (_, gateway):
+        x = rows(5)
+        middle = direct(mlp, direct(first, x))
+        assert np.array_equal(infer(gateway.grpc_url, "mixed", x, "middle"), middle)
+        assert np.array_equal(infer(gateway.grpc_url, "mixed", x), direct(first, middle))
+
+
+def test_a_killed_model_process_costs_no_request(directory: Path, mlp: Path, tmp_path: Path) -> None:
+    with attached(directory, mlp, tmp_path) as (triton, gateway), ThreadPoolExecutor(4) as clients:
+        x = rows(2)
+        expected = direct(mlp, x)
+        assert np.array_equal(infer(gateway.grpc_url, "mlp", x), expected)
+        assert triton.kill_stubs("mlp") == 1
+        answers = [clients.submit(infer, gateway.grpc_url, "mlp", x) for _ in range(12)]
+        assert all(np.array_equal(answer.result(), expected) for answer in answers)
+        assert lines(gateway, "triton lost") == 1
+        assert "Stub process" in gateway.log.read_text()
+        assert infer(triton.url, "mlp", x).shape == (2, 64)
+
+
+def test_a_triton_that_is_started_again_is_found(directory: Path, mlp: Path, tmp_path: Path) -> None:
+    with attached(directory, mlp, tmp_path) as (triton, gateway), ThreadPoolExecutor(1) as client:
+        x = rows(2)
+        triton.process.terminate()
+        triton.process.wait()
+        # By this the gateway notices; whether it is answered depends on how soon Triton is back.
+        client.submit(infer, gateway.grpc_url, "mlp", x)
+        wait_for(lambda: lines(gateway, "triton lost") == 1)
+        with triton_server(directory, tmp_path / "triton", tmp_path, grpc_port=triton.grpc_port):
+            wait_for(lambda: lines(gateway, "triton ready") == 2)
+            assert np.array_equal(infer(gateway.grpc_url, "mlp", x), direct(mlp, x))
+
+
+def test_the_batch_of_a_triton_that_hangs_runs_elsewhere(directory: Path, mlp: Path, tmp_path: Path) -> None:
+    save_mlp(tmp_path / "models" / "mlp" / "1" / "model.onnx", [64, 128, 64])
+    settings = {"partitions": 1, "max_batch_size": 8}
+    add_model(tmp_path / "triton", "mlp", mlp)
+    with triton_server(directory, tmp_path / "triton", tmp_path) as triton:
+        # Cheaper than our own core, so that it gets the batches as long as it is there.
+        entry = {"name": "triton", "url": triton.url, "timeout_s": 0.5, "price": 0}
+        with gateway_server(tmp_path / "models", tmp_path, {**settings, "triton": [entry]}) as gateway:
+            x = rows(2)
+            os.kill(triton.process.pid, signal.SIGSTOP)
+            try:
+                with ThreadPoolExecutor(8) as clients:
+                    answers = [clients.submit(infer, gateway.grpc_url, "mlp", x) for _ in range(40)]
+                    assert all(np.array_equal(answer.result(), direct(mlp, x)) for answer in answers)
+            finally:
+                os.kill(triton.process.pid, signal.SIGCONT)
+            wait_for(lambda: lines(gateway, "triton ready") == 1 + lines(gateway, "triton lost"))

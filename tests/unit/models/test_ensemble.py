@@ -1,0 +1,289 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from models.config_check import check_config
+from models.config_pbtxt import decode_config
+from models.configured_model import complete_ensemble
+from models.errors import ConfigError
+from models.pipeline import Pipeline, Source, Stage
+from models.repository import Repository
+from models.spec import ModelSpec
+from models.tensor import DataType, TensorSpec
+from tests.support.onnx_models import save_mlp
+
+FP32, INT64 = DataType.FP32, DataType.INT64
+RAW, X, PROBS = TensorSpec("raw", FP32, (4,)), TensorSpec("x", FP32, (3,)), TensorSpec("probs", FP32, (10,), ("a", "b"))
+SPECS = [
+    ModelSpec("prep", 1, (RAW,), (X, TensorSpec("n", INT64, (1,))), 8),
+    ModelSpec("net", 1, (X,), (PROBS,), 8),
+    ModelSpec("net", 3, (X,), (PROBS,), 8),
+    ModelSpec("any", 1, (TensorSpec("x", FP32, (-1,)),), (PROBS,), 8),
+    ModelSpec("pair", 1, (X, TensorSpec("probs", FP32, (10,))), (TensorSpec("y", FP32, (1,)),), 8),
+    ModelSpec("small", 1, (X,), (PROBS,), 2),
+    ModelSpec("fixed", 1, (X,), (PROBS,), 0),
+    ModelSpec("back", 1, (TensorSpec("probs", FP32, (10,)),), (X,), 8),
+    ModelSpec("v2.5", 1, (X,), (X,), 8),
+]
+MODELS = {spec.key: spec for spec in SPECS}
+
+HEAD = """
+platform: "ensemble"
+max_batch_size: 8
+input { name: "IN" data_type: TYPE_FP32 dims: 4 }
+output { name: "OUT" data_type: TYPE_FP32 dims: 10 }
+"""
+PREP = """
+step {
+  model_name: "prep" model_version: -1
+  input_map { key: "raw" value: "IN" }
+  output_map { key: "x" value: "mid" }
+}
+"""
+NET = """
+step {
+  model_name: "net" model_version: -1
+  input_map { key: "x" value: "mid" }
+  output_map { key: "probs" value: "OUT" }
+}
+"""
+
+
+def ensemble(steps: str = PREP + NET, head: str = HEAD) -> Pipeline:
+    config = decode_config(f"{head}\nensemble_scheduling {{ {steps} }}", "e/config.pbtxt")
+    check_config(config, "e", "e/config.pbtxt")
+    return complete_ensemble(config, MODELS, "e", 1, Path("e/config.pbtxt"))
+
+
+def test_an_ensemble_is_a_pipeline() -> None:
+    pipeline = ensemble(NET + PREP)  # in any order
+    assert (pipeline.name, pipeline.platform, pipeline.max_batch_size) == ("e", "ensemble", 8)
+    assert pipeline.inputs == (TensorSpec("IN", FP32, (4,)),)
+    assert pipeline.outputs == (TensorSpec("OUT", FP32, (10,), ("a", "b")),)
+    assert pipeline.stages == (
+        Stage("prep", {"raw": Source("request", "IN")}, model="prep:1"),
+        Stage("net", {"x": Source("prep", "x")}, model="net:3"),
+    )
+    assert pipeline.sources == {"OUT": (Source("net", "probs"),)}
+    config = json.loads(pipeline.config)
+    assert config["ensemble_scheduling"]["max_inflight_requests"] == 0
+    assert config["ensemble_scheduling"]["step"][1]["output_map"] == {"x": "mid"}
+
+
+def test_a_version_may_be_named() -> None:
+    assert ensemble(PREP + NET.replace("-1", "1")).stages[1].model == "net:1"
+
+
+def test_a_model_may_be_in_several_steps_and_a_tensor_go_to_several() -> None:
+    second = NET.replace('"OUT"', '"OTHER"')
+    head = HEAD + 'output { name: "OTHER" data_type: TYPE_FP32 dims: -1 }'
+    pipeline = ensemble(PREP + NET + second, head)
+    assert [stage.name for stage in pipeline.stages] == ["prep", "net", "net__2"]
+    assert pipeline.sources["OTHER"] == (Source("net__2", "probs"),)
+
+
+def test_variable_dimensions_fit_any() -> None:
+    head = HEAD.replace("dims: 4", "dims: -1")
+    assert ensemble(PREP + NET.replace('"net"', '"any"'), head).inputs == (TensorSpec("IN", FP32, (4,)),)
+
+
+def test_names_that_no_stage_can_have() -> None:
+    step = """step { model_name: "v2.5" input_map { key: "x" value: "mid" } output_map { key: "x" value: "mid2" } }"""
+    pipeline = ensemble(PREP + step + NET.replace('"mid"', '"mid2"'))
+    assert [stage.name for stage in pipeline.stages] == ["prep", "v2_5", "net"]
+
+
+def test_one_step_may_go_without_a_batch_dimension() -> None:
+    head = HEAD.replace("max_batch_size: 8", "").replace("dims: 4", "dims: 3")
+    pipeline = ensemble(NET.replace('"net"', '"fixed"').replace('"mid"', '"IN"'), head)
+    assert (pipeline.max_batch_size, pipeline.stages[0].model) == (0, "fixed:1")
+
+
+PAIR = 'step { model_name: "pair" input_map { key: "x" value: "mid" } input_map { key: "probs" value: "P" } %s }'
+BACK = """
+step {
+  model_name: "back"
+  input_map { key: "probs" value: "P" }
+  output_map { key: "x" value: "mid" }
+}
+"""
+
+BAD_STEPS = [
+    ("no steps", "", "ensemble_scheduling: expected at least one step"),
+    ("no model name", PREP.replace('"prep"', '""') + NET, "step 0: model_name: expected the name of a model"),
+    ("unknown model", PREP + NET.replace('"net"', '"nett"'), "step 1.model: no model 'nett'; there is any, back,"),
+    ("unknown version", PREP + NET.replace("-1", "2"), "step 1.version: model 'net' has no version 2; there is 1, 3"),
+    (
+        "bad version",
+        PREP + NET.replace("-1", "-2"),
+        r"step 1 \('net'\): model_version: expected a version or -1, got -2",
+    ),
+    (
+        "no input map",
+        PREP + NET.replace('input_map { key: "x" value: "mid" }', ""),
+        r"step 1 \('net'\): input_map: expected at least one tensor",
+    ),
+    (
+        "no output map",
+        PREP + NET.replace('output_map { key: "probs" value: "OUT" }', ""),
+        r"step 1 \('net'\): output_map: expected at least one tensor",
+    ),
+    (
+        "unmapped input of a model",
+        PREP + NET + PAIR.replace('input_map { key: "probs" value: "P" }', "") % 'output_map { key: "y" value: "Y" }',
+        r"step 2 \('pair'\): input_map: input 'probs' of the model is missing",
+    ),
+    (
+        "input mapped twice",
+        PREP + NET.replace("output_map", 'input_map { key: "x" value: "IN" } output_map'),
+        'input_map has the key "x" twice',
+    ),
+    (
+        "map from an unknown input",
+        PREP + NET.replace('"x"', '"y"'),
+        r"step 1 \('net'\): input_map: the model has no input 'y'; there is x",
+    ),
+    (
+        "map from an unknown output",
+        PREP + NET.replace('"probs"', '"prob"'),
+        r"step 1 \('net'\): output_map: the model has no output 'prob'; there is probs",
+    ),
+    (
+        "input mapped to nothing",
+        PREP + NET.replace('value: "mid"', 'value: ""'),
+        r"step 1 \('net'\): input_map: input 'x': expected the name of a tensor",
+    ),
+    (
+        "input that nobody writes",
+        PREP + NET.replace('"mid"', '"mid2"'),
+        r"step 1 \('net'\): input 'x': 'mid2' is written by no step and is no input of the ensemble",
+    ),
+    (
+        "two outputs to one tensor, of two steps",
+        PREP + NET + NET,
+        r"step 2 \('net'\): output_map: 'OUT' is written by step 1 \('net'\) already",
+    ),
+    (
+        "two outputs to one tensor, of one step",
+        PREP.replace("output_map", 'output_map { key: "n" value: "mid" } output_map') + NET,
+        r"step 0 \('prep'\): output_map: 'mid' is written by step 0 \('prep'\) already",
+    ),
+    (
+        "output to an input of the ensemble",
+        PREP.replace('"mid"', '"IN"') + NET,
+        r"step 0 \('prep'\): output_map: 'IN' is an input of the ensemble, which no step may write",
+    ),
+    (
+        "cycle",
+        PREP.replace('"mid"', '"m"')
+        + 'step { model_name: "pair" input_map { key: "x" value: "mid" } input_map { key: "probs" value: "P" } '
+        'output_map { key: "y" value: "Y" } }' + BACK + NET.replace('"OUT"', '"P"'),
+        r"ensemble_scheduling: cycle step \d \('\w+'\) -> step \d \('\w+'\) -> step \d \('\w+'\); expected steps that",
+    ),
+    (
+        "cycle of one step",
+        PREP + NET + 'step { model_name: "v2.5" input_map { key: "x" value: "c" } output_map { key: "x" value: "c" } }',
+        r"ensemble_scheduling: cycle step 2 \('v2.5'\) -> step 2 \('v2.5'\)",
+    ),
+    (
+        "datatypes between steps",
+        PREP.replace('"x"', '"n"') + NET,
+        r"step 1 \('net'\): input 'x': expected FP32 \[3\], but 'mid', output 'n' of step 0 \('prep'\), is INT64 \[1\]",
+    ),
+    (
+        "shapes between steps",
+        PREP
+        + NET
+        + 'step { model_name: "v2.5" input_map { key: "x" value: "OUT" } output_map { key: "x" value: "Y" } }',
+        r"step 2 \('v2.5'\): input 'x': expected FP32 \[3\], but 'OUT', output 'probs' of step 1 \('net'\), is",
+    ),
+    (
+        "the ensemble's rows are more than a model's",
+        PREP + NET.replace('"net"', '"small"'),
+        r"step 1 \('small'\): max_batch_size of the ensemble is 8, but 2 of the model",
+    ),
+    (
+        "a model without a batch dimension",
+        PREP + NET.replace('"net"', '"fixed"'),
+        r"step 1 \('fixed'\): max_batch_size: the ensemble has a batch dimension, but not the model; expected both",
+    ),
+    (
+        "a tensor that is not used",
+        PREP.replace("output_map", 'output_map { key: "n" value: "count" } output_map') + NET,
+        r"step 0 \('prep'\): output_map: 'count' is used by no step and is no output",
+    ),
+    (
+        "a step that leads nowhere",
+        PREP
+        + NET
+        + 'step { model_name: "v2.5" input_map { key: "x" value: "mid" } output_map { key: "x" value: "Y" } }',
+        r"step 2 \('v2.5'\): output_map: 'Y' is used by no step and is no output",
+    ),
+    ("datatype of an output", PREP.replace('"mid"', '"OUT"').replace('"x"', '"n"'), "output 'OUT': FP32"),
+]
+BAD_HEADS = [
+    (
+        HEAD.replace("dims: 4", "dims: 5"),
+        r"step 0 \('prep'\): input 'raw': expected FP32 \[4\], but 'IN', the ensemble's",
+    ),
+    (
+        HEAD.replace("dims: 4", "dims: [ 2, 2 ]"),
+        r"step 0 \('prep'\): input 'raw': expected FP32 \[4\], but 'IN', the ensemble's input, is FP32 \[2, 2\]",
+    ),
+    (
+        HEAD.replace("FP32 dims: 4", "INT8 dims: 4"),
+        r"step 0 \('prep'\): input 'raw': expected FP32 \[4\], but 'IN', the ensemble's input, is INT8 \[4\]",
+    ),
+    (HEAD + 'input { name: "IN2" data_type: TYPE_FP32 dims: 4 }', "input 'IN2': used by no step"),
+    (HEAD + 'output { name: "O2" data_type: TYPE_FP32 dims: 4 }', "output 'O2': written by no step"),
+    (HEAD.replace("dims: 10", "dims: 9"), r"output 'OUT': FP32 \[9\], but step 1 \('net'\) makes FP32 \[10\]"),
+    (
+        HEAD.replace("FP32 dims: 10", "INT8 dims: 10"),
+        r"output 'OUT': INT8 \[10\], but step 1 \('net'\) makes FP32 \[10\]",
+    ),
+    (HEAD.replace("dims: 4", ""), "input 'IN': expected data_type and dims"),
+    (HEAD[: HEAD.index("output")], "output: expected at least one output"),
+    (
+        HEAD.replace("max_batch_size: 8", ""),
+        r"step 0 \('prep'\): max_batch_size: only the model has one; expected both",
+    ),
+    (HEAD.replace('platform: "ensemble"', ""), "platform: expected 'ensemble' with ensemble_scheduling, got ''"),
+    (HEAD + 'backend: "onnxruntime"', "backend: platform ensemble goes with none, not with onnxruntime"),
+    (HEAD + "instance_group { count: 1 }", "instance_group: an ensemble has no instances of its own"),
+    (HEAD + 'model_warmup { name: "w" }', "model_warmup: an ensemble has no instances of its own"),
+    (HEAD + "optimization { priority: PRIORITY_MAX }", "optimization.priority: not supported"),
+    (
+        HEAD.replace("dims: 4", "dims: 4 reshape { shape: [ 2, 2 ] }"),
+        "input 'IN': reshape: expected it in the models of the steps",
+    ),
+]
+
+
+@pytest.mark.parametrize(("steps", "message"), [case[1:] for case in BAD_STEPS], ids=[case[0] for case in BAD_STEPS])
+def test_bad_steps(steps: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^e/config.pbtxt.*: {message}"):
+        ensemble(steps)
+
+
+@pytest.mark.parametrize(("head", "message"), BAD_HEADS)
+def test_bad_ensembles_of_good_steps(head: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^e/config.pbtxt: {message}"):
+        ensemble(head=head)
+
+
+def test_an_ensemble_in_a_repository(tmp_path: Path) -> None:
+    save_mlp(tmp_path / "prep" / "1" / "model.onnx", [4, 3])
+    save_mlp(tmp_path / "net" / "1" / "model.onnx", [3, 10])
+    text = (HEAD + f"ensemble_scheduling {{ {PREP + NET} }}").replace('"raw"', '"x"')
+    text = text.replace('{ key: "x" value: "mid" }\n}\n\nstep', '{ key: "y" value: "mid" }\n}\n\nstep')
+    text = text.replace('"probs"', '"y"')
+    for name in ("a", "z"):
+        (tmp_path / name / "4").mkdir(parents=True)
+        (tmp_path / name / "config.pbtxt").write_text(text.replace("mid", "IN") if name == "z" else text)
+    (tmp_path / "a" / "labels.txt").write_text("one\ntwo\n")
+    (tmp_path / "a" / "config.pbtxt").write_text(text.replace("dims: 10", 'dims: 10 label_filename: "labels.txt"'))
+    found = Repository.scan(tmp_path)
+    assert [(name, pipeline.version) for name, pipeline in found.pipelines.items()] == [("a", 4)]
+    assert found.pipelines["a"].outputs[0].labels == ("one", "two")
+    assert [broken.name for broken in found.broken] == ["z"]
