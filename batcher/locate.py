@@ -1,6 +1,6 @@
 """Where a batch runs: on the cheapest partition that is open and in time, near the stage before."""
 
-from batcher.decisions import ReleaseReason
+from batcher.estimate import LatencyEstimate
 from batcher.lifecycle import Entry
 from batcher.placement import ModelState, PartitionState
 from batcher.policy.base import Choice
@@ -8,7 +8,7 @@ from batcher.queue import Queue
 from batcher.ranking import FAR_NS, Planner
 
 DEEP = 2
-"""Batches that a queue holds from which on full ones are not made smaller for the sake of one deadline."""
+"""Efficient batches that a queue holds from which on batches are not made smaller for the sake of the first entry."""
 
 
 class Locator:
@@ -26,9 +26,10 @@ class Locator:
         """Where a queue's next batch runs, how many rows it has, and from which deadline on its entries are taken.
 
         The options that are open now are ranked by what they cost with all that then has to follow, for the first entry
-        that is in time. The first that fits is taken (ESG_Dispatch, HPDC 2024). Where none fits but a partition that is
-        not open would, the entry is left to that one, and the first entry that can make it here goes instead. None when
-        there is no such entry.
+        that is in time. The first that fits is taken (ESG_Dispatch, HPDC 2024), unless it is smaller than is worthwhile
+        while more waits: what a plan leaves to later stages includes long waits when much is to be done, and small
+        batches would be the way to make them longer. Then the batch is `_worthwhile` on `partition`. None when the
+        entries are left to another partition.
         """
         head = queue.head()
         pools = model.pools
@@ -36,31 +37,47 @@ class Locator:
         only = len(pools) == 1 and (stage.rest is None or len(stage.rest.cost) == 1)
         if only or self._planner is None or not model.by_deadline or head.late or stage.model is not model:
             return self._local(head, partition), choice.rows, 0
-        full = queue.rows >= DEEP * choice.rows and choice.reason is ReleaseReason.FULL
-        waits_ns = []
-        for pool in pools:
-            host = pool.open(now_ns)
-            waits_ns.append(FAR_NS if host is None else host.start_ns(now_ns) - now_ns)
-        entry: Entry | None = head
-        while entry is not None:
-            stage = entry.request.pipeline.stages[entry.stage]
-            deadline_ns = entry.stage_deadline_ns if stage.rest is None else entry.request.deadline_ns
-            remaining_ns = deadline_ns - now_ns - self._hand_off_ns
-            for option in stage.ranked(self._planner, remaining_ns, queue.rows, waits_ns):
-                # While much waits the rate counts for more than one entry's deadline: see the policy `deadline`.
-                if option.rows >= choice.rows or not full:
-                    host = pools[option.pool].open(now_ns)
-                    assert host is not None, "only what is open is ranked"
-                    return self._local(entry, host), option.rows, entry.stage_deadline_ns if entry is not head else 0
-            if entry is not head or not self._elsewhere(entry, model, now_ns):
-                break
-            begin_ns = partition.start_ns(now_ns) + self._hand_off_ns
-            entry = queue.first_not_before(begin_ns + model.estimates[partition.kind].service_ns(1))
-            if entry is head:  # the plan gives what follows more time than it takes by itself
-                break
-        if full or entry is head:
-            return self._local(head, partition), choice.rows, 0
-        return None
+        hosts = [pool.open(now_ns) for pool in pools]
+        waits_ns = [FAR_NS if host is None else host.start_ns(now_ns) - now_ns for host in hosts]
+        deadline_ns = head.stage_deadline_ns if stage.rest is None else head.request.deadline_ns
+        remaining_ns = deadline_ns - now_ns - self._hand_off_ns
+        least_rows = [_least_rows(queue, model.estimates[pool.kind]) for pool in pools]
+        for option in stage.ranked(self._planner, remaining_ns, queue.rows, waits_ns, min(least_rows)):
+            if option.rows >= least_rows[option.pool]:
+                host = hosts[option.pool]
+                assert host is not None, "only what is open is ranked"
+                return self._local(head, host), option.rows, 0
+        return self._worthwhile(queue, model, choice, partition, now_ns)
+
+    def _worthwhile(
+        self, queue: Queue, model: ModelState, choice: Choice, partition: PartitionState, now_ns: int
+    ) -> tuple[PartitionState, int, int] | None:
+        """The largest batch on a partition that is in time for the first entry, or for the first that lets it be large.
+
+        Entries before that one are left to a partition where they would be in time. Those that have none go first, in a
+        small batch, if its time is not worth more rows at the best rate than it has and would be lost otherwise; with
+        `DEEP` batches waiting they yield. Later stages are taken to find their partition busy for half of their time.
+        """
+        head = queue.head()
+        estimate = model.estimates[partition.kind]
+        ready_ns = partition.start_ns(now_ns) + self._hand_off_ns
+        ready_ns += head.request.pipeline.stages[head.stage].tail_ns // 2
+        limit, least = min(queue.rows, estimate.efficient_rows), _least_rows(queue, estimate)
+        rows = estimate.rows_within(head.stage_deadline_ns - ready_ns, limit)
+        if rows >= least:
+            return self._local(head, partition), rows, 0
+        elsewhere = self._elsewhere(head, model, now_ns)
+        entry = queue.first_not_before(ready_ns + estimate.service_ns(least))
+        if entry is None and elsewhere:
+            entry = queue.first_not_before(ready_ns + estimate.service_ns(1))
+        if entry is None or entry is head:
+            return None if elsewhere else (self._local(head, partition), choice.rows, 0)
+        if rows and not elsewhere and queue.rows < DEEP * estimate.efficient_rows:
+            lost = queue.live - queue.behind(entry.stage_deadline_ns - 1)
+            if estimate.service_ns(rows) <= (rows + lost) * estimate.row_ns(limit):
+                return self._local(head, partition), rows, 0
+        rows = estimate.rows_within(entry.stage_deadline_ns - ready_ns, limit)
+        return self._local(entry, partition), rows, entry.stage_deadline_ns
 
     def _elsewhere(self, entry: Entry, model: ModelState, now_ns: int) -> bool:
         """Whether an entry would be in time on a partition that is not open yet."""
@@ -79,3 +96,11 @@ class Locator:
         if near is not None and near.pool is host.pool and near.ready and not near.batches:
             return near
         return host
+
+
+def _least_rows(queue: Queue, estimate: LatencyEstimate) -> int:
+    """How many rows a batch has to have at least: the more wait, the nearer it has to come to the best rate."""
+    full, rows = estimate.efficient_rows, queue.rows
+    if rows <= full:
+        return 1
+    return full if rows >= DEEP * full else estimate.enough_rows

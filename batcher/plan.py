@@ -104,7 +104,9 @@ class StageState:
         self.rest = rest
         self._ranker = None
 
-    def ranked(self, planner: Planner, remaining_ns: int, rows: int, waits_ns: list[int]) -> list[LiveOption]:
+    def ranked(
+        self, planner: Planner, remaining_ns: int, rows: int, waits_ns: list[int], least_rows: int
+    ) -> list[LiveOption]:
         """The options for the next batch, best first (see `batcher.ranking.Ranker`); one wait a pool of the model."""
         model = self.model
         assert model is not None, "a combiner has no options"
@@ -118,7 +120,7 @@ class StageState:
                 for service_ns in [model.estimates[pool.kind].service_ns(size)]
             ]
             self._ranker = planner.ranker(self._options, self.rest or NOTHING_LEFT)
-        return [self._options[option] for option in self._ranker.rank(remaining_ns, rows, waits_ns)]
+        return [self._options[option] for option in self._ranker.rank(remaining_ns, rows, waits_ns, least_rows)]
 
     def service_ns(self, hand_off_ns: int) -> int:
         """Predicted time of the stage in a batch of typical size; 0 for a combiner."""

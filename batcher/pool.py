@@ -26,7 +26,7 @@ class Pool:
     `waiting` has an item for the head of every queue that has work for this pool, the most urgent first, but for those
     that are `aside`, because a policy waits: until a time (`timers`) or, those that are `parked` as well, until a
     partition has been idle for the time given there, which is at `gathered_ns` if it gets nothing else to do. Items are
-    checked when they come up (`Queue.is_current`): a head is followed by a less urgent one, so that an item never comes
+    checked when they come up: a head is followed by a less urgent one, so that an item never comes
     up too late, and a queue that changes costs nothing in pools that have not come to it. `listed` has the serial
     numbers of those that count. Idle partitions, and those that open because their one batch is about to end, are
     listed in the same lazy way.
@@ -175,16 +175,15 @@ class Pool:
 
     def announce(self, queue: Queue) -> None:
         """Have a queue looked at for its present head (or what is to be repeated)."""
-        if queue.retries or queue.live:
-            heappush(self.waiting, self._item(queue))
-
-    def _item(self, queue: Queue) -> Item:
-        """A queue's new place on the agenda, in front of which any other loses its meaning."""
-        self._serial = self.listed[queue] = serial = self._serial + 1
         if queue.retries:
-            return (*RETRY, serial, queue)
-        head = queue.head()
-        return (head.stage_deadline_ns, -head.stage, head.sequence, serial, queue)
+            order = RETRY
+        elif queue.live:
+            head = queue.head()
+            order = (head.stage_deadline_ns, -head.stage, head.sequence)
+        else:
+            return
+        self._serial = self.listed[queue] = serial = self._serial + 1
+        heappush(self.waiting, (*order, serial, queue))
 
     def most_urgent(self) -> Queue | None:
         """Take the queue whose head is the most urgent off the agenda."""
@@ -193,14 +192,22 @@ class Pool:
             _, _, sequence, serial, queue = waiting[0]
             if listed.get(queue) != serial:
                 heappop(waiting)
-            elif queue.is_current(sequence):
+                continue
+            if queue.retries:
+                order = RETRY
+            elif queue.live:
+                head = queue.head()
+                order = (head.stage_deadline_ns, -head.stage, head.sequence)
+            else:
+                del listed[queue]
+                continue
+            if order[2] == sequence:
                 del listed[queue]
                 heappop(waiting)
                 return queue
-            elif queue.retries or queue.live:
-                heapreplace(waiting, self._item(queue))
-            else:
-                del listed[queue]
+            # Another head: the queue's place is further back.
+            self._serial = listed[queue] = serial = self._serial + 1
+            heapreplace(waiting, (*order, serial, queue))
         return None
 
     def put_off(self, queue: Queue, until_ns: int, wanted_rows: int = 0) -> None:

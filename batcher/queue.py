@@ -98,12 +98,6 @@ class Queue:
             lane.served = max(lane.served, self._virtual)
         return lane
 
-    def is_current(self, sequence: int) -> bool:
-        """Whether `sequence` (0: work to be repeated) is still what comes first."""
-        if self.retries:
-            return sequence == 0
-        return self.live > 0 and self.head().sequence == sequence
-
     def retry(self, group: list[Entry]) -> None:
         """Add entries that are to be dispatched together, as they are."""
         self.retries.append(group)

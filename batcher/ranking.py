@@ -21,12 +21,13 @@ class LiveOption(NamedTuple):
 class Ranker(Protocol):
     """Ranks the options of one stage."""
 
-    def rank(self, remaining_ns: int, rows: int, waits_ns: Sequence[int]) -> Sequence[int]:
+    def rank(self, remaining_ns: int, rows: int, waits_ns: Sequence[int], least_rows: int) -> Sequence[int]:
         """The few cheapest options for which the pipeline ends within `remaining_ns`, the cheapest first.
 
-        `rows` rows wait: what an option costs a row is its cost over those that it takes of them. An option begins
-        after `waits_ns[option.pool]`. Counted is the option's cost of a row and the least of all that follows in the
-        time that is left; of two that cost the same the quicker comes first.
+        Only batches of `least_rows` rows or more count. `rows` rows wait: what an option costs a row is its cost over
+        those that it takes of them. An option begins after `waits_ns[option.pool]`. Counted is the option's cost of a
+        row and the least of all that follows in the time that is left; of two that cost the same the quicker comes
+        first.
         """
         ...
 

@@ -26,7 +26,7 @@ class FewOptionsRanker:
         self._within_ns = rest.within_ns
         self._rest_cost = rest.cost
 
-    def rank(self, remaining_ns: int, rows: int, waits_ns: Sequence[int]) -> Sequence[int]:
+    def rank(self, remaining_ns: int, rows: int, waits_ns: Sequence[int], least_rows: int) -> Sequence[int]:
         """See `batcher.ranking.Ranker`."""
         within_ns, rest_cost = self._within_ns, self._rest_cost
         only = rest_cost[0] if len(rest_cost) == 1 else None
@@ -36,6 +36,8 @@ class FewOptionsRanker:
             if wait_ns >= FAR_NS:
                 continue
             for index, size, latency_ns, cost in options:
+                if size < least_rows:
+                    continue
                 left_ns = remaining_ns - wait_ns - latency_ns
                 if left_ns >= quickest_ns:
                     after = rest_cost[bisect_right(within_ns, left_ns) - 1] if only is None else only
@@ -58,11 +60,12 @@ class ManyOptionsRanker:
             [option.pool for option in options],
         )
 
-    def rank(self, remaining_ns: int, rows: int, waits_ns: Sequence[int]) -> Sequence[int]:
+    def rank(self, remaining_ns: int, rows: int, waits_ns: Sequence[int], least_rows: int) -> Sequence[int]:
         """See `batcher.ranking.Ranker`."""
         np.minimum(self._rows, rows, out=self._row_cost)
         np.divide(self._batch_cost, self._row_cost, out=self._row_cost)
-        return self._ranker.rank(remaining_ns, BEST, waits_ns=waits_ns)
+        large_enough = None if least_rows <= 1 else self._rows >= least_rows
+        return self._ranker.rank(remaining_ns, BEST, large_enough, waits_ns)
 
 
 class LivePlanner:

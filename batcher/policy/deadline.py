@@ -9,7 +9,7 @@ from batcher.estimate import FULL_ENOUGH, LatencyEstimate
 from batcher.lifecycle import Entry
 from batcher.placement import ModelState, PartitionState
 from batcher.policy.base import Choice
-from batcher.queue import Queue
+from batcher.queue import NOBODY, Queue
 
 DEEP = 2
 """Efficient batches in a queue from which on the rate counts for more than the head."""
@@ -28,6 +28,10 @@ class DeadlinePolicy:
     additive increase. With two efficient batches queued or more, batches stay efficient, and heads that these make
     late are late: small ones for their sake would lower the rate, and the next heads would be as tight. (To drop
     early and keep batches large is the rule of Nexus, SOSP'19.)
+
+    While a batch runs whose rows go on to a more urgent stage on the same partition, as a batch that is worthwhile,
+    nothing else is closed ahead of its end, behind which they would have to wait; unless the partition would then be
+    idle for more than `gather_fraction` of the batch's time.
     """
 
     by_deadline = True
@@ -47,6 +51,9 @@ class DeadlinePolicy:
         """Decide by the rows queued, those expected, and the slack of the first deadline that can be met."""
         pending = queue.rows
         worthwhile = estimate.efficient_rows
+        if partition.batches and self._yields(queue, partition):
+            until_ns = now_ns + partition.batches[0].median_ns
+            return Choice(0, ReleaseReason.IDLE, until_ns, NOBODY, after_idle_ns=0)
         if pending >= DEEP * worthwhile:
             return Choice(worthwhile, ReleaseReason.FULL)
         expected = min(worthwhile, max(int(model.peak), 1))
@@ -69,6 +76,24 @@ class DeadlinePolicy:
             reason = ReleaseReason.DELAY if now_ns >= gathered_ns else ReleaseReason.DEADLINE
             return Choice(self._size(queue, estimate, pending, start_ns), reason)
         return Choice(0, ReleaseReason.DELAY, min(gathered_ns, latest_ns), expected)
+
+    def _yields(self, queue: Queue, partition: PartitionState) -> bool:
+        """Whether the queue is to wait until the running batch has ended, for what its rows go on to."""
+        batch = partition.batches[0]
+        entry = batch.entries[0]
+        request = entry.request
+        if request.settled or partition.hand_off_ns > self._gather_fraction * batch.median_ns:
+            return False
+        before_ns = queue.head().stage_deadline_ns
+        stages = request.pipeline.stages
+        for index in stages[entry.stage].dependents:
+            following = stages[index]
+            if request.missing[index] == 1 and request.deadline_ns - following.tail_ns < before_ns:
+                model = following.model
+                if model is not None and model.config.key in partition.models:
+                    rows = batch.rows * following.probability
+                    return rows >= model.estimates[partition.kind].enough_rows
+        return False
 
     def _size(self, queue: Queue, estimate: LatencyEstimate, limit: int, start_ns: int) -> int:
         """Rows to take: `limit`, or fewer where that makes the first reachable deadline; late ones set no limit.

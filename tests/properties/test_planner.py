@@ -132,6 +132,7 @@ def test_following_the_first_ranked_option_stage_by_stage_is_the_best_path(seed:
     st.tuples(*[st.sampled_from([0, 3, 10, FAR_NS])] * 3),
     st.integers(-10, 80),
     st.integers(1, 20),
+    st.integers(1, 17),
 )
 def test_options_are_ranked_alike_one_by_one_and_all_at_once(
     given_options: list[tuple[int, int, float]],
@@ -139,9 +140,10 @@ def test_options_are_ranked_alike_one_by_one_and_all_at_once(
     waits_ns: tuple[int, ...],
     remaining_ns: int,
     rows: int,
+    least_rows: int,
 ) -> None:
     options = [LiveOption(number % 3, *option) for number, option in enumerate(given_options)]
     rest = Front(tuple(sorted(step[0] for step in steps)), tuple(sorted((step[1] for step in steps), reverse=True)))
     waits = list(waits_ns)[: max(option.pool for option in options) + 1]
-    one_by_one = FewOptionsRanker(options, rest).rank(remaining_ns, rows, waits)
-    assert one_by_one == ManyOptionsRanker(options, rest).rank(remaining_ns, rows, waits)
+    one_by_one = FewOptionsRanker(options, rest).rank(remaining_ns, rows, waits, least_rows)
+    assert one_by_one == ManyOptionsRanker(options, rest).rank(remaining_ns, rows, waits, least_rows)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 import pytest
 
-from batcher.config import PartitionConfig, PipelineConfig, SchedulerSpec
+from batcher.config import PartitionConfig, PipelineConfig, PolicyConfig, PolicyName, SchedulerSpec
 from batcher.decisions import (
     AnyDecision,
     BuildPlan,
@@ -282,3 +282,53 @@ def test_a_pipeline_with_far_deadlines_is_not_starved_by_one_with_tight_ones_tha
     run.counts(iter(sorted([*greedy, *modest])))
     kept = sum(run.outcomes[event.request] is Outcome.COMPLETED for _, event in modest)
     assert kept >= 0.99 * len(modest)
+
+
+# -- against fixed assignments
+
+TIMED = {
+    "encode:1": LatencyTable.from_ms({1: 6, 2: 7, 4: 9, 8: 13, 16: 21}),
+    "rank:1": LatencyTable.from_ms({1: 4, 2: 6, 4: 10, 8: 18, 16: 34}),
+}
+ON_BOTH = {"fast0": TIMED, "slow0": {key: slower(table, 3) for key, table in TIMED.items()}}
+PLACES: dict[str, dict[str, tuple[str, ...]]] = {
+    "fast": {"fast0": ("encode:1", "rank:1")},
+    "slow": {"slow0": ("encode:1", "rank:1")},
+    "both": {"fast0": ("encode:1", "rank:1"), "slow0": ("encode:1", "rank:1")},
+    "encode fast, rank slow": {"fast0": ("encode:1",), "slow0": ("rank:1",)},
+    "encode slow, rank fast": {"fast0": ("rank:1",), "slow0": ("encode:1",)},
+}
+
+
+def most(place: str, batch: int) -> float:
+    """Requests a second that an assignment can do at most: full batches without a pause."""
+    seconds = {
+        name: sum(ON_BOTH[name][key].latency_ns(batch) for key in keys) / batch / S
+        for name, keys in PLACES[place].items()
+    }
+    return sum(1 / each for each in seconds.values()) if place == "both" else 1 / max(seconds.values())
+
+
+def in_time(place: str, max_batch: int, policy: PolicyConfig, rate: float, seed: int) -> int:
+    """Requests that are answered within 150 ms, of those of 3 s."""
+    spec = spec_of(
+        [model(key, max_batch, policy) for key in TIMED],
+        [chain("encode:1", "rank:1", slo_ns=150 * MS)],
+        partitions=[PartitionConfig(name, name.rstrip("0")) for name in PLACES[place]],
+    )
+    tables = {name: {key: ON_BOTH[name][key] for key in keys} for name, keys in PLACES[place].items()}
+    run = Run(spec, tables, check_every=10_000)
+    return run.counts(poisson("chain:1", rate, 3, 150 * MS, seed))[Outcome.COMPLETED]
+
+
+@pytest.mark.parametrize("rate", [200.0, 250.0, 290.0, 330.0, 400.0])
+def test_as_many_requests_are_in_time_as_by_any_fixed_batch_size_and_partition(rate: float) -> None:
+    """Two unequal partitions, which can do 388 requests a second in the largest batches, and 344 in those of 8."""
+    seeds = (0, 1, 2)
+    planned = sum(in_time("both", 16, PolicyConfig(), rate, seed) for seed in seeds)
+    for place in PLACES:
+        for batch in (1, 2, 4, 8, 16):
+            if most(place, batch) * 3 * len(seeds) >= planned:
+                fixed = PolicyConfig(PolicyName.TIMEOUT, (batch,), 20 * MS)
+                found = sum(in_time(place, batch, fixed, rate, seed) for seed in seeds)
+                assert planned >= found, f"{place}, batches of {batch}: {found} of {rate:g} requests a second"
