@@ -16,7 +16,6 @@ from models.errors import BackendUnavailable
 
 _ORDER = (
     "classification",
-    "schedule_policy",
     "model_configuration",
     "system_shared_memory",
     "binary_tensor_data",

@@ -18,7 +18,7 @@ from models.errors import RequestError, ServingError, UnsupportedRequest
 from models.slo import deadline_ns
 from models.units import NS_PER_US
 
-EXTENSIONS = ("classification", "schedule_policy", "system_shared_memory", "binary_tensor_data", "parameters")
+EXTENSIONS = ("classification", "system_shared_memory", "binary_tensor_data", "parameters")
 """The protocol's extensions that requests for inference may use."""
 
 REQUEST_HEADER = "x-sluice-request"

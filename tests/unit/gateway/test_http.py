@@ -132,7 +132,6 @@ def test_metadata(served: Front) -> None:
         "version": "1.2.3",
         "extensions": [
             "classification",
-            "schedule_policy",
             "model_configuration",
             "system_shared_memory",
             "binary_tensor_data",
