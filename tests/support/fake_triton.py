@@ -10,6 +10,12 @@ import grpc.aio
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from models.spec import ModelSpec
+from models.tensor import DataType, TensorSpec
+
+X, Y = TensorSpec("x", DataType.FP32, (2,)), TensorSpec("y", DataType.FP32, (2,))
+M = ModelSpec("m", 1, (X,), (Y,), max_batch_size=4)
+N = ModelSpec("n", 1, (X,), (Y,), max_batch_size=1)
 NOT_HEALTHY = (
     "Failed to process the request(s) for model instance 'm_0_0', message: Stub process 'm_0_0' is not healthy."
 )

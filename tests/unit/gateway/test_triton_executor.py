@@ -7,7 +7,6 @@ from typing import Any, cast
 import grpc
 import numpy as np
 import pytest
-from tritonclient.grpc import service_pb2
 
 from batcher.config import Verdict
 from batcher.decisions import DispatchBatch, Member, ReleaseReason
@@ -23,26 +22,19 @@ from batcher.events import (
     PartitionLost,
     PartitionReady,
 )
-from gateway.assembly import Assembly, BatchInput
-from gateway.executors import triton_discovery, triton_partition
-from gateway.executors.triton_client import ModelLost, ServerLost, meaning
-from gateway.executors.triton_discovery import discover
+from gateway.assembly import Assembly
+from gateway.executors import triton_partition
 from gateway.executors.triton_partition import Breaker, TritonPartition
 from gateway.executors.triton_settings import TritonSettings
-from gateway.executors.triton_wire import decode_batch, encode_batch
 from gateway.input_slots import InputSlots
 from gateway.plan import OF_REQUEST, PipelinePlan, StagePlan, Wire
 from models.arrays import WireBytes
-from models.errors import BackendFailed, BadTensor, PartitionError
+from models.errors import PartitionError
 from models.pipeline import Confidence
 from models.pipeline_memory import OutputMemory
 from models.spec import ModelSpec
-from models.tensor import VARIABLE, DataType, TensorSpec
-from tests.support.fake_triton import NOT_HEALTHY, FakeTriton, Refusal, answer_of, double, serving_fake
+from tests.support.fake_triton import NOT_HEALTHY, FakeTriton, M, N, Refusal, answer_of, double, serving_fake
 
-X, Y = TensorSpec("x", DataType.FP32, (2,)), TensorSpec("y", DataType.FP32, (2,))
-M = ModelSpec("m", 1, (X,), (Y,), max_batch_size=4)
-N = ModelSpec("n", 1, (X,), (Y,), max_batch_size=1)
 PLAN = PipelinePlan(
     True, (StagePlan({"x": Wire(OF_REQUEST, "x")}, None, "", ()),), {"y": (Wire(0, "y"),)}, OutputMemory(0, 8)
 )
@@ -215,32 +207,10 @@ async def test_a_batch_that_is_not_answered_opens_the_breaker_until_the_server_i
     assert bench.told == ["t ready m:1", f"t lost: {reason}", "t ready m:1"]
 
 
-NONSENSE = [
-    (answer_of(np.zeros(2, np.float32), [1, 2], "z"), "the answer has no output 'y'"),
-    (answer_of(np.zeros(4, np.float32), [2, 2]), r"output 'y' is FP32 \[2, 2\], expected FP32 \[1, 2\]"),
-    (answer_of(np.zeros(3, np.float32), [1, 3]), r"output 'y' is FP32 \[1, 3\], expected FP32 \[1, 2\]"),
-    (answer_of(np.zeros(2, np.int32), [1, 2], datatype="INT32"), r"output 'y' is INT32 \[1, 2\], expected FP32"),
-    (answer_of(np.zeros(1, np.float32), [1, 2]), r"output 'y' of shape \[1, 2\] has 4 bytes"),
-    (answer_of(np.zeros(0, np.float32), [1, 2]), r"output 'y' of shape \[1, 2\] has 0 bytes"),
-    (service_pb2.ModelInferResponse(), "the answer has no output 'y'"),
-]
-
-
-@pytest.mark.parametrize(("answer", "message"), NONSENSE)
-def test_an_answer_that_makes_no_sense_is_refused(answer: Any, message: str) -> None:
-    with pytest.raises(BadTensor, match=message):
-        decode_batch(M, 1, answer.SerializeToString())
-
-
-def test_bytes_that_are_no_answer_are_refused() -> None:
-    with pytest.raises(BadTensor, match="the answer is no ModelInferResponse"):
-        decode_batch(M, 1, b"\xff\xff\xff")
-
-
 @benched()
 async def test_an_answer_that_makes_no_sense_opens_the_breaker(bench: Bench) -> None:
     await bench.ready()
-    bench.fake.answer = answers(saying(NONSENSE[0][0]))
+    bench.fake.answer = answers(saying(answer_of(np.zeros(2, np.float32), [1, 2], "z")))
     batch = bench.send(1)
     assert await bench.event() == PartitionLost("t", "m:1: the answer has no output 'y'")
     assert await bench.event() == BatchFailed(batch, FailureCause.WORKER_LOST, "m:1: the answer has no output 'y'")
@@ -356,84 +326,3 @@ def test_a_server_that_is_not_there_is_reported_once_and_found_when_it_comes() -
                     await bench.partition.drain()
 
     asyncio.run(main())
-
-
-@pytest.mark.parametrize(
-    ("code", "words", "kind"),
-    [
-        (grpc.StatusCode.INTERNAL, NOT_HEALTHY, ModelLost),
-        (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'm' has no available versions", ModelLost),
-        (grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'm' version 1 is not at ready state", ModelLost),
-        (grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses", ServerLost),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", ServerLost),
-        (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size", PartitionError),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, "too large", PartitionError),
-        (grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape for input 'x'", BackendFailed),
-        (grpc.StatusCode.INTERNAL, "onnxruntime: invalid index", BackendFailed),
-    ],
-)
-def test_what_an_error_of_triton_means(code: grpc.StatusCode, words: str, kind: type[Exception]) -> None:
-    assert type(meaning(code, words)) is kind
-
-
-def test_rows_of_bytes_and_of_several_pieces_travel_in_one_message() -> None:
-    text = TensorSpec("text", DataType.BYTES, (VARIABLE,))
-    spec = ModelSpec("b", 3, (X, text), (text,), max_batch_size=4)
-    wire = np.frombuffer(b"\x01\0\0\0a\0\0\0\0", np.uint8)
-    rows = [np.full((1, 2), 1, np.float32), np.full((2, 2), 2, np.float32)]
-    message = encode_batch(spec, [BatchInput(X, (3, 2), rows), BatchInput(text, (2, 1), [wire])])
-    request = service_pb2.ModelInferRequest.FromString(message)
-    assert request.raw_input_contents[0] == np.array([1, 1, 2, 2, 2, 2], np.float32).tobytes()
-    assert request.raw_input_contents[1] == b"\x01\0\0\0a\0\0\0\0"
-    answer = answer_of(wire, [2, 1], "text", "BYTES")
-    tensor = decode_batch(spec, 2, answer.SerializeToString())["text"]
-    assert isinstance(tensor, WireBytes)
-    assert tensor.row_offsets.tolist() == [0, 5, 9]
-
-
-def asked(fake: FakeTriton, *servers: TritonSettings) -> triton_discovery.Discovery:
-    """What is discovered while the fake server serves, for settings with port 0 in place of its own."""
-
-    async def main() -> triton_discovery.Discovery:
-        async with serving_fake(fake) as port:
-            there = [TritonSettings(each.name, each.url.replace(":0", f":{port}"), each.models) for each in servers]
-            return await asyncio.to_thread(discover, there, lambda _: 8)
-
-    return asyncio.run(main())
-
-
-def test_the_models_that_are_ready_are_served_with_the_smaller_batch_size() -> None:
-    found = asked(FakeTriton(), TritonSettings("t", "127.0.0.1:0"))
-    assert found.holds == {"t": ("m:1",)}
-    assert found.specs == {"m:1": ModelSpec("m", 1, (X,), (Y,), 8, "python")}
-
-
-def test_a_model_that_is_named_is_loaded_to_be_known() -> None:
-    fake = FakeTriton()
-    found = asked(fake, TritonSettings("t", "127.0.0.1:0", ("n",)))
-    assert fake.calls == ["load n"]
-    assert list(found.specs) == ["n:1"]
-
-
-def test_a_decoupled_model_is_broken() -> None:
-    fake = FakeTriton()
-    fake.decoupled = True
-    found = asked(fake, TritonSettings("t", "127.0.0.1:0"))
-    assert found.broken == {
-        "m": "triton t: m: a decoupled model may answer more than once, which is not supported",
-    }
-
-
-def test_a_server_that_cannot_be_asked_may_hold_what_is_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_discovery, "CONNECT_TIMEOUT_S", 0.1)
-    server = TritonSettings("away", "127.0.0.1:1", ("m", "z"))
-    found = discover([server], lambda _: 8)
-    assert found.unreachable["away"].startswith("triton away at 127.0.0.1:1: ")
-    assert list(found.may_hold(server, {"m:1": M, "n:1": N})) == ["m:1"]
-    assert [each.name for each in found.unknown([server], {"m", "n"})] == ["z"]
-
-
-@pytest.mark.parametrize("url", ["127.0.0.1", "http://127.0.0.1:8001", ":8001", "host:port"])
-def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="expected a name and a url such as"):
-        TritonSettings("t", url)

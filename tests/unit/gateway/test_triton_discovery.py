@@ -1,0 +1,59 @@
+"""What Triton servers are found to hold when Sluice starts."""
+
+import asyncio
+
+import pytest
+
+from gateway.executors import triton_discovery
+from gateway.executors.triton_discovery import discover
+from gateway.executors.triton_settings import TritonSettings
+from models.spec import ModelSpec
+from tests.support.fake_triton import FakeTriton, M, N, X, Y, serving_fake
+
+
+def asked(fake: FakeTriton, *servers: TritonSettings) -> triton_discovery.Discovery:
+    """What is discovered while the fake server serves, for settings with port 0 in place of its own."""
+
+    async def main() -> triton_discovery.Discovery:
+        async with serving_fake(fake) as port:
+            there = [TritonSettings(each.name, each.url.replace(":0", f":{port}"), each.models) for each in servers]
+            return await asyncio.to_thread(discover, there, lambda _: 8)
+
+    return asyncio.run(main())
+
+
+def test_the_models_that_are_ready_are_served_with_the_smaller_batch_size() -> None:
+    found = asked(FakeTriton(), TritonSettings("t", "127.0.0.1:0"))
+    assert found.holds == {"t": ("m:1",)}
+    assert found.specs == {"m:1": ModelSpec("m", 1, (X,), (Y,), 8, "python")}
+
+
+def test_a_model_that_is_named_is_loaded_to_be_known() -> None:
+    fake = FakeTriton()
+    found = asked(fake, TritonSettings("t", "127.0.0.1:0", ("n",)))
+    assert fake.calls == ["load n"]
+    assert list(found.specs) == ["n:1"]
+
+
+def test_a_decoupled_model_is_broken() -> None:
+    fake = FakeTriton()
+    fake.decoupled = True
+    found = asked(fake, TritonSettings("t", "127.0.0.1:0"))
+    assert found.broken == {
+        "m": "triton t: m: a decoupled model may answer more than once, which is not supported",
+    }
+
+
+def test_a_server_that_cannot_be_asked_may_hold_what_is_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_discovery, "CONNECT_TIMEOUT_S", 0.1)
+    server = TritonSettings("away", "127.0.0.1:1", ("m", "z"))
+    found = discover([server], lambda _: 8)
+    assert found.unreachable["away"].startswith("triton away at 127.0.0.1:1: ")
+    assert list(found.may_hold(server, {"m:1": M, "n:1": N})) == ["m:1"]
+    assert [each.name for each in found.unknown([server], {"m", "n"})] == ["z"]
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1", "http://127.0.0.1:8001", ":8001", "host:port"])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="expected a name and a url such as"):
+        TritonSettings("t", url)
