@@ -351,12 +351,12 @@ class Dispatcher:
                 request.committed ^= bit
                 ahead = request.work.stages[entry.stage]
                 if ahead is not shares:
-                    self._kept(shares, promised)
+                    self._begin_promised(shares, promised)
                     shares, promised = ahead, 0
                 promised += request.rows
             members.append(Member(request.identity, entry.stage, entry.rows, entry.row_index))
             rows += entry.rows
-        self._kept(shares, promised)
+        self._begin_promised(shares, promised)
         batch.rows = rows
         batch.median_ns = median_ns = model.estimates[partition.kind].median_ns(rows)
         self._next_batch += 1
@@ -374,7 +374,7 @@ class Dispatcher:
         )
 
     @staticmethod
-    def _kept(shares: Shares, rows: int) -> None:
+    def _begin_promised(shares: Shares, rows: int) -> None:
         """Work that was promised starts: it is no longer ahead of anybody."""
         for pool, row_ns in shares:
             pool.backlog_ns -= row_ns * rows

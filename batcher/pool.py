@@ -175,15 +175,11 @@ class Pool:
 
     def announce(self, queue: Queue) -> None:
         """Have a queue looked at for its present head (or what is to be repeated)."""
-        if queue.retries:
-            order = RETRY
-        elif queue.live:
-            head = queue.head()
-            order = (head.stage_deadline_ns, -head.stage, head.sequence)
-        else:
-            return
-        self._serial = self.listed[queue] = serial = self._serial + 1
-        heappush(self.waiting, (*order, serial, queue))
+        self.parked.pop(queue, None)
+        order = _order(queue)
+        if order is not None:
+            self._serial = self.listed[queue] = serial = self._serial + 1
+            heappush(self.waiting, (*order, serial, queue))
 
     def most_urgent(self) -> Queue | None:
         """Take the queue whose head is the most urgent off the agenda."""
@@ -193,21 +189,16 @@ class Pool:
             if listed.get(queue) != serial:
                 heappop(waiting)
                 continue
-            if queue.retries:
-                order = RETRY
-            elif queue.live:
-                head = queue.head()
-                order = (head.stage_deadline_ns, -head.stage, head.sequence)
-            else:
+            order = _order(queue)
+            if order is None:
                 del listed[queue]
-                continue
-            if order[2] == sequence:
+            elif order[2] == sequence:
                 del listed[queue]
                 heappop(waiting)
                 return queue
-            # Another head: the queue's place is further back.
-            self._serial = listed[queue] = serial = self._serial + 1
-            heapreplace(waiting, (*order, serial, queue))
+            else:  # Another head: the queue's place is further back.
+                self._serial = listed[queue] = serial = self._serial + 1
+                heapreplace(waiting, (*order, serial, queue))
         return None
 
     def put_off(self, queue: Queue, until_ns: int, wanted_rows: int = 0) -> None:
@@ -231,8 +222,7 @@ class Pool:
         if self.gathered_ns is not None and self.gathered_ns <= now_ns:
             self.gathered_ns = None
             if self.idle() is not None:
-                self._recall(self.parked)
-                self.parked = {}
+                self._recall(list(self.parked))
         timers = self.timers
         while timers and timers[0][0] <= now_ns:
             until_ns, _, queue = heappop(timers)
@@ -257,3 +247,13 @@ class Pool:
             opening_ns = partition.opening_ns
             next_ns = opening_ns if next_ns is None or opening_ns < next_ns else next_ns
         return next_ns
+
+
+def _order(queue: Queue) -> tuple[int, int, int] | None:
+    """What the most urgent queue has least of; None for one that has nothing to do."""
+    if queue.retries:
+        return RETRY
+    if not queue.live:
+        return None
+    head = queue.head()
+    return head.stage_deadline_ns, -head.stage, head.sequence

@@ -7,6 +7,7 @@ from batcher.outcome import Outcome
 from batcher.planner.live import LivePlanner
 from batcher.plans import Plan
 from batcher.pool import Pool
+from batcher.queue import Queue
 from batcher.scheduler import Scheduler
 from models.profile import LatencyTable
 from tests.support.scheduling import (
@@ -133,3 +134,15 @@ def test_a_lone_request_is_gathered_for_also_on_a_partition_that_unloads_another
     assert decisions == [UnloadModel("cpu0", "n:1")]
     # A tenth of the time of three rows, which has just been seen to be longer.
     assert step(scheduler, 2_126 * US) == [dispatch(2, [7], ReleaseReason.DELAY)]
+
+
+def test_a_queue_whose_time_has_come_is_forgotten_also_where_a_partition_that_never_idles_would_recall_it() -> None:
+    """Queues come and go with the shapes of requests: on a busy partition those that are gone must not pile up."""
+    pool = Pool(0, "cpu1", frozenset({"m:1"}), 1.0)
+    queue = Queue("m:1", "x=3")
+    pool.put_off(queue, 5, 8)
+    pool.park(queue, 3)
+    pool.ring(4)
+    assert queue in pool.parked
+    pool.ring(5)
+    assert (pool.parked, pool.aside, pool.waiting) == ({}, {}, [])
