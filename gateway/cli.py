@@ -2,8 +2,9 @@
 
 import argparse
 import asyncio
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
@@ -11,10 +12,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
     from gateway.config import ServerConfig
+    from gateway.executors.triton_process import TritonProcess
     from models.repository import ModelEntry
 
 UNUSABLE = 2
 """Exit status when the command cannot be carried out as given."""
+OUTPUT_CLOSED = 141
+"""Exit status when nobody reads the output any more, as shells have it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,6 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(spelled_out(sys.argv[1:] if arguments is None else arguments))
     try:
         status: int = options.command(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads the output, such as `head`, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OUTPUT_CLOSED
     except (ServingError, OSError) as error:
         print(f"sluice: {error}", file=sys.stderr)
         return UNUSABLE
@@ -37,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from gateway.model_command import add_model_command
+    from gateway.partitions_command import add_partitions_command
     from gateway.plan_command import add_plan_command
     from gateway.profile_command import add_profile_command
     from gateway.wiring import server_version
@@ -47,7 +57,10 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="serve a model repository, or model files by themselves")
     serve.set_defaults(command=_serve)
     serve.add_argument("files", nargs="*", type=Path, metavar="MODEL", help="a model file, e.g. mlp.onnx")
-    serve.add_argument("--repository", type=Path, metavar="DIR", help="a model repository in Triton's layout")
+    serve.add_argument(
+        "--repository", action="append", metavar="DIR", help="a model repository in Triton's layout (may be repeated)"
+    )
+    serve.add_argument("--control", choices=["none", "explicit", "poll"], help="what changes the models (default none)")
     serve.add_argument("--config", type=Path, metavar="FILE", help="settings in YAML; options here override it")
     serve.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     serve.add_argument("--http-port", type=int, metavar="PORT", help="0 takes a free one (default 8000)")
@@ -60,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--max-batch-size", type=int, metavar="N", help="for models with a batch dimension (default 64)")
     serve.add_argument("--default-slo-ms", type=float, metavar="MS", help="for requests without one (default 10000)")
     serve.add_argument("--drain-timeout-s", type=float, metavar="S", help="time for requests at the end (default 30)")
+    serve.add_argument("--cache-bytes", type=int, metavar="N", help="for answers of models with response_cache (0)")
     serve.add_argument(
         "--allow-client-shm", action="store_true", default=None, help="let clients pass tensors in shared memory"
     )
@@ -78,8 +92,10 @@ def _parser() -> argparse.ArgumentParser:
     validate = commands.add_parser("validate", help="check a model repository, or model files, without serving")
     validate.set_defaults(command=_validate)
     validate.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a model repository, or model files")
+    add_model_command(commands, _validate)
     add_profile_command(commands)
     add_plan_command(commands)
+    add_partitions_command(commands)
     return parser
 
 
@@ -88,21 +104,31 @@ def _sizes(text: str) -> list[int]:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    import uvloop
-
+    from gateway.executors.triton_process import launched
     from gateway.logs import LogFormat, configure
-    from gateway.wiring import build_server, find_triton_models, read_models
     from models.errors import ConfigError
 
     config = _config(options)
-    if options.repository is not None and options.files:
+    if config.repositories and options.files:
         raise ConfigError("expected either --repository DIR or model files")
-    if options.repository is None and not options.files and not config.triton:
+    if not config.repositories and not options.files and not config.triton:
         raise ConfigError("expected --repository DIR, model files, or a triton server in the configuration")
     configure(LogFormat(options.log_format), options.log_level)
-    triton = find_triton_models(config)
-    repository = read_models(options.repository, options.files, config, triton)
-    if not repository.models:
+    with launched(config.triton) as processes:
+        return _serve_with(processes, config, options)
+
+
+def _serve_with(processes: "Mapping[str, TritonProcess]", config: "ServerConfig", options: argparse.Namespace) -> int:
+    """Serve while the Triton servers run that we have launched."""
+    import uvloop
+
+    from gateway.config import Control
+    from gateway.wiring import build_server, find_triton_models, read_models
+    from models.errors import ConfigError
+
+    triton = find_triton_models(config, processes)
+    repository = read_models(config.repositories, options.files, config, triton)
+    if not repository.models and config.control is Control.NONE:
         reasons = "".join(f"\n  {each.reason}" for each in repository.broken)
         raise ConfigError(f"there is no model that can be served{reasons}")
 
@@ -113,7 +139,7 @@ def _serve(options: argparse.Namespace) -> int:
                 journal = _open_new(options.journal)
                 stack.callback(_close, journal)
             try:
-                server = build_server(config, repository, journal, triton)
+                server = build_server(config, repository, journal, triton, processes)
             except BaseException:
                 # Nothing has been recorded, and the file would be in the way of the next attempt.
                 if options.journal is not None and options.journal.is_file():
@@ -152,6 +178,8 @@ def _config(options: argparse.Namespace) -> "ServerConfig":
     config = ServerConfig() if options.config is None else read_config(options.config)
     settings: dict[str, Any] = msgspec.to_builtins(config)
     for name in (
+        "repository",
+        "control",
         "host",
         "http_port",
         "grpc_port",
@@ -160,6 +188,7 @@ def _config(options: argparse.Namespace) -> "ServerConfig":
         "default_slo_ms",
         "drain_timeout_s",
         "allow_client_shm",
+        "cache_bytes",
     ):
         if (value := getattr(options, name)) is not None:
             settings[name] = value
@@ -212,8 +241,8 @@ def _validate(options: argparse.Namespace) -> int:
             raise ConfigError(f"{path}: there is no such file or directory; expected a model repository or model files")
         if path.is_dir() and len(paths) > 1:
             raise ConfigError(f"{path}: expected either one model repository or model files")
-    directory, files = (paths[0], []) if paths[0].is_dir() else (None, paths)
-    repository = read_models(directory, files, ServerConfig())
+    directories, files = (paths, []) if paths[0].is_dir() else ([], paths)
+    repository = read_models(directories, files, ServerConfig())
     unloadable = {key for key, entry in repository.models.items() if not _validate_model(key, entry)}
     for name, pipeline in repository.pipelines.items():
         stages = [stage.models for stage in pipeline.stages if stage.models]

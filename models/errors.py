@@ -83,3 +83,11 @@ class BackendFailed(BackendError):
 
 class PartitionError(ServingError):
     """A partition could not be made, reached or kept."""
+
+
+class InfeasibleLayout(PartitionError):
+    """The instances that are wanted do not fit on a GPU together."""
+
+
+class ControlFailed(PartitionError):
+    """A driver or daemon refused to change a partition, or could not be reached."""

@@ -1,0 +1,60 @@
+"""Plans for the GPUs of a file of layouts: from what a driver tells, or from what another file does."""
+
+from collections.abc import Sequence
+
+from models.errors import ConfigError
+from mps.desired import GpuPlan, Present, plan_gpu
+from mps.geometry import Geometry, find_geometry
+from mps.inventory import Gpu
+from mps.layout_file import LayoutFile
+
+
+def plans_here(file: LayoutFile, there: Sequence[Gpu]) -> list[tuple[str, GpuPlan]]:
+    """A plan for each GPU of the file from how it is, with its UUID.
+
+    Raises ConfigError where the file names a GPU that is not there or has no MIG, and as `plan_gpu`.
+    """
+    plans: list[tuple[str, GpuPlan]] = []
+    for index in range(len(file.gpus)):
+        gpu, geometry = _find(file, index, there)
+        if gpu.uuid in dict(plans):
+            raise ConfigError(f"{file.path}: gpus.{index}.device: GPU {gpu.index} is there twice")
+        present = Present(bool(gpu.mig), gpu.present, gpu.users)
+        plans.append((gpu.uuid, plan_gpu(file, index, geometry, present)))
+    return plans
+
+
+def plans_elsewhere(file: LayoutFile, present: LayoutFile | None = None) -> list[tuple[str, GpuPlan]]:
+    """A plan for each GPU of the file from what another file says of it, or from an empty one, with its name.
+
+    Raises ConfigError where neither file tells the model of a GPU, and as `plan_gpu`.
+    """
+    plans = []
+    at = {} if present is None else {gpu.device: index for index, gpu in enumerate(present.gpus)}
+    for index, wanted in enumerate(file.gpus):
+        name, state = wanted.gpu, Present()
+        if present is not None and wanted.device in at:
+            there = at[wanted.device]
+            name = name or present.gpus[there].gpu
+            if name is not None:
+                state = Present(present.gpus[there].mig, present.present(there, find_geometry(name)))
+        if name is None:
+            raise ConfigError(f"{file.path}: gpus.{index}: expected `gpu`, the model to plan for")
+        plans.append((str(wanted.device), plan_gpu(file, index, find_geometry(name), state)))
+    return plans
+
+
+def _find(file: LayoutFile, index: int, there: Sequence[Gpu]) -> tuple[Gpu, Geometry]:
+    """The GPU that an entry of the file is about."""
+    device = file.gpus[index].device
+    at = f"{file.path}: gpus.{index}.device"
+    found = [gpu for gpu in there if gpu.is_named(device)]
+    if len(found) != 1:
+        names = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in there) or "none"
+        raise ConfigError(f"{at}: {device} names {len(found)} GPUs, expected one of {names}")
+    (gpu,) = found
+    if gpu.mig is None:
+        raise ConfigError(f"{at}: GPU {gpu.index}, {gpu.name}, has no MIG")
+    if gpu.geometry is None or gpu.unplaced:
+        raise ConfigError(f"{at}: the driver tells the layout of GPU {gpu.index}, {gpu.name}, to root only")
+    return gpu, gpu.geometry

@@ -1,0 +1,59 @@
+"""Partitions and plans for them as lines of text."""
+
+from collections.abc import Sequence
+
+from mps.desired import GpuPlan
+from mps.inventory import Gpu
+from mps.packer import counted
+from mps.partition import CpuPartition
+from mps.placements import Layout, largest_first, room
+
+
+def cpu_lines(partitions: Sequence[CpuPartition]) -> list[str]:
+    """A line for each set of cores."""
+    return [
+        f"{each.name}: {'core' if len(each.cores) == 1 else 'cores'} {', '.join(map(str, each.cores))}"
+        + ("" if each.memory_mb is None else f", {each.memory_mb:g} MiB for models")
+        for each in partitions
+    ]
+
+
+def gpu_lines(gpu: Gpu) -> list[str]:
+    """A GPU, then its instances, with who uses them, and what there is room for."""
+    mode = {None: "no MIG", False: "MIG off", True: "MIG on"}[gpu.mig]
+    lines = [f"GPU {gpu.index}: {gpu.name}, {gpu.memory_mib} MiB, {gpu.uuid}, {mode}{_used(gpu.users)}"]
+    for each in sorted(gpu.instances, key=lambda instance: instance.placement.start):
+        profile = each.placement.profile
+        sizes = [f"{profile.multiprocessors} multiprocessors"] if profile.multiprocessors else []
+        sizes += [f"{profile.memory_mib} MiB"] if profile.memory_mib else []
+        name = each.uuid or "no compute instance"
+        lines.append(f"  {', '.join([str(each.placement), *sizes, name])}{_used(each.users)}")
+    lines += [f"  {uuid}, whose profile and place the driver tells to root only" for uuid in gpu.unplaced]
+    if gpu.geometry is not None and not gpu.unplaced:
+        free = [each.profile.name for each in room(gpu.geometry, gpu.layout)]
+        if gpu.mig:
+            lines.append(f"  room for one of: {', '.join(dict.fromkeys(free)) or 'nothing'}")
+        else:
+            lines.append(f"  MIG profiles: {', '.join(profile.name for profile in gpu.geometry.profiles)}")
+    return lines
+
+
+def plan_lines(device: int | str, plan: GpuPlan) -> list[str]:
+    """What is there, what is wanted, the steps, and what refuses them."""
+    lines = [
+        f"GPU {device} ({plan.geometry.gpu})",
+        f"  present: {_layout(plan.present)}",
+        f"  wanted:  {_layout(plan.wanted)}",
+    ]
+    lines += [f"  {name}: {counted(each.name for each in share)}" for name, share in plan.shares.items()]
+    lines += [f"  {number}. {step}" for number, step in enumerate(plan.steps, 1)] or ["  nothing to do"]
+    lines += [f"  refused: {reason}" for reason in plan.refusals]
+    return lines
+
+
+def _layout(layout: Layout) -> str:
+    return counted(map(str, largest_first(layout))) or "no instances"
+
+
+def _used(users: Sequence[str]) -> str:
+    return f", in use by {', '.join(users)}" if users else ""

@@ -1,0 +1,167 @@
+"""`sluice partitions`: lists the partitions of this machine, and brings GPUs into the layout that a file describes."""
+
+import argparse
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from gateway.partition_plans import plans_elsewhere, plans_here
+from gateway.partition_report import cpu_lines, gpu_lines, plan_lines
+from models.errors import ConfigError, ControlFailed, ServingError
+from mps.apply import carry_out
+from mps.desired import GpuPlan
+from mps.layout_file import LayoutFile, decode_layouts
+from mps.nvml import Nvml, open_nvml
+
+OTHERWISE = 1
+"""Exit status when GPUs are not as the file wants them, or cannot become so as long as they are in use."""
+EVERY_S = 10.0
+
+
+def add_partitions_command(commands: Any) -> None:
+    """Add `sluice partitions` and what it can do."""
+    text = "list the partitions of this machine, or bring GPUs into the layout that a file describes"
+    actions = commands.add_parser("partitions", help=text).add_subparsers(required=True, metavar="ACTION")
+    listing = _action(actions, "list", _list, "core sets, and GPUs with their MIG instances")
+    listing.add_argument("--config", type=Path, metavar="FILE", help="the server's settings, for its core sets")
+    plan = _action(actions, "plan", _plan, "tell the steps to the layout of a file; changes nothing")
+    plan.add_argument("file", type=Path, metavar="FILE", help="the layout that is wanted, in YAML")
+    plan.add_argument("--present", type=Path, metavar="FILE", help="the layout to start from, instead of this machine")
+    apply = _action(actions, "apply", _apply, "do these steps")
+    apply.add_argument("file", type=Path, metavar="FILE", help="the layout that is wanted, in YAML")
+    assertion = _action(actions, "assert", _assert, "exit with 0 if GPUs are as the file wants them, else with 1")
+    assertion.add_argument("file", type=Path, metavar="FILE", help="the layout that is wanted, in YAML")
+    watch = _action(actions, "watch", _watch, "tell whenever GPUs leave the layout of a file, and put it right")
+    watch.add_argument("file", type=Path, metavar="FILE", help="the layout that is wanted, in YAML")
+    watch.add_argument("--every", type=float, default=EVERY_S, metavar="S", help="seconds between looks (default 10)")
+    for action in (apply, watch):
+        action.add_argument("--allow-mig", action="store_true", help="change MIG modes and instances")
+
+
+def _action(actions: Any, name: str, command: Any, help: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=help, description=help)
+    parser.set_defaults(command=command)
+    return parser
+
+
+def _list(options: argparse.Namespace) -> int:
+    from gateway.config import ServerConfig, read_config
+    from gateway.wiring import configured_partitions
+
+    config = ServerConfig() if options.config is None else read_config(options.config)
+    _print(cpu_lines(configured_partitions(config)))
+    try:
+        with open_nvml() as nvml:
+            for gpu in nvml.gpus():
+                _print(gpu_lines(gpu))
+    except ControlFailed as error:
+        print(f"no GPUs: {error}")
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> int:
+    file = _read(options.file)
+    if options.present is not None:
+        return _tell(file, plans_elsewhere(file, _read(options.present)))
+    with ExitStack() as stack:
+        try:
+            nvml = stack.enter_context(open_nvml())
+        except ControlFailed as error:
+            if any(gpu.gpu is None for gpu in file.gpus):
+                raise ConfigError(f"{error}; give `gpu` in {options.file} to plan for one that is not here") from error
+            print(f"{error}: planned for GPUs without instances")
+        else:
+            return _tell(file, plans_here(file, nvml.gpus()))
+    return _tell(file, plans_elsewhere(file))
+
+
+def _apply(options: argparse.Namespace) -> int:
+    file = _read(options.file)
+    with open_nvml() as nvml:
+        plans = plans_here(file, nvml.gpus())
+        status = _tell(file, plans)
+        changes = any(plan.steps for _, plan in plans)
+        if status or not changes:
+            return status
+        if not options.allow_mig:
+            raise ConfigError("nothing is changed without --allow-mig")
+        for gpu, plan in plans:
+            carry_out(nvml, gpu, plan, _done)
+    return 0
+
+
+def _assert(options: argparse.Namespace) -> int:
+    file = _read(options.file)
+    with open_nvml() as nvml:
+        return OTHERWISE if _print(_drift(file, nvml)) else 0
+
+
+def _watch(options: argparse.Namespace) -> int:
+    file = _read(options.file)
+    if not 1 <= options.every <= 86_400:
+        raise ConfigError(f"--every: expected 1 to 86400 seconds, got {options.every:g}")
+    before: list[str] | None = None
+    with open_nvml() as nvml, _until_interrupted():
+        while True:
+            told = _look(file, nvml, allow_mig=options.allow_mig)
+            if told != before:
+                _print(told or [f"all as in {file.path}"])
+            before = told
+            time.sleep(options.every)
+    return 0
+
+
+def _look(file: LayoutFile, nvml: Nvml, *, allow_mig: bool) -> list[str]:
+    """What is not as it should be, and could not be put right; trouble of the moment ends no watch."""
+    try:
+        found = _drift(file, nvml)
+        if found and allow_mig:
+            _print(found)
+            for gpu, plan in plans_here(file, nvml.gpus()):
+                carry_out(nvml, gpu, plan, _done)
+            found = _drift(file, nvml)
+    except ServingError as error:
+        return [str(error)]
+    return found
+
+
+@contextmanager
+def _until_interrupted() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        print()
+
+
+def _drift(file: LayoutFile, nvml: Nvml) -> list[str]:
+    """A line for each GPU that is not as the file wants it."""
+    return [
+        f"GPU {gpu.device} is not as in {file.path}: {'; '.join(map(str, plan.steps))}"
+        for gpu, (_, plan) in zip(file.gpus, plans_here(file, nvml.gpus()), strict=True)
+        if plan.steps
+    ]
+
+
+def _read(path: Path) -> LayoutFile:
+    try:
+        return decode_layouts(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+
+
+def _tell(file: LayoutFile, plans: list[tuple[str, GpuPlan]]) -> int:
+    for gpu, (_, plan) in zip(file.gpus, plans, strict=True):
+        _print(plan_lines(gpu.device, plan))
+    return OTHERWISE if any(plan.refusals for _, plan in plans) else 0
+
+
+def _done(text: str) -> None:
+    print(f"done: {text}", flush=True)
+
+
+def _print(lines: list[str]) -> bool:
+    for line in lines:
+        print(line, flush=True)
+    return bool(lines)

@@ -1,0 +1,63 @@
+"""From what a file wants of a GPU and what is there to the steps between them."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from models.errors import InfeasibleLayout
+from mps.demand import Shares
+from mps.geometry import Geometry
+from mps.layout import DestroyInstance, SetMig, Step, steps
+from mps.layout_file import LayoutFile
+from mps.packer import Wanted, pack
+from mps.placements import Layout, Placement
+
+
+class Present(msgspec.Struct, frozen=True):
+    """A GPU as it is: the MIG mode, who uses each instance, and who uses the GPU as a whole."""
+
+    mig: bool = False
+    instances: Mapping[Placement, tuple[str, ...]] = {}
+    users: tuple[str, ...] = ()
+
+
+class GpuPlan(msgspec.Struct, frozen=True):
+    """How a GPU gets from its present layout to the wanted one, and which steps are refused, with the reasons.
+
+    `shares` are the instances that serve each demand of the file.
+    """
+
+    geometry: Geometry
+    present: Layout
+    wanted: Layout
+    steps: tuple[Step, ...]
+    refusals: tuple[str, ...]
+    shares: Shares = {}
+
+
+def plan_gpu(file: LayoutFile, index: int, geometry: Geometry, present: Present) -> GpuPlan:
+    """A plan for a GPU of the file.
+
+    Raises InfeasibleLayout when its instances do not fit, ConfigError when it names what there is not.
+    """
+    shares = file.shares(index, geometry)
+    served = [Wanted(profile) for share in shares.values() for profile in share]
+    instances = served or file.wanted(index, geometry)
+    there = frozenset(present.instances)
+    in_use = {each for each, users in present.instances.items() if users}
+    try:
+        wanted = pack(geometry, instances, there, in_use)
+    except InfeasibleLayout as error:
+        raise InfeasibleLayout(f"{file.path}: gpus.{index}.instances: {error}") from None
+    found = steps(geometry, there, wanted, mig=(present.mig, file.gpus[index].mig), in_use=in_use)
+    refusals = [reason for step in found if (reason := _refusal(step, present)) is not None]
+    return GpuPlan(geometry, there, wanted, tuple(found), tuple(refusals), shares)
+
+
+def _refusal(step: Step, present: Present) -> str | None:
+    match step:
+        case DestroyInstance(placement) if users := present.instances[placement]:
+            return f"{placement} is in use by {', '.join(users)}"
+        case SetMig() if present.users:
+            return f"the MIG mode cannot change while the GPU is in use by {', '.join(present.users)}"
+    return None

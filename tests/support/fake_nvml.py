@@ -1,0 +1,302 @@
+"""A stateful NVML under the real pynvml: GPUs whose MIG instances obey the geometry, without a GPU."""
+
+# ruff: noqa: N802 (the functions have the library's names)
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pynvml
+
+from mps.geometry import GEOMETRIES, Geometry, Profile
+from mps.placements import Placement, fault
+
+_KINDS = {
+    "1g": pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE,
+    "2g": pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE,
+    "3g": pynvml.NVML_GPU_INSTANCE_PROFILE_3_SLICE,
+    "4g": pynvml.NVML_GPU_INSTANCE_PROFILE_4_SLICE,
+    "7g": pynvml.NVML_GPU_INSTANCE_PROFILE_7_SLICE,
+    "1g+me": pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1,
+    "2g+me": pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE_REV1,
+    "1g double": pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV2,
+}
+_COMPUTE_KINDS = {0: 1, 1: 2, 2: 3, 3: 4, 4: 7}
+"""Slices by kind of compute instance; ids are the kinds."""
+
+_ERRORS = {23: "Insufficient Resources", 16: "Reset Required"}
+"""What the library says, as far as pynvml does not know it by itself."""
+
+_FIRST_HANDLE = 1 << 20
+
+
+class FakeInstance:
+    """A GPU instance with at most one compute instance, which is a MIG device with processes on it."""
+
+    def __init__(self, gpu: "FakeGpu", id: int, placement: Placement) -> None:
+        self.gpu = gpu
+        self.id = id
+        self.placement = placement
+        self.compute: FakeCompute | None = None
+
+
+class FakeCompute:
+    """A compute instance and its MIG device."""
+
+    def __init__(self, instance: FakeInstance, kind: int, uuid: str) -> None:
+        self.instance = instance
+        self.kind = kind
+        self.uuid = uuid
+        self.processes: list[int] = []
+
+
+class FakeGpu:
+    """A GPU: change its attributes to set a scene."""
+
+    def __init__(self, table: str = "H100-80", name: str = "NVIDIA H100 80GB HBM3", *, mig: bool = False) -> None:
+        self.geometry: Geometry = GEOMETRIES[table]
+        self.name = name
+        self.uuid = ""
+        self.mig = mig
+        self.has_mig = True
+        self.needs_reset = False
+        self.processes: list[int] = []
+        self.instances: list[FakeInstance] = []
+
+    def hold(self, placement: Placement, *pids: int) -> None:
+        """Put processes on an instance."""
+        (compute,) = [each.compute for each in self.instances if each.placement == placement]
+        assert compute is not None
+        compute.processes.extend(pids)
+
+    @property
+    def layout(self) -> frozenset[Placement]:
+        return frozenset(each.placement for each in self.instances)
+
+
+class _Refused(Exception):
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+
+class FakeNvml:
+    """What pynvml takes for the library. `root` is whether the caller may do all; `fail` are codes by function."""
+
+    def __init__(self, *gpus: FakeGpu) -> None:
+        self.gpus = gpus
+        self.root = True
+        self.fail: dict[str, int] = {}
+        self.calls: list[str] = []
+        self._things: list[Any] = []
+        self._ids = 0
+        for index, gpu in enumerate(gpus):
+            gpu.uuid = f"GPU-{index:08x}-0000-0000-0000-000000000000"
+
+    def __getattr__(self, name: str) -> Callable[..., int | bytes]:
+        if name == "nvmlErrorString":
+            return lambda code: _ERRORS.get(code, "Unknown Error").encode()
+        call = getattr(FakeNvml, f"_{name}", None)
+        if call is None:
+            raise AttributeError(name)
+
+        def function(*arguments: Any) -> int:
+            self.calls.append(name)
+            try:
+                if name in self.fail:
+                    raise _Refused(self.fail[name])
+                call(self, *arguments)
+            except _Refused as refused:
+                return refused.code
+            return int(pynvml.NVML_SUCCESS)
+
+        return function
+
+    # Handles are numbers of things that have been handed out.
+
+    def _give(self, out: Any, thing: Any) -> None:
+        if thing not in self._things:
+            self._things.append(thing)
+        ctypes.cast(out, ctypes.POINTER(ctypes.c_void_p))[0] = _FIRST_HANDLE + self._things.index(thing)
+
+    def _thing(self, handle: Any) -> Any:
+        value = ctypes.cast(handle, ctypes.c_void_p).value or 0
+        if not 0 <= value - _FIRST_HANDLE < len(self._things):
+            raise _Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return self._things[value - _FIRST_HANDLE]
+
+    def _privileged(self) -> None:
+        if not self.root:
+            raise _Refused(pynvml.NVML_ERROR_NO_PERMISSION)
+
+    def _give_all(self, things: list[Any], out: Any, count: Any) -> None:
+        for index, thing in enumerate(things):
+            self._give(ctypes.byref(out, index * ctypes.sizeof(ctypes.c_void_p)), thing)
+        count._obj.value = len(things)
+
+    def _nvmlInitWithFlags(self, flags: int) -> None:
+        pass
+
+    def _nvmlShutdown(self) -> None:
+        pass
+
+    def _nvmlDeviceGetCount_v2(self, count: Any) -> None:
+        count._obj.value = len(self.gpus)
+
+    def _nvmlDeviceGetHandleByIndex_v2(self, index: Any, device: Any) -> None:
+        self._give(device, self.gpus[index.value])
+
+    def _nvmlDeviceGetHandleByUUID(self, uuid: Any, device: Any) -> None:
+        for gpu in self.gpus:
+            if gpu.uuid == uuid.value.decode():
+                return self._give(device, gpu)
+        raise _Refused(pynvml.NVML_ERROR_NOT_FOUND)
+
+    def _nvmlDeviceGetUUID(self, device: Any, out: Any, length: Any) -> None:
+        out.value = self._thing(device).uuid.encode()
+
+    def _nvmlDeviceGetName(self, device: Any, out: Any, length: Any) -> None:
+        out.value = self._thing(device).name.encode()
+
+    def _nvmlDeviceGetMemoryInfo(self, device: Any, memory: Any) -> None:
+        largest = self._thing(device).geometry.profiles[0]
+        memory._obj.total = (largest.memory_mib or 0) << 20
+
+    def _nvmlDeviceGetComputeRunningProcesses_v3(self, device: Any, count: Any, out: Any) -> None:
+        processes = self._thing(device).processes
+        room, count._obj.value = count._obj.value, len(processes)
+        if processes and (out is None or room < len(processes)):
+            raise _Refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+        for index, pid in enumerate(processes):
+            out[index].pid = pid
+
+    def _nvmlDeviceGetMigMode(self, device: Any, current: Any, pending: Any) -> None:
+        gpu = self._thing(device)
+        if not gpu.has_mig:
+            raise _Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        current._obj.value = int(gpu.mig)
+        pending._obj.value = int(gpu.mig) ^ int(gpu.needs_reset and "nvmlDeviceSetMigMode" in self.calls)
+
+    def _nvmlDeviceSetMigMode(self, device: Any, mode: int, status: Any) -> None:
+        self._privileged()
+        gpu = self._thing(device)
+        if gpu.processes or gpu.instances:
+            raise _Refused(pynvml.NVML_ERROR_IN_USE)
+        status._obj.value = pynvml.NVML_ERROR_RESET_REQUIRED if gpu.needs_reset else pynvml.NVML_SUCCESS
+        if not gpu.needs_reset:
+            gpu.mig = bool(mode)
+
+    def _nvmlDeviceGetGpuInstanceProfileInfoV(self, device: Any, kind: int, info: Any) -> None:
+        profile = _profile(self._thing(device).geometry, lambda each: _KINDS[_shape(each)] == kind)
+        into = info._obj
+        into.id, into.sliceCount, into.name = profile.id, profile.compute, f"MIG {profile.name}".encode()
+        into.instanceCount = 1 if profile.media else len(profile.starts)
+        into.multiprocessorCount, into.memorySizeMB = profile.multiprocessors or 0, profile.memory_mib or 0
+
+    def _nvmlDeviceGetGpuInstancePossiblePlacements_v2(self, device: Any, id: int, out: Any, count: Any) -> None:
+        self._privileged()
+        profile = _profile(self._thing(device).geometry, lambda each: each.id == id)
+        if out is not None and count._obj.value < len(profile.starts):
+            raise _Refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+        count._obj.value = len(profile.starts)
+        for index, start in enumerate(profile.starts if out is not None else ()):
+            out[index].start, out[index].size = start, profile.memory
+
+    def _nvmlDeviceCreateGpuInstanceWithPlacement(self, device: Any, id: int, where: Any, out: Any) -> None:
+        self._privileged()
+        gpu = self._thing(device)
+        if not gpu.mig:
+            raise _Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        profile = _profile(gpu.geometry, lambda each: each.id == id)
+        placement = Placement(profile, where._obj.start)
+        if placement.start not in profile.starts or where._obj.size != profile.memory:
+            raise _Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        if placement in gpu.layout or fault(gpu.geometry, gpu.layout | {placement}):
+            raise _Refused(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
+        self._ids += 1
+        gpu.instances.append(FakeInstance(gpu, self._ids, placement))
+        self._give(out, gpu.instances[-1])
+
+    def _nvmlGpuInstanceDestroy(self, handle: Any) -> None:
+        self._privileged()
+        instance = self._thing(handle)
+        if instance.compute is not None:
+            raise _Refused(pynvml.NVML_ERROR_IN_USE)
+        instance.gpu.instances.remove(instance)
+
+    def _nvmlDeviceGetGpuInstances(self, device: Any, id: int, out: Any, count: Any) -> None:
+        self._privileged()
+        found = [each for each in self._thing(device).instances if each.placement.profile.id == id]
+        self._give_all(found, out, count)
+
+    def _nvmlGpuInstanceGetInfo(self, handle: Any, info: Any) -> None:
+        self._privileged()
+        instance = self._thing(handle)
+        placement = instance.placement
+        info._obj.id, info._obj.profileId = instance.id, placement.profile.id
+        info._obj.placement.start, info._obj.placement.size = placement.start, placement.profile.memory
+
+    def _nvmlGpuInstanceGetComputeInstanceProfileInfoV(self, handle: Any, kind: int, engine: int, info: Any) -> None:
+        slices = self._thing(handle).placement.profile.compute
+        if _COMPUTE_KINDS.get(kind, slices + 1) > slices:
+            raise _Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        info._obj.id, info._obj.sliceCount = kind, _COMPUTE_KINDS[kind]
+        info._obj.instanceCount = slices // _COMPUTE_KINDS[kind]
+
+    def _nvmlGpuInstanceCreateComputeInstance(self, handle: Any, id: int, out: Any) -> None:
+        self._privileged()
+        instance = self._thing(handle)
+        if instance.compute is not None:
+            raise _Refused(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
+        instance.compute = FakeCompute(instance, id, f"MIG-{instance.id:08x}-0000-0000-0000-000000000000")
+        self._give(out, instance.compute)
+
+    def _nvmlGpuInstanceGetComputeInstances(self, handle: Any, id: int, out: Any, count: Any) -> None:
+        compute = self._thing(handle).compute
+        self._give_all([compute] if compute is not None and compute.kind == id else [], out, count)
+
+    def _nvmlComputeInstanceDestroy(self, handle: Any) -> None:
+        self._privileged()
+        compute = self._thing(handle)
+        if compute.processes:
+            raise _Refused(pynvml.NVML_ERROR_IN_USE)
+        compute.instance.compute = None
+
+    def _nvmlDeviceGetMaxMigDeviceCount(self, device: Any, count: Any) -> None:
+        count._obj.value = self._thing(device).geometry.compute
+
+    def _nvmlDeviceGetMigDeviceHandleByIndex(self, device: Any, index: Any, out: Any) -> None:
+        # In the order of their starts, and with a hole before those that are not at the beginning.
+        for each in self._thing(device).instances:
+            if each.placement.start == index.value and each.compute is not None:
+                return self._give(out, each.compute)
+        raise _Refused(pynvml.NVML_ERROR_NOT_FOUND)
+
+    def _nvmlDeviceGetGpuInstanceId(self, device: Any, id: Any) -> None:
+        id._obj.value = self._thing(device).instance.id
+
+
+def _shape(profile: Profile) -> str:
+    if (profile.compute, profile.memory) == (1, 2):
+        return "1g double"
+    return f"{profile.compute}g{'+me' if profile.media else ''}"
+
+
+def _profile(geometry: Geometry, matches: Callable[[Profile], bool]) -> Profile:
+    for profile in geometry.profiles:
+        if matches(profile):
+            return profile
+    raise _Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+@contextmanager
+def installed(fake: FakeNvml) -> Iterator[FakeNvml]:
+    """Put the fake where pynvml looks for the library."""
+    before = pynvml.nvmlLib
+    pynvml._nvmlGetFunctionPointer_cache.clear()
+    pynvml.nvmlLib = fake
+    try:
+        yield fake
+    finally:
+        pynvml.nvmlLib = before
+        pynvml._nvmlGetFunctionPointer_cache.clear()
