@@ -31,22 +31,26 @@ comma := ,
 # Wheels only, so that no compiler is needed; modules are compiled when first imported, which is faster.
 PIP_OPTIONS := -qq --disable-pip-version-check --no-compile --only-binary :all:
 
-.PHONY: help demo test lint bench triton clean
+.PHONY: help demo test conformance lint bench triton clean
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo    serve a cascade and an ensemble, replay traffic against them, print a table"
-	@echo "make test    lint, check types and imports, run all tests"
-	@echo "make lint    the first three only"
-	@echo "make bench   run the benchmarks"
-	@echo "make triton  set up the Triton server that tests run against (they do it themselves, too)"
-	@echo "make clean   remove the virtual environments, caches and the demo's models"
+	@echo "make demo         serve a cascade and an ensemble, replay traffic against them, print a table"
+	@echo "make test         lint, check types and imports, run all tests"
+	@echo "make lint         the first three only"
+	@echo "make conformance  replay what Triton's own tests ask of a server, print a table"
+	@echo "make bench        run the benchmarks"
+	@echo "make triton       set up the Triton server that tests run against (they do it themselves, too)"
+	@echo "make clean        remove the virtual environments, caches and the demo's models"
 
 demo: $(DEMO)/installed-$(ORT)
 	@$(DEMO)/bin/python -m examples.digits.demo
 
 test: lint
 	@$(TEST)/bin/python -m pytest
+
+conformance: $(TEST)/installed-$(ORT)
+	@$(TEST)/bin/python -m pytest -q --no-header -p tests.support.conformance -m behaviour
 
 lint: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/ruff check --quiet .

@@ -22,15 +22,14 @@ class Admission:
     probe interval), and a pipeline with nothing under way admits one request a probe interval that is predicted to be
     late, unless it would be so with the lowest correction: an estimate that is too high is found out.
 
-    A request that is to be evicted rather than answered late is admitted only with places reserved for all its stages
-    (`booked`) that keep its deadline, and its cost where that is limited; never as a probe. Of others, those whose cost
-    is limited have to be able to cost as little (`PipelineState.least_cost`). Where pipelines contend for a model, what
-    one may have waiting there is its share by weight, and what the others leave of theirs.
+    A request that is to be evicted rather than answered late, or whose cost is limited, is admitted only with places
+    reserved for all its stages (`booked`) that keep its deadline and its cost; never as a probe. Where pipelines
+    contend for a model, what one may have waiting there is its share by weight, and what the others leave of theirs.
     """
 
     def __init__(self, limits: Limits, booked: BookedWork | None = None) -> None:
         self._limits = limits
-        self._booked = booked
+        self.booked = booked
         self.memory_bytes = 0
         self.draining = False
 
@@ -40,31 +39,27 @@ class Admission:
             return self._reject(event, Outcome.REJECTED_DRAINING, "the server is stopping", NS_PER_S)
         limits = self._limits
         if pipeline.outstanding >= limits.queue_requests:
-            reason = f"Exceeds maximum queue size: {limits.queue_requests} requests of this pipeline are under way"
-            return self._reject(event, Outcome.REJECTED_QUEUE_FULL, reason, self._backlog_ns(pipeline))
+            reason = f"{limits.queue_requests} requests of this pipeline are under way"
+            return self._reject(event, Outcome.REJECTED_QUEUE_FULL, reason, self.backlog_ns(pipeline))
         if self.memory_bytes + event.memory_bytes > limits.memory_bytes:
             reason = (
                 f"its tensors need {event.memory_bytes} bytes, and of {limits.memory_bytes} bytes "
                 f"{limits.memory_bytes - self.memory_bytes} are free"
             )
-            return self._reject(event, Outcome.REJECTED_MEMORY, reason, self._backlog_ns(pipeline))
+            return self._reject(event, Outcome.REJECTED_MEMORY, reason, self.backlog_ns(pipeline))
         if pipeline.degraded and (missing := self._unavailable(pipeline, now_ns)) is not None:
             reason = f"no partition holds model {missing}"
             return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
-        if pipeline.evicts:
+        if pipeline.evicts or event.max_cost is not None:
             return self._judge_hard(event, pipeline, now_ns)
-        if event.max_cost is not None:
-            cost = pipeline.least_cost(event.rows, limits.hand_off_ns)
-            if cost > event.max_cost:
-                return self._reject(event, Outcome.REJECTED_COST, _too_dear(cost, event.max_cost), 0)
         done_ns = self._completion_ns(event, pipeline, now_ns)
         if done_ns <= event.deadline_ns:
             return None
         return self._judge_late(event, pipeline, now_ns, done_ns)
 
     def _judge_hard(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> RejectRequest | None:
-        booked = self._booked
-        assert booked is not None, "a scheduler with a pipeline that evicts reserves places"
+        booked = self.booked
+        assert booked is not None, "a scheduler with a pipeline that evicts, or with limits of cost, reserves places"
         refusal = booked.reserve(event, pipeline, now_ns)
         if refusal is not None and self._forgive(pipeline, now_ns):
             booked.learn(stage.model for stage in pipeline.stages if stage.model is not None)
@@ -76,7 +71,8 @@ class Admission:
             reason = "no partition that is up holds one of its models"
             return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
         if done_ns <= event.deadline_ns and event.max_cost is not None:
-            return self._reject(event, Outcome.REJECTED_COST, _too_dear(cost, event.max_cost), 0)
+            reason = f"costs {cost:.4g} at least, max_cost is {event.max_cost:.4g}"
+            return self._reject(event, Outcome.REJECTED_COST, reason, 0)
         left_ms = ns_to_ms(max(event.deadline_ns - now_ns, 0))
         reason = f"could be complete in {ns_to_ms(done_ns - now_ns):.1f} ms at the soonest, {left_ms:.1f} ms are left"
         return self._reject(event, Outcome.REJECTED_DEADLINE, reason, done_ns - event.deadline_ns)
@@ -124,12 +120,19 @@ class Admission:
                 queue = model.queues.get(event.batch_key)
             if queue is not None:
                 order_ns = event.deadline_ns - stage.tail_ns
-                last_ns = event.deadline_ns - rest_ns
-                if pipeline.shared and queue.live and start_ns - now_ns > LITTLE * (last_ns - now_ns):
-                    ahead = _rows_ahead(pipeline, model, queue, order_ns, max(last_ns - now_ns, 0), now_ns)
+                if (
+                    pipeline.shared
+                    and queue.live
+                    and start_ns - now_ns > LITTLE * (left_ns := event.deadline_ns - rest_ns - now_ns)
+                    and queue.lanes
+                ):
+                    ahead = _rows_ahead(pipeline, model, queue, order_ns, max(left_ns, 0), now_ns)
                     start_ns += int((ahead - queue.rows) * row_ns)
-                elif (order_ns < queue.last_ns or queue.late) and model.by_deadline:
-                    start_ns -= int(queue.rows * queue.behind(order_ns) // max(queue.live, 1) * row_ns)
+                elif order_ns < queue.last_ns or queue.late:
+                    if model.by_deadline:
+                        start_ns -= int(queue.rows * queue.behind(order_ns) // max(queue.live, 1) * row_ns)
+                    else:
+                        start_ns -= int(queue.rows_behind(event.priority) * row_ns)
             if start_ns + rest_ns > done_ns:
                 done_ns = start_ns + rest_ns
         return done_ns
@@ -147,7 +150,8 @@ class Admission:
         return None
 
     @staticmethod
-    def _backlog_ns(pipeline: PipelineState) -> int:
+    def backlog_ns(pipeline: PipelineState) -> int:
+        """The work that is promised on the busiest of the pools that the pipeline uses."""
         return max((pool.backlog_ns for pool, _ in pipeline.work.total), default=0)
 
     @staticmethod
@@ -182,7 +186,3 @@ def _rows_ahead(
             ahead += rows
     late = queue.rows * queue.late / queue.live
     return ahead + min(late, ahead * LATE_SHARE / (1 - LATE_SHARE))
-
-
-def _too_dear(cost: float, max_cost: float) -> str:
-    return f"costs {cost:.4g} at least, max_cost is {max_cost:.4g}"

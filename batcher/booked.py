@@ -141,6 +141,14 @@ class BookedWork:
 
     # -- partitions
 
+    def begin(self, now_ns: int) -> None:
+        """Take in how all is; what runs already counts from now on."""
+        self.learn(model for model in self._fleet.models.values() if model.estimates)
+        self.sync(now_ns)
+        for partition in self._fleet.partitions.values():
+            if partition.batches:
+                self.ended(partition.batches[0], now_ns, was_running=True)
+
     def sync(self, now_ns: int) -> None:
         """Take in which partitions are up and what they hold; places that are gone are sought elsewhere."""
         reservations = self._reservations
@@ -233,7 +241,7 @@ class BookedWork:
         model.outstanding += run.rows
         # Others may come along where nobody has to wait for that; those that give up rather than be late may have to.
         room = bisect_right(ledger.lengths[model.config.key], run.until_ns - begin_ns) - run.rows
-        entries += _take(queue, room, 0, soft=True)
+        entries += _take(queue, room, 0, soft=True, like=entries[0])
         reason = ReleaseReason.DEADLINE if is_due else ReleaseReason.IDLE
         rows = sum(entry.rows for entry in entries)
         if rows >= model.estimates[partition.kind].efficient_rows:
@@ -323,18 +331,20 @@ def _queues(event: RequestArrived, pipeline: PipelineState) -> tuple[QueueKey | 
     return tuple(queues)
 
 
-def _take(queue: Queue, max_rows: int, from_ns: int, *, soft: bool) -> list[Entry]:
-    """Remove the first entries that have `max_rows` rows at most; `soft` ones only, which may be answered late."""
+def _take(queue: Queue, max_rows: int, from_ns: int, *, soft: bool, like: Entry | None = None) -> list[Entry]:
+    """Remove the first entries that have `max_rows` rows at most; `soft` ones only, which may be answered late.
+
+    They may share a batch, with `like` as well.
+    """
     taken: list[Entry] = []
     rows = 0
-    for entry in queue.entries():
+    for entry in queue.companions(like):
         if rows + entry.rows > max_rows:
             break
-        if (entry.late or entry.stage_deadline_ns >= from_ns) and not (soft and entry.request.evicts):
+        if (entry.late or entry.stage_deadline_ns >= from_ns) and not (soft and entry.request.pipeline.evicts):
             taken.append(entry)
             rows += entry.rows
-    for entry in taken:
-        queue.discard(entry)
+    queue.remove(taken)
     return taken
 
 

@@ -14,6 +14,7 @@ from batcher.config import (
     WhenConfig,
 )
 from models.pipeline import REQUEST, Pipeline, Stage
+from models.slo import MAX_SLO_MS
 from models.spec import ModelSpec
 from models.tensor import TensorSpec
 from models.units import ms_to_ns
@@ -21,7 +22,7 @@ from models.units import ms_to_ns
 
 def pipeline_key(pipeline: Pipeline) -> str:
     """The name under which the scheduler knows a revision of a pipeline, e.g. `digits-cascade:1`."""
-    return f"{pipeline.name}:{pipeline.version}"
+    return pipeline.key
 
 
 def build_spec(
@@ -33,16 +34,18 @@ def build_spec(
     policies: Mapping[str, PolicyConfig] | None = None,
     default_policy: PolicyConfig | None = None,
     memory_of: Mapping[str, int] | None = None,
+    verdicts_of: Mapping[str, Sequence[Verdict]] | None = None,
 ) -> SchedulerSpec:
     """The one spec that both drivers build their scheduler from.
 
-    By model key, `policies` are those that differ from the default, and `memory_of` the bytes that a model takes.
+    By model key, `policies` are those that differ from the default, and `memory_of` the bytes that a model takes,
+    `verdicts_of` what a model is known to report already: what is asked of it besides comes after that.
     """
     default_policy = default_policy or PolicyConfig()
     policies, memory_of = policies or {}, memory_of or {}
     specs = {spec.key: spec for spec in models}
     pipelines = tuple(pipelines)
-    verdicts = _verdicts_of_models(pipelines)
+    verdicts = _verdicts_of_models(pipelines, verdicts_of or {})
     return SchedulerSpec(
         tuple(
             ModelConfig(
@@ -51,6 +54,7 @@ def build_spec(
                 tuple(verdicts.get(key, ())),
                 policies.get(key, default_policy),
                 memory_of.get(key, 0),
+                spec.replicas,
             )
             for key, spec in specs.items()
         ),
@@ -60,7 +64,9 @@ def build_spec(
     )
 
 
-def _verdicts_of_models(pipelines: Sequence[Pipeline]) -> dict[str, list[Verdict]]:
+def _verdicts_of_models(
+    pipelines: Sequence[Pipeline], known: Mapping[str, Sequence[Verdict]]
+) -> dict[str, list[Verdict]]:
     """All that some stage's condition asks of each model, each once.
 
     A condition names a verdict by its number, whichever variant ran: models that may run the same stage have one list.
@@ -70,7 +76,7 @@ def _verdicts_of_models(pipelines: Sequence[Pipeline]) -> dict[str, list[Verdict
     for pipeline in pipelines:
         for stage in pipeline.stages:
             group = list(dict.fromkeys(key for model in stage.models for key in groups.get(model, [model])))
-            shared: list[Verdict] = []
+            shared = list(dict.fromkeys(verdict for key in group for verdict in known.get(key, ())))
             for key in group:
                 groups[key], verdicts[key] = group, shared
     for pipeline in pipelines:
@@ -110,7 +116,7 @@ def _pipeline_config(
                 stage.variants,
             )
         )
-    slo_ns = 0 if pipeline.slo_ms is None else max(ms_to_ns(pipeline.slo_ms), 1)
+    slo_ns = 0 if pipeline.slo_ms is None else max(ms_to_ns(min(pipeline.slo_ms, MAX_SLO_MS)), 1)
     return PipelineConfig(pipeline_key(pipeline), tuple(configs), pipeline.late, slo_ns, pipeline.weight)
 
 
@@ -120,8 +126,8 @@ def _combiner_verdicts(name: str, pipeline: Pipeline) -> list[Verdict]:
 
 
 def _variable_inputs(stage: Stage, specs: Mapping[str, ModelSpec]) -> list[str]:
-    """The inputs of a model stage that have a variable dimension."""
+    """The inputs of a model stage that have a variable dimension, or may be left out."""
     if stage.model is None:
         return []
     by_name: dict[str, TensorSpec] = {tensor.name: tensor for tensor in specs[stage.model].inputs}
-    return [name for name in stage.inputs if not by_name[name].fixed]
+    return [name for name in stage.inputs if by_name[name].keyed]

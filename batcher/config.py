@@ -4,6 +4,7 @@ import enum
 
 import msgspec
 
+from models.dynamic_batching import QueuePolicy
 from models.pipeline import Confidence, Late
 from models.units import NS_PER_S, NS_PER_US
 
@@ -23,13 +24,40 @@ class Objective(enum.StrEnum):
     COST = "cost"
 
 
+class LevelsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Levels of priority in the queue of a model, numbered from 1, the most urgent; 0 of them are one that is level 0.
+
+    `policies` has the levels whose policy is another one.
+    """
+
+    count: int = 0
+    default: int = 0
+    policy: QueuePolicy = QueuePolicy()
+    policies: dict[int, QueuePolicy] = {}
+
+    def level_of(self, priority: int) -> int:
+        """The level of requests of that priority; the default one when there is no such level."""
+        if not self.count:
+            return 0
+        return priority if 1 <= priority <= self.count else self.default
+
+    def policy_of(self, level: int) -> QueuePolicy:
+        """The policy of a level."""
+        return self.policies.get(level, self.policy)
+
+
 class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A batch policy; `preferred` and `max_delay_ns` belong to `timeout`, `objective` to `deadline`."""
+    """A batch policy; `objective` belongs to `deadline`, all else to `timeout`.
+
+    With `preserve_ordering` batches that overtake others are answered after them.
+    """
 
     name: PolicyName = PolicyName.DEADLINE
     preferred: tuple[int, ...] = ()
     max_delay_ns: int = 0
     objective: Objective = Objective.LATENCY
+    levels: LevelsConfig = LevelsConfig()
+    preserve_ordering: bool = False
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -43,7 +71,8 @@ class ModelConfig(msgspec.Struct, frozen=True):
     """One model version: `max_batch` is at least 1 (1 for an unbatchable model).
 
     `verdicts` are what its batches report, in this order: all that some stage's `when` asks of this model, or of one
-    that may run in its place. `memory_bytes` is what it takes on a partition that holds it.
+    that may run in its place. `memory_bytes` is what it takes on a partition that holds it, and `replicas` are the
+    partitions that are to hold it, as far as there are so many and they have room.
     """
 
     key: str
@@ -51,6 +80,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     verdicts: tuple[Verdict, ...] = ()
     policy: PolicyConfig = PolicyConfig()
     memory_bytes: int = 0
+    replicas: int = 1
 
 
 class WhenConfig(msgspec.Struct, frozen=True):

@@ -1,23 +1,27 @@
 """Dispatch: which queue's batch goes to which partition, and when to look again."""
 
 from collections.abc import Callable
-from heapq import heappop, heappush
+from operator import attrgetter
 
+from batcher.agenda import Agenda
 from batcher.booked import BookedWork
 from batcher.config import SchedulerSpec
 from batcher.decisions import AnyDecision, DispatchBatch, Member, ReleaseReason
 from batcher.events import PartitionReady
+from batcher.evictions import Evictions
 from batcher.fleet import Fleet
+from batcher.levels import LevelQueue
 from batcher.lifecycle import Batch, Entry, Request, StageRun
 from batcher.locate import Locator
+from batcher.ordering import Done
 from batcher.placement import ModelState, PartitionState
 from batcher.plan import Shares, StageState
 from batcher.pool import Pool
 from batcher.progress import batch_key_for
 from batcher.queue import NOBODY, Queue
 from batcher.ranking import Planner
-from models.pipeline import Late
 
+_rows = attrgetter("rows")
 REFRESH_BATCHES = 16
 """Predictions of a model's pipelines are renewed after this many of its batches."""
 
@@ -26,45 +30,45 @@ class Dispatcher:
     """Owns queues and batches; forms batches when asked to, for the partitions of its `fleet`.
 
     `planner` ranks where and how big, where there is a choice. `evict` is called for requests whose deadline a batch
-    would miss. `booked` is there when some pipeline evicts: what of it was admitted waits there for its places.
+    would miss, `resume` for entries whose answers were held back. `booked` is there when some pipeline evicts: what of
+    it was admitted waits there for its places.
     """
 
     def __init__(
-        self, spec: SchedulerSpec, planner: Planner | None, evict: Callable[[Request, list[AnyDecision]], None]
+        self,
+        spec: SchedulerSpec,
+        planner: Planner | None,
+        evict: Callable[[Request, list[AnyDecision]], None],
+        resume: Callable[[Done, int, list[AnyDecision]], None],
     ) -> None:
         self.hand_off_ns = spec.limits.hand_off_ns
         self._locator = Locator(planner, self.hand_off_ns)
         self.fleet = Fleet(spec)
         self.models = self.fleet.models
         self.batches: dict[int, Batch] = {}
-        self._agenda: list[tuple[int, int, Pool]] = []
-        self._check_ns: int | None = None
+        self.agenda = Agenda()
         self._evict = evict
-        evicting = any(pipeline.late is Late.EVICT for pipeline in spec.pipelines)
-        self.booked = BookedWork(spec, self.fleet, self._wake, self._release) if evicting else None
+        self._resume = resume
+        self._disturbed: dict[LevelQueue, None] = {}
+        self._formed_ns = 0
+        self.booked: BookedWork | None = None
+        self.evictions = Evictions(self.models, self.hand_off_ns, None)
         self._next_batch = 1
         self._next_sequence = 1
 
-    @property
-    def wake_ns(self) -> int | None:
-        """When `form` is to be called next; None when something has to happen first."""
-        agenda = self._agenda
-        while agenda and agenda[0][2].wake_ns != agenda[0][0]:
-            heappop(agenda)
-        if agenda and (self._check_ns is None or agenda[0][0] < self._check_ns):
-            return agenda[0][0]
-        return self._check_ns
-
-    def _wake(self, pool: Pool, at_ns: int) -> None:
-        """Make sure that a pool is looked at at `at_ns` or before."""
-        if pool.wake_ns is None or at_ns < pool.wake_ns:
-            pool.wake_ns = at_ns
-            heappush(self._agenda, (at_ns, pool.number, pool))
+    def reserve(self, spec: SchedulerSpec, now_ns: int) -> BookedWork:
+        """Reserve places from now on, as is needed once some pipeline evicts."""
+        booked = self.booked = self.evictions.booked = BookedWork(spec, self.fleet, self.agenda.wake, self._release)
+        booked.begin(now_ns)
+        return booked
 
     # -- entries
 
     def enqueue(self, request: Request, stage: StageState, run: StageRun | None, now_ns: int) -> Entry:
-        """Queue the rows of a request for a stage, and wake up when a partition could take them."""
+        """Queue the rows of a request for a stage, and wake up when a partition could take them.
+
+        Raises RefusedError when it may not wait there.
+        """
         model = stage.model
         assert model is not None, "a combiner is not queued"
         queue = stage.queue
@@ -74,21 +78,14 @@ class Dispatcher:
             if slot is not None and slot.queue[0] != model.config.key:
                 model, queue = self.models[slot.queue[0]], None  # another variant was reserved
         if queue is None:
-            queue = self._queue_of(model, batch_key_for(request, stage))
+            queue = model.queue_of(batch_key_for(request, stage))
         stage_deadline_ns = request.deadline_ns - stage.tail_ns
         self._next_sequence += 1
-        rows, row_index = (request.rows, None) if run is None else (run.rows, run.row_index)
-        entry = Entry(
-            request,
-            stage.index,
-            rows,
-            row_index,
-            queue,
-            stage_deadline_ns,
-            now_ns,
-            self._next_sequence,
-            request.pipeline.number,
-        )
+        rows, row_index = request.rows, None
+        if run is not None:
+            rows, row_index = run.rows, run.row_index
+        lane, sequence = request.pipeline.number, self._next_sequence
+        entry = Entry(request, stage.index, rows, row_index, queue, stage_deadline_ns, now_ns, sequence, lane)
         request.entries.append(entry)
         if slot is None:
             self._push(entry, queue, model, now_ns)
@@ -97,40 +94,30 @@ class Dispatcher:
         return entry
 
     def _push(self, entry: Entry, queue: Queue, model: ModelState, now_ns: int) -> None:
-        model.outstanding += entry.rows
-        if model.outstanding > model.peak:
-            model.peak = model.outstanding
-        order_ns = entry.stage_deadline_ns if model.by_deadline else entry.enqueued_ns
+        if model.by_deadline:
+            order_ns = entry.stage_deadline_ns
+        else:
+            order_ns = entry.enqueued_ns
+            if isinstance(queue, LevelQueue):
+                self.evictions.limit(entry, *queue.admit(entry, now_ns), now_ns)
+        model.outstanding = outstanding = model.outstanding + entry.rows
+        if outstanding > model.peak:
+            model.peak = outstanding
         first = queue.push(entry, order_ns, entry.request.pipeline.config.weight)
         if first or queue.rows >= queue.wanted_rows:
             queue.wanted_rows = NOBODY
             for pool in model.pools:
                 # With entries before this one, it is known already when a partition opens.
                 if first or queue in pool.aside:
-                    self._announce(queue, pool, now_ns)
+                    self.agenda.announce(queue, pool, now_ns)
             if first and not model.served:
-                self._check_ns = now_ns
+                self.agenda.check_ns = now_ns
 
     def _release(self, entry: Entry, now_ns: int) -> None:
         """Queue an entry that has lost its place."""
         model = self.models[entry.queue.model]
         entry.queue = model.queues.setdefault(entry.queue.batch_key, entry.queue)
         self._push(entry, entry.queue, model, now_ns)
-
-    def _queue_of(self, model: ModelState, batch_key: str) -> Queue:
-        queue = model.queues.get(batch_key)
-        if queue is None:
-            queue = model.queues[batch_key] = Queue(model.config.key, batch_key)
-        return queue
-
-    def _announce(self, queue: Queue, pool: Pool, now_ns: int) -> None:
-        """A queue has something new for a pool: have it looked at as soon as a partition can take something."""
-        pool.aside.pop(queue, None)
-        pool.announce(queue)
-        if pool.idle() is not None:
-            self._wake(pool, now_ns)
-        elif (partition := pool.opening()) is not None:
-            self._wake(pool, max(partition.opening_ns, now_ns))
 
     def withdraw(self, entry: Entry) -> None:
         """Take an entry that waits out again."""
@@ -142,6 +129,24 @@ class Dispatcher:
         queue.discard(entry)
         model.outstanding -= entry.rows
         self._forget_if_empty(queue, model)
+        self.disturb(queue)
+
+    def disturb(self, queue: Queue) -> None:
+        """Entries of a queue moved or were settled: those after them may have waited for that."""
+        if isinstance(queue, LevelQueue):
+            self._disturbed[queue] = None
+            self.agenda.check_ns = self._formed_ns + 1
+
+    def _calm(self, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Look again at the queues that were disturbed."""
+        while self._disturbed:
+            queue, _ = self._disturbed.popitem()
+            for done in queue.ordering.release() if queue.ordering is not None else ():
+                self._resume(done, now_ns, decisions)
+            if queue:
+                for pool in self.models[queue.model].pools:
+                    self.agenda.announce(queue, pool, now_ns)
+        self.agenda.check_ns = None
 
     def retry(self, queue: Queue, group: list[Entry], now_ns: int) -> None:
         """Have the entries dispatched again as one batch of their own."""
@@ -151,15 +156,15 @@ class Dispatcher:
         # The queue may have been forgotten while its last batch ran; what is pushed later must meet this one.
         queue = model.queues.setdefault(queue.batch_key, queue)
         queue.retry(group)
-        model.outstanding += sum(entry.rows for entry in group)
+        model.outstanding += sum(map(_rows, group))
         for pool in model.pools:
-            self._announce(queue, pool, now_ns)
+            self.agenda.announce(queue, pool, now_ns)
         if not model.served:
-            self._check_ns = now_ns
+            self.agenda.check_ns = now_ns
 
     @staticmethod
     def _forget_if_empty(queue: Queue, model: ModelState) -> None:
-        if not queue and queue.batch_key:
+        if queue.batch_key and not queue:
             # Keys come from requests' shapes: keeping a queue for every one ever seen would grow without bound.
             model.queues.pop(queue.batch_key, None)
 
@@ -176,7 +181,7 @@ class Dispatcher:
         for pool in self.fleet.pools:
             if pool.aside or pool is mine:
                 pool.recall()
-                self._wake(pool, now_ns)
+                self.agenda.wake(pool, now_ns)
         if self.booked is not None:
             self.booked.sync(now_ns)
 
@@ -184,7 +189,7 @@ class Dispatcher:
         """A partition's worker is gone; its batches fail one by one in events of their own."""
         self.fleet.lost(name, now_ns)
         self.look_at(name, now_ns)
-        self._check_ns = now_ns
+        self.agenda.check_ns = now_ns
 
     # -- batches
 
@@ -211,48 +216,40 @@ class Dispatcher:
         if self.booked is not None:
             self.booked.ended(batch, now_ns, was_running=was_running)
         if (pool.waiting or self.booked is not None) and partition.ready:
-            self._wake(pool, now_ns)
+            self.agenda.wake(pool, now_ns)
         elif pool.gathered_ns is not None:
-            self._wake(pool, pool.gathered_ns)
+            self.agenda.wake(pool, pool.gathered_ns)
         return batch
 
     def form(self, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Close every batch whose time has come; idle partitions choose before those that have a batch running."""
-        if self._check_ns is not None and self._check_ns <= now_ns:
-            self._check_ns = None
-        while self._agenda and self._agenda[0][0] <= now_ns:
-            due = self._due_pools(now_ns)
+        self._formed_ns = now_ns
+        agenda, booked = self.agenda, self.booked
+        if agenda.check_ns is not None and agenda.check_ns <= now_ns:
+            self._calm(now_ns, decisions)
+        items = agenda.items
+        while items and items[0][0] <= now_ns:
+            due = agenda.due(now_ns)
             for ahead in (False, True):
                 for pool in due:
-                    if self.booked is not None:
-                        batches = self.booked.form_in(pool, ahead, now_ns)
+                    if booked is not None:
+                        batches = booked.form_in(pool, ahead, now_ns)
                         decisions.extend(self._close(*self._chosen(*batch, now_ns), now_ns) for batch in batches)
                     if pool.waiting:
                         self._form_in(pool, ahead, now_ns, decisions)
             for pool in due:
                 if (next_ns := pool.next_ns()) is not None:
-                    self._wake(pool, max(next_ns, now_ns + 1))
-                if self.booked is not None and (next_ns := self.booked.next_ns(pool, now_ns)) is not None:
-                    self._wake(pool, max(next_ns, now_ns + 1))
-
-    def _due_pools(self, now_ns: int) -> list[Pool]:
-        agenda = self._agenda
-        due: list[Pool] = []
-        while agenda and agenda[0][0] <= now_ns:
-            at_ns, _, pool = heappop(agenda)
-            if pool.wake_ns == at_ns:
-                pool.wake_ns = None
-                pool.ring(now_ns)
-                due.append(pool)
-        return due
+                    agenda.wake(pool, max(next_ns, now_ns + 1))
+                if booked is not None and (next_ns := booked.next_ns(pool, now_ns)) is not None:
+                    agenda.wake(pool, max(next_ns, now_ns + 1))
 
     def _form_in(self, pool: Pool, ahead: bool, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Close batches for the idle partitions of a pool, or for those about to become so."""
         while pool.waiting:
-            partition = pool.opening() if ahead else pool.idle()
+            partition = pool.opened(now_ns) if ahead else pool.idle()
             if self.booked is not None:
                 partition = self.booked.roomiest(pool, ahead, now_ns)
-            if partition is None or (ahead and partition.opening_ns > now_ns):
+            if partition is None:
                 return
             chosen = self._choose(pool, partition, now_ns)
             if chosen is None:
@@ -274,15 +271,16 @@ class Dispatcher:
                     self.booked.put_off(queue, pool, now_ns)
                     continue
                 return self._chosen(partition, queue, queue.take_retry(), ReleaseReason.RETRY, now_ns)
+            head = queue.head()
             reachable_ns = now_ns + self.hand_off_ns + model.quickest_ns
-            if model.by_deadline and queue.head().stage_deadline_ns < reachable_ns and queue.expire(reachable_ns):
+            if head.stage_deadline_ns < reachable_ns and model.by_deadline and queue.expire(reachable_ns):
                 pool.announce(queue)  # there may be another head now, which is less urgent
                 continue
             choice = model.policy.choose(queue, model, partition, model.estimates[partition.kind], now_ns)
             if choice.rows:
-                placement = self._locator.place(queue, model, choice, partition, now_ns)
+                placement = self._locator.place(queue, head, model, choice, partition, now_ns)
                 if placement is None:
-                    pool.put_off(queue, max(queue.head().stage_deadline_ns, now_ns + 1))
+                    pool.put_off(queue, max(head.stage_deadline_ns, now_ns + 1))
                 elif (taken := self._take(pool, partition, queue, placement, now_ns)) is not None:
                     return self._chosen(*taken, choice.reason, now_ns)
             else:
@@ -307,28 +305,28 @@ class Dispatcher:
         self, host: PartitionState, queue: Queue, entries: list[Entry], reason: ReleaseReason, now_ns: int
     ) -> tuple[PartitionState, Queue, list[Entry], ReleaseReason]:
         """What was taken is to run; what is left of the queue may be for somebody else."""
-        if queue:
+        if queue.live or queue.retries:
             for pool in self.models[queue.model].pools:
                 if queue in pool.listed or (queue.wanted_rows and queue in pool.aside):
                     continue
                 pool.aside.pop(queue, None)
                 pool.announce(queue)
                 if pool.idle() is not None:
-                    self._wake(pool, now_ns)
+                    self.agenda.wake(pool, now_ns)
         return host, queue, entries, reason
 
     def _on_time(
         self, partition: PartitionState, queue: Queue, entries: list[Entry], now_ns: int, decisions: list[AnyDecision]
     ) -> list[Entry]:
         """The entries less those to be evicted rather than answered late, as they would be in this batch."""
-        if not any(entry.request.evicts for entry in entries):
+        if not any(entry.request.pipeline.evicts for entry in entries):
             return entries
         model = self.models[queue.model]
-        rows = sum(entry.rows for entry in entries)
+        rows = sum(map(_rows, entries))
         service_ns = model.estimates[partition.kind].service_ns(rows)
         done_ns = partition.start_ns(now_ns) + self.hand_off_ns + service_ns
         for entry in entries:
-            if entry.request.evicts and entry.stage_deadline_ns < done_ns and not entry.request.settled:
+            if entry.request.pipeline.evicts and entry.stage_deadline_ns < done_ns and not entry.request.settled:
                 self._evict(entry.request, decisions)
         model.outstanding -= sum(entry.rows for entry in entries if entry.request.settled)
         self._forget_if_empty(queue, model)
@@ -340,12 +338,11 @@ class Dispatcher:
         model = self.models[queue.model]
         batch = Batch(self._next_batch, queue, partition, entries, 0, 0, now_ns, len(entries))
         members = []
-        rows = promised = 0
+        promised = 0
         shares: Shares = ()
         for entry in entries:
             entry.batch = batch
             request = entry.request
-            request.running += 1
             bit = 1 << entry.stage
             if request.committed & bit:
                 request.committed ^= bit
@@ -355,9 +352,8 @@ class Dispatcher:
                     shares, promised = ahead, 0
                 promised += request.rows
             members.append(Member(request.identity, entry.stage, entry.rows, entry.row_index))
-            rows += entry.rows
         self._begin_promised(shares, promised)
-        batch.rows = rows
+        batch.rows = rows = sum(map(_rows, entries))
         batch.median_ns = median_ns = model.estimates[partition.kind].median_ns(rows)
         self._next_batch += 1
         self.batches[batch.identity] = batch
@@ -382,8 +378,8 @@ class Dispatcher:
     def abandoned(self, now_ns: int) -> list[Entry]:
         """Entries of models whose workers have been gone for too long; wakes up again for those that may return."""
         entries, again_ns = self.fleet.abandoned(now_ns)
-        if again_ns is not None and (self._check_ns is None or again_ns < self._check_ns):
-            self._check_ns = again_ns
+        if again_ns is not None and (self.agenda.check_ns is None or again_ns < self.agenda.check_ns):
+            self.agenda.check_ns = again_ns
         return entries
 
     def queue_depths(self) -> dict[str, int]:

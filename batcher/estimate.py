@@ -11,6 +11,8 @@ GAIN = 0.05
 CORRECTION_BOUNDS = (0.125, 16.0)
 COMPARE_BATCHES = 8
 """The rates of batch sizes are compared again after so many observations: one moves a correction by 5 % at most."""
+DEEP = 2
+"""Efficient batches that wait from which on the rate counts for more than the first entry."""
 NEARLY_BEST = 0.97
 """A batch size within 3 % of the best rate is as good as the best, and smaller is quicker."""
 FULL_ENOUGH = 0.7
@@ -100,6 +102,15 @@ class LatencyEstimate:
             self._compare_rates()
         return self._efficient
 
+    def least_rows(self, waiting: int) -> int:
+        """How many rows a batch has to have at least: the more wait, the nearer it has to come to the best rate."""
+        if not self._efficient:
+            self._compare_rates()
+        full = self._efficient
+        if waiting <= full:
+            return 1
+        return full if waiting >= DEEP * full else self._enough
+
     @property
     def enough_rows(self) -> int:
         """The smallest batch size whose rate is `FULL_ENOUGH` of the best."""
@@ -108,7 +119,7 @@ class LatencyEstimate:
         return self._enough
 
     def _compare_rates(self) -> None:
-        rates = [size / (self.service_ns(size) + self._hand_off_ns) for size in self._sizes]
+        rates = [size / max(self.service_ns(size) + self._hand_off_ns, 1) for size in self._sizes]
         best = max(rates)
         self._efficient = next(
             size for size, rate in zip(self._sizes, rates, strict=True) if rate >= best * NEARLY_BEST

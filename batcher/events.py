@@ -8,6 +8,7 @@ import enum
 
 import msgspec
 
+from batcher.config import ModelConfig, PipelineConfig
 from batcher.plans import Plan
 from models.profile import LatencyTable
 
@@ -32,7 +33,8 @@ class RequestArrived(Event, frozen=True, gc=False):
 
     `rows` is its number of rows (1 for an unbatchable model). `batch_key` tells apart inputs whose variable dimensions
     differ ("" when all are fixed). `memory_bytes` is the peak size of the tensors it will make. `max_cost` is the most
-    that it may cost in all (None: whatever it takes).
+    that it may cost in all (None: whatever it takes). `priority` and `expires_ns` are heeded by models of the policy
+    `timeout`: the level that it waits at (0 is the usual one), and when it is given up if it still waits (0: never).
     """
 
     request: int
@@ -42,6 +44,8 @@ class RequestArrived(Event, frozen=True, gc=False):
     batch_key: str = ""
     memory_bytes: int = 0
     max_cost: float | None = None
+    priority: int = 0
+    expires_ns: int = 0
 
 
 class RequestCancelled(Event, frozen=True, gc=False):
@@ -142,6 +146,22 @@ class PlanBuilt(Event, frozen=True):
     plan: Plan | None
 
 
+class ServingChanged(Event, frozen=True):
+    """What is served is to be another: `pipelines` may get requests from now on, those named in `retired` no more.
+
+    `models` are those that some of the pipelines need and that were not there yet. `residency` says, by partition,
+    what has to be held of them; it is loaded as if by a plan. `spare` are copies of others, by partition, that are
+    unloaded first to make room for that. What the last request of a retired pipeline leaves without one is unloaded.
+    A model's key and a pipeline's name are never used again.
+    """
+
+    models: tuple[ModelConfig, ...] = ()
+    pipelines: tuple[PipelineConfig, ...] = ()
+    retired: tuple[str, ...] = ()
+    residency: dict[str, tuple[str, ...]] = {}
+    spare: dict[str, tuple[str, ...]] = {}
+
+
 class DrainStarted(Event, frozen=True):
     """The gateway is stopping: what is in flight finishes, new requests are rejected."""
 
@@ -160,6 +180,7 @@ AnyEvent = (
     | ModelLoadFailed
     | ModelUnloaded
     | PlanBuilt
+    | ServingChanged
     | DrainStarted
 )
 
@@ -177,6 +198,7 @@ PRIORITY: dict[type[Event], int] = {
     CombinationFailed: 0,
     RequestCancelled: 1,
     DrainStarted: 1,
+    ServingChanged: 2,
     RequestArrived: 2,
 }
 """Order in which events of one instant are handled; equal ones keep the order in which they were reported."""

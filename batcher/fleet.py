@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from batcher.config import SchedulerSpec
+from batcher.config import ModelConfig, SchedulerSpec
 from batcher.estimate import LatencyEstimate
 from batcher.events import PartitionReady
 from batcher.lifecycle import Entry
@@ -20,17 +20,31 @@ class Fleet:
 
     def __init__(self, spec: SchedulerSpec) -> None:
         self.hand_off_ns = spec.limits.hand_off_ns
-        self.models = {
-            config.key: ModelState(config, select_policy(config.policy, spec.limits)) for config in spec.models
-        }
+        self._limits = spec.limits
+        self.models: dict[str, ModelState] = {}
         self.partitions = {
             config.name: PartitionState(number, config, self.hand_off_ns)
             for number, config in enumerate(spec.partitions)
         }
         self.pools: list[Pool] = []
-        self.unserved = list(self.models.values())
+        self.unserved: list[ModelState] = []
         self._tables: dict[tuple[str, str], LatencyTable] = {}
         self._next_pool = 0
+        for model in spec.models:
+            self.add(model)
+
+    def add(self, config: ModelConfig) -> None:
+        """Know one more model, which no partition holds yet."""
+        assert config.key not in self.models, f"there is a model {config.key} already"
+        self.models[config.key] = ModelState(config, select_policy(config.policy, self._limits))
+        self.unserved.append(self.models[config.key])
+
+    def forget(self, key: str) -> None:
+        """Know a model no more that no partition holds and nothing waits for."""
+        del self.models[key]
+        for known in [each for each in self._tables if each[0] == key]:
+            del self._tables[known]
+        self.touch(())
 
     def ready(self, event: PartitionReady, now_ns: int) -> PartitionState:
         """A partition's worker is up with these models."""
@@ -43,7 +57,7 @@ class Fleet:
         if partition.pool is not None and partition.models == event.tables.keys():
             partition.pool.recount()
             partition.pool.changed(partition)
-            self._changed(partition.models)
+            self.touch(partition.models)
         else:
             self.move(partition, frozenset(event.tables))
         return partition
@@ -58,7 +72,7 @@ class Fleet:
             partition.pool.recount()
         if partition.batches:
             partition.batches[0].suspect = True
-        self._changed(partition.models)
+        self.touch(partition.models)
         return partition
 
     def abandoned(self, now_ns: int) -> tuple[list[Entry], int | None]:
@@ -104,7 +118,7 @@ class Fleet:
             if key in models:
                 for queue in model.queues.values():
                     pool.announce(queue)
-        self._changed(before | models)
+        self.touch(before | models)
 
     def learn(self, key: str, kind: str, table: LatencyTable) -> None:
         """Take in a table; of two for the same kind the faster cells count, since noise only ever slows."""
@@ -120,13 +134,9 @@ class Fleet:
         model.estimates[kind] = LatencyEstimate(table, model.config.max_batch, self.hand_off_ns)
         model.learned()
 
-    def _changed(self, keys: Iterable[str]) -> None:
+    def touch(self, keys: Iterable[str]) -> None:
+        """Take in that others hold some models than before, or that others need them."""
         self.unserved = [model for model in self.models.values() if not model.served]
-        for key in keys:
-            for pipeline in self.models[key].pipelines:
-                pipeline.stale = True
-                pipeline.degraded = any(
-                    stage.model is not None
-                    and not (stage.model.pools and all(host.ready for host in stage.model.partitions))
-                    for stage in pipeline.stages
-                )
+        for pipeline in {pipeline for key in keys for pipeline in self.models[key].pipelines}:
+            pipeline.stale = True
+            pipeline.degraded = any(stage.model is not None and not stage.model.whole for stage in pipeline.stages)

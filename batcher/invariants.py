@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from batcher.levels import LevelQueue
 from batcher.placement import IN_FLIGHT
+from batcher.progress import batch_key_for
 
 if TYPE_CHECKING:
     from batcher.booked import BookedWork
+    from batcher.lifecycle import Entry
     from batcher.pool import Pool
     from batcher.queue import Queue
     from batcher.scheduler import Scheduler
@@ -29,19 +32,33 @@ def _check_requests(scheduler: Scheduler) -> None:
         mine = [request for request in scheduler.requests.values() if request.pipeline is pipeline]
         assert pipeline.outstanding == len(mine), f"{name} counts {pipeline.outstanding} requests, has {len(mine)}"
         assert pipeline.outstanding <= limits.queue_requests, f"{name} exceeds its bound of requests"
+    for pipeline in scheduler.served.retiring:
+        mine = [request for request in scheduler.requests.values() if request.pipeline is pipeline]
+        assert pipeline.outstanding == len(mine) > 0, f"{pipeline.config.name} is retired and has nothing to wait for"
     for request in scheduler.requests.values():
         assert not request.settled, f"settled request {request.identity} is still known"
         assert request.open_stages > 0, f"request {request.identity} has nothing left to do and no outcome"
-        waiting = [entry for entry in request.entries if entry.queued or entry.group is not None]
-        assert request.running or waiting, f"request {request.identity} is neither queued nor running"
+        combined = any(identity == request.identity for identity, _ in scheduler._combining)
+        waiting = combined or any(map(_waits, request.entries))
+        assert waiting, f"request {request.identity} is neither queued nor running"
     held = {id(request): request for request in scheduler.requests.values()}
     for batch in scheduler.dispatcher.batches.values():
         held.update((id(entry.request), entry.request) for entry in batch.entries)
     for request in scheduler._combining.values():
         held[id(request)] = request
-    used = sum(request.memory_bytes for request in held.values())
+    for queue in (queue for model in scheduler.dispatcher.models.values() for queue in model.queues.values()):
+        if queue.ordering is not None:
+            held.update((id(entry.request), entry.request) for entry in queue.ordering.held)
+    used = sum(request.arrival.memory_bytes for request in held.values())
     assert scheduler.admission.memory_bytes == used, f"{scheduler.admission.memory_bytes} bytes reserved, {used} held"
     assert used <= limits.memory_bytes, "more memory is reserved than there is"
+
+
+def _waits(entry: Entry) -> bool:
+    """Whether an entry is queued, runs, or has run and is held back."""
+    ordering = entry.queue.ordering
+    is_held = ordering is not None and ordering.holds(entry)
+    return entry.queued or entry.group is not None or entry.batch is not None or is_held
 
 
 def _check_queues(scheduler: Scheduler) -> None:
@@ -73,7 +90,12 @@ def _check_batches(scheduler: Scheduler) -> None:
         limit = dispatcher.models[batch.queue.model].config.max_batch
         assert batch.rows == sum(entry.rows for entry in batch.entries), "a batch's rows do not add up"
         assert batch.rows <= limit, f"a batch of {batch.rows} rows exceeds the maximum of {limit}"
-        keys = {entry.queue.batch_key for entry in batch.entries}
+        keys = {
+            batch_key_for(entry.request, entry.request.pipeline.stages[entry.stage])
+            if isinstance(entry.queue, LevelQueue)
+            else entry.queue.batch_key
+            for entry in batch.entries
+        }
         assert len(keys) == 1, f"a batch mixes the keys {sorted(keys)}"
         assert batch.live == sum(not entry.request.settled for entry in batch.entries), "live members do not add up"
         assert not any(entry.queued for entry in batch.entries), "an entry is queued and running"

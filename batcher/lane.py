@@ -114,34 +114,42 @@ class Lane:
         """How many items would come after an entry of that order."""
         return len(self.items) - bisect_right(self.items, (order_ns, 1)) + self.late_live
 
-    def take(self, max_rows: int, from_ns: int, *, whatever: bool) -> list[Entry]:
+    def take(self, max_rows: int, from_ns: int, *, whatever: bool) -> tuple[list[Entry], int]:
         """Remove entries in time, from the first whose order is `from_ns` on, that have `max_rows` rows at most.
 
-        With `whatever` the first one is taken however large it is.
+        With `whatever` the first one is taken however large it is. Returns the entries and how many rows they have.
         """
         items = self.items
         begin = bisect_left(items, (from_ns, -(1 << 30))) if from_ns and items and items[0][0] < from_ns else 0
-        taken: list[Entry] = []
-        rows = 0
-        end = begin
-        for item in islice(items, begin, None):
-            entry = item[3]
-            if entry.queued:
-                if rows + entry.rows > max_rows and (taken or not whatever):
-                    break
-                entry.queued = False
-                taken.append(entry)
-                rows += entry.rows
-                end += 1
-                if rows >= max_rows:
-                    break
-                continue
-            self._dead -= 1
-            end += 1
+        if self._dead or self.rows > self.live:
+            end, rows = self._fitting(begin, max_rows, whatever=whatever)
+            taken = [item[3] for item in items[begin:end] if item[3].queued]
+            self._dead -= end - begin - len(taken)
+        else:  # all have one row, as most requests do
+            end = begin + max(max_rows, int(whatever))
+            taken = [item[3] for item in items[begin:end]]
+            rows = len(taken)
         del items[begin:end]
+        for entry in taken:
+            entry.queued = False
         self.rows -= rows
         self.live -= len(taken)
-        return taken
+        return taken, rows
+
+    def _fitting(self, begin: int, max_rows: int, *, whatever: bool) -> tuple[int, int]:
+        """Behind which item the last one is that `take` removes, and how many rows those that wait have."""
+        rows = 0
+        end = begin
+        for item in islice(self.items, begin, None):
+            entry = item[3]
+            if entry.queued:
+                if rows + entry.rows > max_rows and (rows or not whatever):
+                    break
+                rows += entry.rows
+            end += 1
+            if rows and rows >= max_rows:
+                break
+        return end, rows
 
     def take_late(self) -> Entry:
         """Remove the first late entry; there must be one."""

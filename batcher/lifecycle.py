@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
+    from batcher.events import RequestArrived
     from batcher.placement import PartitionState
     from batcher.plan import PipelineState, Work
     from batcher.queue import Queue
@@ -25,24 +26,22 @@ class StageRun(msgspec.Struct, eq=False):
 
 
 class Request(msgspec.Struct, eq=False):
-    """A request that was admitted and has no outcome yet.
+    """A request that was admitted, as it came with `arrival`, and has no outcome yet.
 
     `committed` has a bit for every stage whose expected work is still counted in the pools' backlogs; `running`
-    counts batches and combiners that hold its tensors. `runs` has a record a stage once it is known for which rows it
-    runs, `missing` how many stages each one still waits for; both are empty for a pipeline of one stage. `evicts` says
-    that it is given up rather than answered late. `ran_on` is the partition that ran its last batch.
+    counts, once it is `settled`, the batches and combiners that still hold its tensors. `runs` has a record a stage
+    once it is known for which rows it runs, `missing` how many stages each one still waits for; both are empty for a
+    pipeline of one stage. `ran_on` is the partition that ran its last batch.
     """
 
     identity: int
     pipeline: PipelineState
     rows: int
     deadline_ns: int
-    batch_key: str
-    memory_bytes: int
+    arrival: RequestArrived
     work: Work
     committed: int
     open_stages: int
-    evicts: bool
     settled: bool = False
     running: int = 0
     entries: list[Entry] = []

@@ -1,14 +1,11 @@
 """Where a batch runs: on the cheapest partition that is open and in time, near the stage before."""
 
-from batcher.estimate import LatencyEstimate
+from batcher.estimate import DEEP
 from batcher.lifecycle import Entry
 from batcher.placement import ModelState, PartitionState
 from batcher.policy.base import Choice
 from batcher.queue import Queue
 from batcher.ranking import FAR_NS, Planner
-
-DEEP = 2
-"""Efficient batches that a queue holds from which on batches are not made smaller for the sake of the first entry."""
 
 
 class Locator:
@@ -21,7 +18,7 @@ class Locator:
         self._hand_off_ns = hand_off_ns
 
     def place(
-        self, queue: Queue, model: ModelState, choice: Choice, partition: PartitionState, now_ns: int
+        self, queue: Queue, head: Entry, model: ModelState, choice: Choice, partition: PartitionState, now_ns: int
     ) -> tuple[PartitionState, int, int] | None:
         """Where a queue's next batch runs, how many rows it has, and from which deadline on its entries are taken.
 
@@ -31,7 +28,6 @@ class Locator:
         batches would be the way to make them longer. Then the batch is `_worthwhile` on `partition`. None when the
         entries are left to another partition.
         """
-        head = queue.head()
         pools = model.pools
         stage = head.request.pipeline.stages[head.stage]
         only = len(pools) == 1 and (stage.rest is None or len(stage.rest.cost) == 1)
@@ -41,16 +37,16 @@ class Locator:
         waits_ns = [FAR_NS if host is None else host.start_ns(now_ns) - now_ns for host in hosts]
         deadline_ns = head.stage_deadline_ns if stage.rest is None else head.request.deadline_ns
         remaining_ns = deadline_ns - now_ns - self._hand_off_ns
-        least_rows = [_least_rows(queue, model.estimates[pool.kind]) for pool in pools]
+        least_rows = [model.estimates[pool.kind].least_rows(queue.rows) for pool in pools]
         for option in stage.ranked(self._planner, remaining_ns, queue.rows, waits_ns, min(least_rows)):
             if option.rows >= least_rows[option.pool]:
                 host = hosts[option.pool]
                 assert host is not None, "only what is open is ranked"
                 return self._local(head, host), option.rows, 0
-        return self._worthwhile(queue, model, choice, partition, now_ns)
+        return self._worthwhile(queue, head, model, choice, partition, now_ns)
 
     def _worthwhile(
-        self, queue: Queue, model: ModelState, choice: Choice, partition: PartitionState, now_ns: int
+        self, queue: Queue, head: Entry, model: ModelState, choice: Choice, partition: PartitionState, now_ns: int
     ) -> tuple[PartitionState, int, int] | None:
         """The largest batch on a partition that is in time for the first entry, or for the first that lets it be large.
 
@@ -58,11 +54,10 @@ class Locator:
         small batch, if its time is not worth more rows at the best rate than it has and would be lost otherwise; with
         `DEEP` batches waiting they yield. Later stages are taken to find their partition busy for half of their time.
         """
-        head = queue.head()
         estimate = model.estimates[partition.kind]
         ready_ns = partition.start_ns(now_ns) + self._hand_off_ns
         ready_ns += head.request.pipeline.stages[head.stage].tail_ns // 2
-        limit, least = min(queue.rows, estimate.efficient_rows), _least_rows(queue, estimate)
+        limit, least = min(queue.rows, estimate.efficient_rows), estimate.least_rows(queue.rows)
         rows = estimate.rows_within(head.stage_deadline_ns - ready_ns, limit)
         if rows >= least:
             return self._local(head, partition), rows, 0
@@ -96,11 +91,3 @@ class Locator:
         if near is not None and near.pool is host.pool and near.ready and not near.batches:
             return near
         return host
-
-
-def _least_rows(queue: Queue, estimate: LatencyEstimate) -> int:
-    """How many rows a batch has to have at least: the more wait, the nearer it has to come to the best rate."""
-    full, rows = estimate.efficient_rows, queue.rows
-    if rows <= full:
-        return 1
-    return full if rows >= DEEP * full else estimate.enough_rows

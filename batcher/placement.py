@@ -99,6 +99,7 @@ class ModelState:
         "config",
         "estimates",
         "hosts",
+        "mixes_keys",
         "outstanding",
         "peak",
         "pipelines",
@@ -113,6 +114,7 @@ class ModelState:
         self.config = config
         self.policy = policy
         self.by_deadline = policy.by_deadline
+        self.mixes_keys = policy.mixes_keys
         self.pools: list[Pool] = []
         self.hosts = 0
         self.estimates: dict[str, LatencyEstimate] = {}
@@ -124,6 +126,14 @@ class ModelState:
         self.batches = 0
         self.quickest_ns = 0
 
+    def queue_of(self, batch_key: str) -> Queue:
+        """The queue for inputs of that batch key."""
+        key = "" if self.mixes_keys else batch_key
+        queue = self.queues.get(key)
+        if queue is None:
+            queue = self.queues[key] = self.policy.new_queue(self.config.key, key)
+        return queue
+
     @property
     def partitions(self) -> list[PartitionState]:
         """The partitions that hold the model, in the order of their numbers; O(hosts)."""
@@ -133,6 +143,11 @@ class ModelState:
     def served(self) -> bool:
         """Whether a partition that is up holds the model."""
         return any(pool.ready_count for pool in self.pools)
+
+    @property
+    def whole(self) -> bool:
+        """Whether there are partitions that hold the model, and all of them are up."""
+        return bool(self.pools) and all(pool.ready_count == len(pool.partitions) for pool in self.pools)
 
     def learned(self) -> None:
         """Note that an estimate changed."""
@@ -148,6 +163,11 @@ class ModelState:
         """Time that a row takes of all partitions when each does as much as it can; there must be one."""
         rates = [len(pool.partitions) / max(self.row_ns(pool.kind), 1) for pool in self.pools]
         return 1 / sum(rates) if rates else 0.0
+
+    @property
+    def usual_rows(self) -> int:
+        """How many rows a batch has, going by the last ones."""
+        return min(int(self.typical_rows + 0.5), self.config.max_batch) or 1
 
     def dispatched(self, rows: int) -> None:
         """Note the size of a batch."""

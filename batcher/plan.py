@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from batcher.config import PipelineConfig, StageConfig
-from batcher.estimate import QUANTILE
+from batcher.estimate import QUANTILE, LatencyEstimate
 from batcher.inflow import Inflow
+from batcher.lone_run import Span, lone_run
 from batcher.placement import ModelState
 from batcher.plans import Front
 from batcher.pool import Pool
@@ -55,8 +58,8 @@ class StageState:
 
     `tail_ns` is the predicted time from this stage's end to the pipeline's end along the longest path. `probability`
     is the smoothed share of the rows offered to a conditional stage that it runs for, 1 until something is known.
-    `queue` is the one queue of a stage whose inputs' dimensions are all fixed. `rest` is what the plan says of all that
-    follows; None without a plan, or when nothing follows that leaves a choice.
+    `queue` is the queue of a stage that has only one, as where all dimensions of its inputs are fixed. `rest` is what
+    the plan says of all that follows; None without a plan, or when nothing follows that leaves a choice.
     """
 
     __slots__ = (
@@ -96,8 +99,8 @@ class StageState:
         self.model = model
         self._ranker = None
         self.queue = None
-        if model is not None and not self.config.request_keyed and not self.config.source_keyed:
-            self.queue = model.queues.setdefault("", Queue(model.config.key, ""))
+        if model is not None and (model.mixes_keys or not (self.config.request_keyed or self.config.source_keyed)):
+            self.queue = model.queue_of("")
 
     def follow(self, rest: Front | None) -> None:
         """Go by another plan."""
@@ -127,8 +130,7 @@ class StageState:
         model = self.model
         if model is None or not model.estimates:
             return 0
-        rows = min(int(model.typical_rows + 0.5), model.config.max_batch) or 1
-        return min(estimate.service_ns(rows) for estimate in model.estimates.values()) + hand_off_ns
+        return min(estimate.service_ns(model.usual_rows) for estimate in model.estimates.values()) + hand_off_ns
 
 
 Step = tuple[StageState, ModelState, int, float]
@@ -140,9 +142,10 @@ class PipelineState:
     """One pipeline: its stages and the predictions for a request that arrives now.
 
     Predictions are renewed by `refresh`, when `stale`: not for every request. `degraded` says that some partition that
-    it could use is not there. `steps` are the stages that a request may have to wait for. `reach` is the expected
-    number of stages of a model that a row runs; `inflow` are the admitted rows of a pipeline that is `shared`, which
-    means that others use one of its models, too.
+    it could use is not there. `path_ns` is what a request takes that finds all partitions idle: its stages may have to
+    wait for each other where they are `side_by_side`. `steps` are the stages that a request may have to wait for.
+    `reach` is the expected number of stages of a model that a row runs; `inflow` are the admitted rows of a pipeline
+    that is `shared`, which means that others use one of its models, too.
     """
 
     __slots__ = (
@@ -160,6 +163,7 @@ class PipelineState:
         "reach",
         "roots",
         "shared",
+        "side_by_side",
         "single",
         "stage_count",
         "stages",
@@ -186,6 +190,7 @@ class PipelineState:
         self.missing = [len(stage.waits_for) for stage in self.stages]
         self.roots = [stage for stage in self.stages if not stage.waits_for]
         self.single = self.stage_count == 1
+        self.side_by_side = _side_by_side(self.stages)
         self.evicts = config.late is Late.EVICT
         self.outstanding = 0
         self.last_probe_ns: int | None = None
@@ -220,14 +225,24 @@ class PipelineState:
                 (self._from_start_ns(self.stages[later], hand_off_ns) for later in stage.dependents), default=0
             )
         self.path_ns = max(self._from_start_ns(stage, hand_off_ns) for stage in self.roots)
-        self.steps = self._steps(reach, row_ns, hand_off_ns)
+        spans: list[Span] = []
+        if self.side_by_side:
+            counts = [share > 1 - QUANTILE for share in reach]
+            spans = lone_run(
+                self.stages, counts, lambda model, estimate: estimate.service_ns(model.usual_rows) + hand_off_ns
+            )
+            self.path_ns = max(self.path_ns, *(end_ns for _, end_ns in spans))
+        self.steps = self._steps(reach, row_ns, spans, hand_off_ns)
         self.shared = any(len(model.pipelines) > 1 for model in self.reach)
         self.stale = False
 
-    def _steps(self, reach: list[float], row_ns: dict[ModelState, float], hand_off_ns: int) -> list[Step]:
+    def _steps(
+        self, reach: list[float], row_ns: dict[ModelState, float], spans: list[Span], hand_off_ns: int
+    ) -> list[Step]:
         """The first stages, and later ones on other pools that too many rows reach for a few late ones not to matter.
 
-        Of stages on the same pools one waits for all that is promised there: that which has the most to come.
+        Of stages on the same pools one waits for all that is promised there: that which has the most to come. With
+        `spans`, those of a lone request, the others of the request that run there after it are to come as well.
         """
         steps: list[Step] = []
         longest_ns: dict[frozenset[Pool], int] = {}
@@ -237,6 +252,16 @@ class PipelineState:
                 continue
             pools = frozenset(model.pools)
             rest_ns = self._from_start_ns(stage, hand_off_ns)
+            if spans:
+                begin_ns = spans[stage.index][0]
+                ends_ns = [
+                    spans[other.index][1] + other.tail_ns
+                    for other in self.stages
+                    if other.model is not None
+                    and pools.issuperset(other.model.pools)
+                    and spans[other.index][0] >= begin_ns
+                ]
+                rest_ns = max(rest_ns, max(ends_ns) - begin_ns)
             is_longest = rest_ns > longest_ns.get(pools, 0)
             if not stage.waits_for or (is_longest and reach[stage.index] > 1 - QUANTILE):
                 steps.append((stage, model, rest_ns, row_ns[model]))
@@ -247,34 +272,29 @@ class PipelineState:
     def _from_start_ns(stage: StageState, hand_off_ns: int) -> int:
         return stage.service_ns(hand_off_ns) + stage.tail_ns
 
-    def least_cost(self, rows: int, hand_off_ns: int) -> float:
-        """The least that as many rows cost that run all stages.
-
-        Each stage counts as its rows' share of a batch of the model's present size (theirs at least), where that is
-        cheapest of the partitions that are up, or of all when none is.
-        """
-        cost = 0.0
-        for stage in self.stages:
-            model = stage.model
-            if model is not None and model.pools:
-                size = min(max(int(model.typical_rows + 0.5), rows), model.config.max_batch)
-                pools = [pool for pool in model.pools if pool.ready_count] or model.pools
-                cost += min(
-                    pool.price * (model.estimates[pool.kind].service_ns(size) + hand_off_ns) / size for pool in pools
-                )
-        return cost * rows / NS_PER_S
-
     def lone_ns(self, hand_off_ns: int) -> int:
-        """Time of a request by itself on an idle machine by the measured tables alone, along the longest path."""
-        finish: dict[int, int] = {}
-        for stage in self.stages:
-            start = max((finish[source] for source in stage.waits_for), default=0)
-            model = stage.model
-            took = 0
-            if model is not None and model.estimates:
-                took = min(estimate.profile_ns(1) for estimate in model.estimates.values()) + hand_off_ns
-            finish[stage.index] = start + took
-        return max(finish.values())
+        """Time of a request by itself on an idle machine by the measured tables alone."""
+
+        def took_ns(model: ModelState, estimate: LatencyEstimate) -> int:
+            return estimate.profile_ns(1) + hand_off_ns
+
+        return max(end_ns for _, end_ns in lone_run(self.stages, [True] * self.stage_count, took_ns))
+
+
+def _side_by_side(stages: Sequence[StageState]) -> bool:
+    """Whether two stages of a model may be there at the same time: neither is before the other."""
+    before: list[int] = []
+    earlier = 0
+    for stage in stages:
+        mask = 0
+        for source in stage.waits_for:
+            mask |= before[source] | 1 << source
+        before.append(mask)
+        if stage.config.model is not None:
+            if earlier & ~mask:
+                return True
+            earlier |= 1 << stage.index
+    return False
 
 
 def _shares(model: ModelState, row_ns: float) -> Shares:

@@ -32,7 +32,11 @@ class StagePlan(msgspec.Struct, frozen=True):
 
 
 class PipelinePlan(msgspec.Struct, frozen=True):
-    """The plan of one pipeline; without `feasible` it is the quickest there is, which misses the objective."""
+    """The plan of one pipeline.
+
+    Without `feasible` it is the quickest there is, which misses the objective, or, where the rate is too much for the
+    partitions, the best for what is admitted.
+    """
 
     pipeline: str
     stages: tuple[StagePlan, ...]
@@ -44,11 +48,13 @@ class PipelinePlan(msgspec.Struct, frozen=True):
 class Plan(msgspec.Struct, frozen=True):
     """The plans of all pipelines, and which models each partition is to hold (by partition name, sorted keys).
 
-    Partitions that `residency` does not name keep what they hold.
+    Partitions that `residency` does not name keep what they hold. `failed` says, by pipeline, what kept one from being
+    planned that should not have: it goes on by the plan before.
     """
 
     pipelines: tuple[PipelinePlan, ...]
     residency: dict[str, tuple[str, ...]] = {}
+    failed: dict[str, str] = {}
 
 
 class Observed(msgspec.Struct, frozen=True):

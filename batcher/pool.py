@@ -15,6 +15,9 @@ Item = tuple[int, int, int, int, "Queue"]
 RETRY: tuple[int, int, int] = (-1, 0, 0)
 """What stands in the place of a head for work that is to be repeated: it comes first."""
 
+NEVER_NS = 1 << 62
+"""When a partition opens that is idle, or full."""
+
 COMPACT_ABOVE = 64
 COMPACT_FACTOR = 8
 """Items about partitions, at least and for each of them, before those out of date are dropped."""
@@ -29,7 +32,7 @@ class Pool:
     checked when they come up: a head is followed by a less urgent one, so that an item never comes
     up too late, and a queue that changes costs nothing in pools that have not come to it. `listed` has the serial
     numbers of those that count. Idle partitions, and those that open because their one batch is about to end, are
-    listed in the same lazy way.
+    listed in the same lazy way, until one joins, leaves, comes up or is lost.
 
     `price` is what a second of one costs. `backlog_ns` is the work that is promised but not dispatched. `wake_ns` is
     when the pool is to be looked at next.
@@ -73,10 +76,10 @@ class Pool:
         self.waiting: list[Item] = []
         self.listed: dict[Queue, int] = {}
         self.timers: list[tuple[int, int, Queue]] = []
-        # Numbers of partitions, behind the time that they are ordered by: partitions themselves do not compare.
+        # Partitions behind the time that they are ordered by, and their numbers: they themselves do not compare.
         self._idle: list[int] = []
-        self._opening: list[tuple[int, int]] = []
-        self._free: list[tuple[int, int]] = []
+        self._opening: list[tuple[int, int, PartitionState]] = []
+        self._free: list[tuple[int, int, PartitionState]] = []
         self._serial = 0
 
     def holds(self, kind: str, price: float, models: frozenset[str]) -> bool:
@@ -92,9 +95,10 @@ class Pool:
 
     def changed(self, partition: PartitionState) -> None:
         """Note that a partition of this pool became ready, or got or lost a batch."""
-        batches = len(partition.batches)
         if not partition.ready:
             return
+        batches = len(partition.batches)
+        partition.opening_ns = partition.free_at_ns - partition.hand_off_ns if batches == 1 else NEVER_NS
         if not batches:
             if not partition.listed_idle:
                 partition.listed_idle = True
@@ -103,18 +107,17 @@ class Pool:
                 self.gathered_ns = partition.idle_since_ns + min(self.parked.values())
             return
         if self.only is None:
-            heappush(self._free, (partition.free_at_ns, partition.number))
+            heappush(self._free, (partition.free_at_ns, partition.number, partition))
         if batches == 1:
-            partition.opening_ns = partition.free_at_ns - partition.hand_off_ns
-            heappush(self._opening, (partition.opening_ns, partition.number))
+            heappush(self._opening, (partition.opening_ns, partition.number, partition))
         if len(self._free) + len(self._opening) > COMPACT_ABOVE + COMPACT_FACTOR * len(self.partitions):
             self._compact()
 
     def _compact(self) -> None:
         """Drop what is out of date in the lists of partitions."""
         busy = [partition for partition in self.partitions.values() if partition.ready and partition.batches]
-        self._free = sorted((partition.free_at_ns, partition.number) for partition in busy)
-        self._opening = sorted((each.opening_ns, each.number) for each in busy if len(each.batches) == 1)
+        self._free = sorted((each.free_at_ns, each.number, each) for each in busy)
+        self._opening = sorted((each.opening_ns, each.number, each) for each in busy if len(each.batches) == 1)
 
     def idle(self) -> PartitionState | None:
         """The first partition that is ready and has nothing to do."""
@@ -132,22 +135,27 @@ class Pool:
         """Of the partitions with one batch, that which may be given the next one first (at its `opening_ns`)."""
         opening = self._opening
         while opening:
-            at_ns, number = opening[0]
-            partition = self.partitions.get(number)
-            is_up = partition is not None and partition.ready
-            if partition is not None and is_up and partition.opening_ns == at_ns and len(partition.batches) == 1:
+            at_ns, _, partition = opening[0]
+            if partition.opening_ns == at_ns:
                 return partition
             heappop(opening)
         return None
 
     def open(self, now_ns: int) -> PartitionState | None:
         """A partition that may be given a batch now, the one that is to be free first; None if there is none."""
-        partition = self.idle()
-        if partition is None:
-            partition = self.opening()
-            if partition is not None and partition.opening_ns > now_ns:
-                return None
-        return partition
+        if self._idle and (partition := self.idle()) is not None:
+            return partition
+        return self.opened(now_ns)
+
+    def opened(self, now_ns: int) -> PartitionState | None:
+        """Of the partitions that open, the one that may be given a batch now; None if there is none."""
+        opening = self._opening
+        while opening and opening[0][0] <= now_ns:
+            at_ns, _, partition = opening[0]
+            if partition.opening_ns == at_ns:
+                return partition
+            heappop(opening)
+        return None
 
     def start_ns(self, now_ns: int) -> int:
         """When the next batch could start, by what is dispatched already."""
@@ -158,9 +166,8 @@ class Pool:
                 return now_ns
             free = self._free
             while free:
-                at_ns, number = free[0]
-                partition = self.partitions.get(number)
-                if partition is not None and partition.ready and partition.batches and partition.free_at_ns == at_ns:
+                at_ns, _, partition = free[0]
+                if partition.free_at_ns == at_ns and partition.batches:
                     return max(at_ns, now_ns)
                 heappop(free)
         return min(partition.start_ns(now_ns) for partition in self.partitions.values())
@@ -176,10 +183,10 @@ class Pool:
     def announce(self, queue: Queue) -> None:
         """Have a queue looked at for its present head (or what is to be repeated)."""
         self.parked.pop(queue, None)
-        order = _order(queue)
-        if order is not None:
-            self._serial = self.listed[queue] = serial = self._serial + 1
-            heappush(self.waiting, (*order, serial, queue))
+        item = _item(queue, self._serial + 1)
+        if item is not None:
+            self._serial = self.listed[queue] = item[3]
+            heappush(self.waiting, item)
 
     def most_urgent(self) -> Queue | None:
         """Take the queue whose head is the most urgent off the agenda."""
@@ -189,16 +196,15 @@ class Pool:
             if listed.get(queue) != serial:
                 heappop(waiting)
                 continue
-            order = _order(queue)
-            if order is None:
+            item = _item(queue, serial)
+            if item is None:
                 del listed[queue]
-            elif order[2] == sequence:
+            elif item[2] == sequence:
                 del listed[queue]
                 heappop(waiting)
                 return queue
             else:  # Another head: the queue's place is further back.
-                self._serial = listed[queue] = serial = self._serial + 1
-                heapreplace(waiting, (*order, serial, queue))
+                heapreplace(waiting, item)
         return None
 
     def put_off(self, queue: Queue, until_ns: int, wanted_rows: int = 0) -> None:
@@ -249,11 +255,11 @@ class Pool:
         return next_ns
 
 
-def _order(queue: Queue) -> tuple[int, int, int] | None:
-    """What the most urgent queue has least of; None for one that has nothing to do."""
+def _item(queue: Queue, serial: int) -> Item | None:
+    """The item of a queue, of which the most urgent one has the least; None for one that has nothing to do."""
     if queue.retries:
-        return RETRY
+        return (*RETRY, serial, queue)
     if not queue.live:
         return None
     head = queue.head()
-    return head.stage_deadline_ns, -head.stage, head.sequence
+    return head.stage_deadline_ns, -head.stage, head.sequence, serial, queue

@@ -50,7 +50,7 @@ def observe_share(stage: StageState, run: StageRun, request: Request) -> None:
 def batch_key_for(request: Request, stage: StageState) -> str:
     """What must agree for two requests to share a batch of this stage: the variable dimensions of its inputs."""
     config = stage.config
-    parts = [request.batch_key] if config.request_keyed else []
+    parts = [request.arrival.batch_key] if config.request_keyed else []
     if config.source_keyed:
         parts += [run.batch_key for source in config.sources if (run := request.runs[source]) is not None]
     return "|".join(parts)

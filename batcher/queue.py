@@ -1,11 +1,15 @@
 """Queues of work for one model and one batch key, in the order of the batch policy, shared fairly between pipelines."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace, merge
+from typing import TYPE_CHECKING
 
 from batcher.lane import Lane
 from batcher.lifecycle import Entry
+
+if TYPE_CHECKING:
+    from batcher.ordering import Ordering
 
 CONTENDED = 4
 """Batches of rows that wait from which on pipelines get their shares by weight instead of by deadline."""
@@ -41,6 +45,7 @@ class Queue:
         "rows",
         "wanted_rows",
     )
+    ordering: "Ordering | None" = None
 
     def __init__(self, model: str, batch_key: str) -> None:
         self.model = model
@@ -136,8 +141,10 @@ class Queue:
 
     def head(self) -> Entry:
         """The first entry in time, or the first late one where there is no other; the queue must hold one."""
-        if self._only is not None:
-            item = self._only.first()
+        only = self._only
+        if only is not None:
+            items = only.items
+            item = items[0] if items and items[0][3].queued else only.first()
             assert item is not None, "only a queue that holds an entry has a head"
             return item[3]
         firsts = [item for lane in self._lanes.values() if lane.live and (item := lane.first()) is not None]
@@ -147,6 +154,10 @@ class Queue:
     def behind(self, order_ns: int) -> int:
         """How many entries, at most, would come after one of that order."""
         return min(sum(lane.behind(order_ns) for lane in self._lanes.values()), self.live)
+
+    def rows_behind(self, priority: int) -> int:
+        """The rows that a request of that priority goes before, whatever its deadline."""
+        return 0
 
     def first_not_before(self, order_ns: int) -> Entry | None:
         """The first entry in time whose order is `order_ns` or later."""
@@ -163,19 +174,25 @@ class Queue:
         for items in ([lane.items for lane in lanes], [lane.late for lane in lanes]):
             yield from (item[3] for item in merge(*items) if item[3].queued)
 
+    def companions(self, like: Entry | None = None) -> Iterator[Entry]:
+        """The entries, as `entries`, that may share a batch with `like`, or with the first one."""
+        return self.entries()
+
+    def remove(self, entries: Sequence[Entry]) -> None:
+        """Take out entries that are to run now."""
+        for entry in entries:
+            self.discard(entry)
+
     def take(self, max_rows: int, from_ns: int = 0) -> list[Entry]:
         """Remove entries in time, ordered at `from_ns` or later, and then late ones, of at most `max_rows` rows.
 
         At least one entry is taken where there is one. Late ones get the rows that are left, or `LATE_SHARE`.
         """
-        reserved = self._late_entries(max_rows) if self.late else []
-        room = max_rows - sum(entry.rows for entry in reserved)
-        if self._only is not None:
-            taken = self._only.take(room, from_ns, whatever=not reserved)
-        else:
-            taken = self._take_shared(room, from_ns, whatever=not reserved)
-        entries = taken + reserved
-        rows = sum(entry.rows for entry in entries)
+        reserved, rows = self._late_entries(max_rows) if self.late else ([], 0)
+        take = self._take_shared if self._only is None else self._only.take
+        entries, rows_in_time = take(max_rows - rows, from_ns, whatever=not reserved)
+        entries += reserved
+        rows += rows_in_time
         while self.late and (found := self._first_late()) is not None:
             lane, entry = found
             if entries and rows + entry.rows > max_rows:
@@ -194,8 +211,8 @@ class Queue:
         item, number = min(found)
         return self._lanes[number], item[3]
 
-    def _late_entries(self, max_rows: int) -> list[Entry]:
-        """The late entries whose turn it is although others could be in time."""
+    def _late_entries(self, max_rows: int) -> tuple[list[Entry], int]:
+        """The late entries whose turn it is although others could be in time, and how many rows they have."""
         taken: list[Entry] = []
         rows = 0
         found = self._first_late()
@@ -209,14 +226,14 @@ class Queue:
             rows += entry.rows
             taken.append(self._take_late(lane))
             found = self._first_late()
-        return taken
+        return taken, rows
 
     def _take_late(self, lane: Lane) -> Entry:
         self.late -= 1
         return lane.take_late()
 
-    def _take_shared(self, max_rows: int, from_ns: int, *, whatever: bool) -> list[Entry]:
-        """Entries of several lanes: by order while little waits, else from the lane that was served least."""
+    def _take_shared(self, max_rows: int, from_ns: int, *, whatever: bool) -> tuple[list[Entry], int]:
+        """As `Lane.take`, of several lanes: by order while little waits, else from the lane that was served least."""
         fair = self.rows > CONTENDED * max_rows
         order = [
             ((lane.served if fair else 0.0, *item[:3]), number)
@@ -234,7 +251,7 @@ class Queue:
             entry = item[3]
             if rows + entry.rows > max_rows and (taken or not whatever):
                 break
-            taken += lane.take(1, item[0], whatever=True)
+            taken += lane.take(1, item[0], whatever=True)[0]
             rows += entry.rows
             if fair:
                 self._virtual = lane.served
@@ -244,4 +261,4 @@ class Queue:
                 heappop(order)
             else:
                 heapreplace(order, ((lane.served if fair else 0.0, *following[:3]), number))
-        return taken
+        return taken, rows

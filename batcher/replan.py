@@ -34,6 +34,7 @@ class Replanner:
         self._building: int | None = None
         self._next_build = 1
         self._outdated = False
+        self._void: int | None = None
         self._refused: set[str] = set()
         self._due_ns: int | None = None
         self._reviewed_ns = 0
@@ -59,6 +60,11 @@ class Replanner:
         self._outdated = True
         self._due_ns = self.next_ns = 0
         self.stand_in()
+
+    def redefined(self) -> None:
+        """What is served is another than before: a plan that is being built is for what there was."""
+        self._void = self._building
+        self.changed()
 
     def stand_in(self) -> None:
         """Until the next plan have variants that are held stand in for those that are not."""
@@ -95,12 +101,15 @@ class Replanner:
         self._next_build += 1
         return BuildPlan(self._building, observed)
 
-    def built(self, build: int, plan: Plan | None) -> None:
-        """Follow a plan; without one, because it failed, all stays as it was."""
+    def built(self, build: int, plan: Plan | None) -> Plan | None:
+        """Follow a plan, and return it; without one, or with one of what was served before, all stays as it was."""
         assert build == self._building, f"plan {build} was not asked for"
         self._building = None
+        if build == self._void:
+            self.next_ns = 0
+            return None
         if plan is None:
-            return
+            return None
         for planned in plan.pipelines:
             pipeline = self._pipelines[planned.pipeline]
             for stage, stage_plan in zip(pipeline.stages, planned.stages, strict=True):
@@ -110,6 +119,7 @@ class Replanner:
                     if chosen.served:
                         stage.run(chosen)
             pipeline.stale = True
+        return plan
 
     def _gone_ns(self) -> dict[str, int]:
         """From when on each of the partitions that are lost is to be planned without."""

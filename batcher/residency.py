@@ -14,6 +14,8 @@ FIRST_RETRY_NS = NS_PER_S
 LAST_RETRY_NS = 60 * NS_PER_S
 """The longest that it is left alone, and then it is not woken up for: it is tried again when something else happens."""
 
+_NOTHING = frozenset[str]()
+
 
 class _Failure(NamedTuple):
     """A model could not be loaded: how long it is left alone, and until when."""
@@ -28,13 +30,16 @@ class Residency:
     A model that the plan has a place for is not unloaded from the last partition that holds it. One that could not be
     loaded on a partition is tried again there after a while, which grows until it is loaded or the worker is another.
     `due_ns` is when to `advance` at a wake-up, `wake_ns` when a wake-up is needed for that. `unloading` is told the
-    partitions that are to unload models, and so take no more batches of them.
+    partitions that are to unload models, and so take no more batches of them. `unwanted` are models that are to be
+    nowhere, plan or not: they are unloaded at once, and the fleet forgets them as soon as nothing is left of them.
     """
 
     def __init__(self, fleet: Fleet, unloading: Callable[[str, int], None]) -> None:
         self._fleet = fleet
         self._unloading = unloading
+        self.unwanted: set[str] = set()
         self._aim: dict[str, frozenset[str]] = {}
+        self._beside: dict[str, frozenset[str]] = {}
         self._loading: dict[str, set[str]] = {name: set() for name in fleet.partitions}
         self._failures: dict[str, dict[str, _Failure]] = {name: {} for name in fleet.partitions}
         self.due_ns: int | None = None
@@ -42,15 +47,50 @@ class Residency:
 
     def aim(self, residency: dict[str, tuple[str, ...]], now_ns: int, decisions: list[AnyDecision]) -> None:
         """Go for a new residency; partitions it does not name keep what they hold."""
-        self._aim = {name: frozenset(models) for name, models in residency.items()}
+        known = self._fleet.models.keys()
+        self._aim = {name: frozenset(models) & known for name, models in residency.items()}
+        self._beside = {name: models for name, models in self._beside.items() if name not in residency}
+        self.advance(now_ns, decisions)
+
+    def hold(self, residency: dict[str, tuple[str, ...]], now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Have partitions hold these models as well, until a plan says what they are to hold."""
+        for name, models in residency.items():
+            self._beside[name] = self._beside.get(name, _NOTHING).union(models)
+        self.advance(now_ns, decisions)
+
+    def spare(self, copies: dict[str, tuple[str, ...]], now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Unload copies of models from partitions, but no last one, until a plan says what they are to hold."""
+        for name, models in copies.items():
+            partition = self._fleet.partitions[name]
+            gone = [model for model in models if model in partition.models and self._is_held_beside(partition, model)]
+            for residency in (self._aim, self._beside):
+                if name in residency:
+                    residency[name] = residency[name].difference(gone)
+            if gone and partition.ready:
+                self._fleet.move(partition, partition.models.difference(gone))
+                decisions.extend(UnloadModel(name, model) for model in gone)
+                self._unloading(name, now_ns)
+
+    def held(self, name: str) -> frozenset[str]:
+        """What a partition holds, is being given, or is to be given when it is up."""
+        return self._fleet.partitions[name].models | self._loading[name] | self._beside.get(name, _NOTHING)
+
+    def give_up(self, models: set[str], now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Have no partition hold these models any more."""
+        self.unwanted |= models
+        for residency in (self._aim, self._beside):
+            for name, held in residency.items():
+                residency[name] = held - models
         self.advance(now_ns, decisions)
 
     def advance(self, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Order what can be done now."""
         self._load(now_ns, decisions)
+        changed = self._discard(decisions) if self.unwanted else []
         if not any(self._loading.values()):
-            for name in self._unload(decisions):
-                self._unloading(name, now_ns)
+            changed += self._unload(decisions)
+        for name in changed:
+            self._unloading(name, now_ns)
 
     def loaded(self, name: str, model: str, table: LatencyTable, now_ns: int, decisions: list[AnyDecision]) -> None:
         """A partition holds one more model."""
@@ -77,10 +117,10 @@ class Residency:
     def _load(self, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Order the models that are missing, but for those that could not be loaded lately."""
         left: list[_Failure] = []
-        for name, models in self._aim.items():
+        for name in self._aim | self._beside:
             partition = self._fleet.partitions[name]
             if partition.ready:
-                for model in sorted(models - partition.models - self._loading[name]):
+                for model in sorted(self._due(name) - partition.models - self._loading[name]):
                     failure = self._failures[name].get(model)
                     if failure is not None and failure.retry_ns > now_ns:
                         left.append(failure)
@@ -93,16 +133,38 @@ class Residency:
     def _unload(self, decisions: list[AnyDecision]) -> list[str]:
         """Take out of use what has no place, or has one elsewhere and is there; the partitions it is taken from."""
         changed: list[str] = []
-        placed = frozenset[str]().union(*self._aim.values())
-        for name, models in self._aim.items():
+        placed = _NOTHING.union(*self._aim.values(), *self._beside.values())
+        for name in self._aim:
             partition = self._fleet.partitions[name]
             if partition.ready:
-                for model in sorted(partition.models - models):
+                for model in sorted(partition.models - self._due(name)):
                     if model not in placed or self._is_held_beside(partition, model):
                         self._fleet.move(partition, partition.models - {model})
                         decisions.append(UnloadModel(name, model))
                         changed.append(name)
         return changed
+
+    def _discard(self, decisions: list[AnyDecision]) -> list[str]:
+        """Unload what is unwanted, and forget what is not there any more; the partitions it is taken from."""
+        changed: list[str] = []
+        for name, partition in self._fleet.partitions.items():
+            gone = sorted(partition.models & self.unwanted) if partition.ready else []
+            if gone:
+                self._fleet.move(partition, partition.models - self.unwanted)
+                decisions.extend(UnloadModel(name, model) for model in gone)
+                changed.append(name)
+        left = _NOTHING.union(*self._loading.values(), *(each.models for each in self._fleet.partitions.values()))
+        for model in sorted(self.unwanted - left):
+            if not self._fleet.models[model].outstanding:
+                self.unwanted.remove(model)
+                self._fleet.forget(model)
+                for failures in self._failures.values():
+                    failures.pop(model, None)
+        return changed
+
+    def _due(self, name: str) -> frozenset[str]:
+        """What a partition is to hold."""
+        return self._aim.get(name, _NOTHING) | self._beside.get(name, _NOTHING)
 
     def _is_held_beside(self, partition: PartitionState, model: str) -> bool:
         return any(host.ready for host in self._fleet.models[model].partitions if host is not partition)

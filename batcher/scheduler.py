@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from batcher.admission import Admission
+from batcher.booked import BookedWork
 from batcher.config import SchedulerSpec
 from batcher.decisions import (
     AnyDecision,
@@ -13,6 +14,7 @@ from batcher.decisions import (
     EvictRequest,
     FailRequest,
     Member,
+    RejectRequest,
     RevokeBatch,
 )
 from batcher.dispatch import Dispatcher
@@ -24,25 +26,24 @@ from batcher.events import (
     CombinationFailed,
     DrainStarted,
     FailureCause,
-    ModelLoaded,
-    ModelLoadFailed,
-    ModelUnloaded,
     OutputsCombined,
-    PartitionLost,
-    PartitionReady,
-    PlanBuilt,
     RequestArrived,
     RequestCancelled,
 )
-from batcher.evictions import Evictions
+from batcher.evictions import REASONS, Fate
 from batcher.invariants import check_invariants
-from batcher.lifecycle import Entry, Request, StageRun
+from batcher.levels import RefusedError
+from batcher.lifecycle import Batch, Entry, Request, StageRun
+from batcher.ordering import Done
 from batcher.outcome import Outcome
-from batcher.plan import PipelineState, StageState
+from batcher.plan import StageState
 from batcher.progress import observe_share, rows_for
 from batcher.ranking import Planner
-from batcher.replan import Replanner
-from batcher.residency import Residency
+from batcher.served import Served
+from models.pipeline import Late
+
+# An enum's members are found by a fallback for attributes, which takes as long as ten plain look-ups (Python 3.11).
+COMPLETED, COMPLETED_LATE = Outcome.COMPLETED, Outcome.COMPLETED_LATE
 
 
 class Scheduler:
@@ -54,20 +55,19 @@ class Scheduler:
     """
 
     def __init__(self, spec: SchedulerSpec, planner: Planner | None = None) -> None:
-        self.spec = spec
         self._limits = spec.limits
-        self.dispatcher = Dispatcher(spec, planner, self._evict)
-        self.pipelines = {
-            config.name: PipelineState(number, config, self.dispatcher.models)
-            for number, config in enumerate(spec.pipelines)
-        }
+        self.dispatcher = Dispatcher(spec, planner, self._evict, self._progress)
+        self.served = Served(spec, self.dispatcher, self._reserve, planned=planner is not None)
+        self.pipelines = self.served.pipelines
+        self._retiring = self.served.retiring
         self.requests: dict[int, Request] = {}
-        self._booked = self.dispatcher.booked
-        self.admission = Admission(spec.limits, self._booked)
-        fleet = self.dispatcher.fleet
-        self._replanner = None if planner is None else Replanner(fleet, self.pipelines)
-        self._residency = Residency(fleet, self._unloading)
-        self._evictions = Evictions(fleet.models, spec.limits.hand_off_ns, self._booked)
+        self._booked: BookedWork | None = None
+        self.admission = Admission(spec.limits)
+        if any(pipeline.late is Late.EVICT for pipeline in spec.pipelines):
+            self._reserve(0)
+        self._replanner = self.served.replanner
+        self._residency = self.served.residency
+        self._evictions = self.dispatcher.evictions
         # A request that is settled while a combiner runs is no longer among `requests`.
         self._combining: dict[tuple[int, int], Request] = {}
         self._handlers: dict[type[Any], Callable[[Any, int, list[AnyDecision]], None]] = {
@@ -78,27 +78,29 @@ class Scheduler:
             BatchRevoked: self._revoked,
             OutputsCombined: self._combined,
             CombinationFailed: self._combination_failed,
-            PartitionReady: self._partition_ready,
-            PartitionLost: self._partition_lost,
-            ModelLoaded: self._model_loaded,
-            ModelLoadFailed: self._model_load_failed,
-            ModelUnloaded: self._model_unloaded,
-            PlanBuilt: self._plan_built,
             DrainStarted: self._drain_started,
+            **self.served.handlers,
         }
+
+    @property
+    def spec(self) -> SchedulerSpec:
+        """What is served at present, and on what."""
+        return self.served.spec
 
     def handle(self, event: AnyEvent, now_ns: int) -> list[AnyDecision]:
         """Take in one event. O(log queue + partitions of the model)."""
         decisions: list[AnyDecision] = []
         self._handlers[type(event)](event, now_ns, decisions)
+        if self._retiring:
+            self.served.reap(now_ns, decisions)
         return decisions
 
     def next_wakeup_ns(self) -> int | None:
         """When `handle_wakeup` is due; None when only an event can change anything."""
-        wake_ns = self.dispatcher.wake_ns
-        evictions = self._evictions.agenda
-        if evictions and (wake_ns is None or evictions[0][0] < wake_ns):
-            wake_ns = evictions[0][0]
+        wake_ns = self.dispatcher.agenda.next_ns
+        evictions = self._evictions
+        if evictions.agenda and (due_ns := evictions.next_ns()) is not None and (wake_ns is None or due_ns < wake_ns):
+            wake_ns = due_ns
         if self._replanner is not None:
             for planned_ns in (self._replanner.wake_ns, self._residency.wake_ns):
                 if planned_ns is not None and (wake_ns is None or planned_ns < wake_ns):
@@ -110,8 +112,11 @@ class Scheduler:
         decisions: list[AnyDecision] = []
         dispatcher = self.dispatcher
         if self._evictions.agenda:
-            for entry in self._evictions.due(now_ns):
-                self._evict(entry.request, decisions)
+            for entry, fate in self._evictions.due(now_ns):
+                if fate is Fate.DELAYED:
+                    dispatcher.disturb(entry.queue)
+                else:
+                    self._evict(entry.request, decisions, reason=REASONS[fate])
         replanner = self._replanner
         if replanner is not None and now_ns >= replanner.next_ns and (order := replanner.review(now_ns)) is not None:
             decisions.append(order)
@@ -123,11 +128,16 @@ class Scheduler:
                 if not entry.request.settled:
                     reason = f"no partition holds model {entry.queue.model} any more"
                     self._fail(entry.request, Outcome.FAILED_UNAVAILABLE, reason, decisions)
+        if self._retiring:
+            self.served.reap(now_ns, decisions)
         return decisions
 
     def queue_depths(self) -> dict[str, int]:
         """Requests waiting, by model key."""
         return self.dispatcher.queue_depths()
+
+    def _reserve(self, now_ns: int) -> None:
+        self._booked = self.admission.booked = self.dispatcher.reserve(self.spec, now_ns)
 
     def check(self) -> None:
         """Assert every invariant; O(everything), for tests."""
@@ -137,43 +147,45 @@ class Scheduler:
 
     def _arrived(self, event: RequestArrived, now_ns: int, decisions: list[AnyDecision]) -> None:
         assert event.request not in self.requests, f"request {event.request} arrived twice"
-        pipeline = self.pipelines[event.pipeline]
-        pipeline.rate.rows += event.rows
+        try:
+            pipeline = self.pipelines[event.pipeline]
+        except KeyError:
+            reason = f"{event.pipeline} is not served any more"
+            decisions.append(RejectRequest(event.request, Outcome.REJECTED_UNAVAILABLE, reason))
+            return
+        rows = event.rows
+        pipeline.rate.rows += rows
         if pipeline.stale:
             pipeline.refresh(self._limits.hand_off_ns)
+        if event.max_cost is not None and self._booked is None:
+            self._reserve(now_ns)
         rejection = self.admission.judge(event, pipeline, now_ns)
         if rejection is not None:
             decisions.append(rejection)
             if self._replanner is not None and rejection.outcome is Outcome.REJECTED_UNAVAILABLE:
                 self._replanner.refused(event.pipeline)
             return
-        request = Request(
-            event.request,
-            pipeline,
-            event.rows,
-            event.deadline_ns,
-            event.batch_key,
-            event.memory_bytes,
-            pipeline.work,
-            pipeline.all_stages,
-            pipeline.stage_count,
-            pipeline.evicts,
-        )
-        self.requests[event.request] = request
+        identity, work, stages = event.request, pipeline.work, pipeline.stage_count
+        request = Request(identity, pipeline, rows, event.deadline_ns, event, work, pipeline.all_stages, stages)
+        self.requests[identity] = request
         self.admission.memory_bytes += event.memory_bytes
         pipeline.outstanding += 1
-        rows = event.rows
         if pipeline.shared:
             pipeline.inflow.add(rows, now_ns)
-        for pool, row_ns in pipeline.work.total:
+        for pool, row_ns in work.total:
             pool.backlog_ns += row_ns * rows
         if not pipeline.single:
             request.missing = list(pipeline.missing)
             request.runs = [None if stage.waits_for else StageRun(None, rows) for stage in pipeline.stages]
-        for root in pipeline.roots:
-            entry = self.dispatcher.enqueue(request, root, None, now_ns)
-            if request.evicts:
-                self._evictions.plan(entry, now_ns)
+        try:
+            for root in pipeline.roots:
+                entry = self.dispatcher.enqueue(request, root, None, now_ns)
+                if pipeline.evicts:
+                    self._evictions.plan(entry, now_ns)
+        except RefusedError as refused:
+            self._settle(request, decisions)
+            backlog_ns = self.admission.backlog_ns(pipeline)
+            decisions.append(RejectRequest(event.request, refused.outcome, str(refused), backlog_ns))
 
     def _cancelled(self, event: RequestCancelled, now_ns: int, decisions: list[AnyDecision]) -> None:
         request = self.requests.get(event.request)
@@ -181,10 +193,15 @@ class Scheduler:
             decisions.append(CancelRequest(request.identity, Outcome.CANCELLED_CLIENT))
             self._settle(request, decisions)
 
-    def _evict(self, request: Request, decisions: list[AnyDecision]) -> None:
-        reason = "the deadline is out of reach"
+    def _evict(
+        self,
+        request: Request,
+        decisions: list[AnyDecision],
+        outcome: Outcome = Outcome.EVICTED_DEADLINE,
+        reason: str = REASONS[Fate.LATE],
+    ) -> None:
         backlog_ns = max((pool.backlog_ns for pool, _ in request.work.total), default=0)
-        decisions.append(EvictRequest(request.identity, Outcome.EVICTED_DEADLINE, reason, backlog_ns))
+        decisions.append(EvictRequest(request.identity, outcome, reason, backlog_ns))
         self._settle(request, decisions)
 
     def _fail(self, request: Request, outcome: Outcome, reason: str, decisions: list[AnyDecision]) -> None:
@@ -192,7 +209,7 @@ class Scheduler:
         self._settle(request, decisions)
 
     def _complete(self, request: Request, now_ns: int, decisions: list[AnyDecision]) -> None:
-        outcome = Outcome.COMPLETED if now_ns <= request.deadline_ns else Outcome.COMPLETED_LATE
+        outcome = COMPLETED if now_ns <= request.deadline_ns else COMPLETED_LATE
         decisions.append(CompleteRequest(request.identity, outcome))
         # Nothing of it waits or runs any more, so there is less to do than in `_settle`.
         request.settled = True
@@ -201,37 +218,41 @@ class Scheduler:
             self._booked.forget(request.identity)
         request.pipeline.outstanding -= 1
         request.entries.clear()  # they refer to the request: no cycle is left to the garbage collector
-        self.admission.memory_bytes -= request.memory_bytes
+        self.admission.memory_bytes -= request.arrival.memory_bytes
 
     def _settle(self, request: Request, decisions: list[AnyDecision]) -> None:
         """The request has its outcome: give back all it holds and take back what has not started."""
         request.settled = True
         del self.requests[request.identity]
         request.pipeline.outstanding -= 1
-        stage = 0
-        while request.committed:
+        for stage in range(request.pipeline.stage_count):
             request.uncommit(stage)
-            stage += 1
+            request.running += (request.identity, stage) in self._combining
         for entry in request.entries:
             if entry.queued or entry.group is not None:
                 self.dispatcher.withdraw(entry)
             elif entry.batch is not None:
                 batch = entry.batch
+                request.running += 1
                 batch.live -= 1
+                self.dispatcher.disturb(batch.queue)
                 if not batch.live and not batch.revoking and batch.partition.batches[0] is not batch:
                     batch.revoking = True
                     decisions.append(RevokeBatch(batch.identity))
+            elif entry.queue.ordering is not None:
+                request.running += entry.queue.ordering.holds(entry)
         request.entries.clear()
         if self._booked is not None:
             self._booked.forget(request.identity)
         if not request.running:
-            self.admission.memory_bytes -= request.memory_bytes
+            self.admission.memory_bytes -= request.arrival.memory_bytes
 
     def _ended(self, request: Request) -> bool:
         """One piece of a request's running work ended; whether the request was settled meanwhile."""
-        request.running -= 1
-        if request.settled and not request.running:
-            self.admission.memory_bytes -= request.memory_bytes
+        if request.settled:
+            request.running -= 1
+            if not request.running:
+                self.admission.memory_bytes -= request.arrival.memory_bytes
         return request.settled
 
     # -- progress
@@ -256,7 +277,6 @@ class Scheduler:
             request.uncommit(stage.index)
             self._stage_done(request, stage, now_ns, decisions)
         elif stage.model is None:
-            request.running += 1
             request.uncommit(stage.index)
             self._combining[request.identity, stage.index] = request
             decisions.append(CombineOutputs(Member(request.identity, stage.index, run.rows, run.row_index)))
@@ -264,7 +284,7 @@ class Scheduler:
             if stage.config.when is not None:
                 request.settle_rows(stage.index, run.rows)
             entry = self.dispatcher.enqueue(request, stage, run, now_ns)
-            if request.evicts:
+            if request.pipeline.evicts:
                 self._evictions.plan(entry, now_ns)
 
     def _combined(self, event: OutputsCombined, now_ns: int, decisions: list[AnyDecision]) -> None:
@@ -275,7 +295,10 @@ class Scheduler:
         assert run is not None, "a combiner that ran has its record"
         run.verdicts = event.verdicts
         run.batch_key = event.batch_key
-        self._stage_done(request, request.pipeline.stages[event.stage], now_ns, decisions)
+        try:
+            self._stage_done(request, request.pipeline.stages[event.stage], now_ns, decisions)
+        except RefusedError as refused:
+            self._evict(request, decisions, refused.outcome, str(refused))
 
     def _combination_failed(self, event: CombinationFailed, now_ns: int, decisions: list[AnyDecision]) -> None:
         request = self._combining.pop((event.request, event.stage))
@@ -293,28 +316,41 @@ class Scheduler:
         model.learned()
         if self._booked is not None:
             self._booked.observed(model, partition.kind, batch.rows)
-        first = 0
-        for entry in batch.entries:
+        ordering = batch.queue.ordering
+        if ordering is None:
+            self._progress((batch.entries, event, partition), now_ns, decisions)
+        else:
+            for done in ordering.completed(batch, event):
+                self._progress(done, now_ns, decisions)
+
+    def _progress(self, done: Done, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Entries have run: their requests go on, or are complete."""
+        entries, event, partition = done
+        last = 0
+        for entry in entries:
             entry.batch = None
-            last = first + entry.rows
+            last += entry.rows
             request = entry.request
-            if not self._ended(request):
-                if request.pipeline.single:
-                    self._complete(request, now_ns, decisions)
-                else:
-                    run = request.runs[entry.stage]
-                    assert run is not None, "a stage that ran has its record"
-                    run.verdicts = tuple(values[first:last] for values in event.verdicts)
-                    run.batch_key = event.batch_key
-                    request.ran_on = partition
+            if request.settled:
+                self._ended(request)
+            elif request.pipeline.single:
+                self._complete(request, now_ns, decisions)
+            else:
+                run = request.runs[entry.stage]
+                assert run is not None, "a stage that ran has its record"
+                run.verdicts = tuple(values[last - entry.rows : last] for values in event.verdicts)
+                run.batch_key = event.batch_key
+                request.ran_on = partition
+                try:
                     self._stage_done(request, request.pipeline.stages[entry.stage], now_ns, decisions)
-            first = last
+                except RefusedError as refused:
+                    self._evict(request, decisions, refused.outcome, str(refused))
 
     def _failed(self, event: BatchFailed, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Retry in halves: once elsewhere what a lost worker ran, and what failed until the row to blame is found."""
         batch = self.dispatcher.end(event.batch, now_ns)
-        alive = self._detach(batch.entries)
-        hard = [entry for entry in alive if entry.request.evicts]
+        alive = self._detach(batch)
+        hard = [entry for entry in alive if entry.request.pipeline.evicts]
         if event.cause is FailureCause.WORKER_LOST:
             alive = self._retried_once(alive, batch.suspect, event.message, decisions)
             if self._booked is not None and not batch.suspect:
@@ -344,54 +380,17 @@ class Scheduler:
 
     def _revoked(self, event: BatchRevoked, now_ns: int, decisions: list[AnyDecision]) -> None:
         batch = self.dispatcher.end(event.batch, now_ns)
-        self.dispatcher.retry(batch.queue, self._detach(batch.entries), now_ns)
+        self.dispatcher.retry(batch.queue, self._detach(batch), now_ns)
 
-    def _detach(self, entries: list[Entry]) -> list[Entry]:
+    def _detach(self, batch: Batch) -> list[Entry]:
         """Free entries from the batch that ended; those whose requests still want an answer."""
+        self.dispatcher.disturb(batch.queue)
         alive = []
-        for entry in entries:
+        for entry in batch.entries:
             entry.batch = None
             if not self._ended(entry.request):
                 alive.append(entry)
         return alive
-
-    # -- partitions
-
-    def _partition_ready(self, event: PartitionReady, now_ns: int, decisions: list[AnyDecision]) -> None:
-        self.dispatcher.ready(event, now_ns)
-        self._residency.advance(now_ns, decisions)
-        self._holdings_changed()
-
-    def _partition_lost(self, event: PartitionLost, now_ns: int, decisions: list[AnyDecision]) -> None:
-        self._residency.lost(event.partition)
-        self.dispatcher.lost(event.partition, now_ns)
-        self._holdings_changed()
-
-    def _model_loaded(self, event: ModelLoaded, now_ns: int, decisions: list[AnyDecision]) -> None:
-        self._residency.loaded(event.partition, event.model, event.table, now_ns, decisions)
-        self.dispatcher.look_at(event.partition, now_ns)
-        self._holdings_changed()
-
-    def _model_load_failed(self, event: ModelLoadFailed, now_ns: int, decisions: list[AnyDecision]) -> None:
-        self._residency.failed(event.partition, event.model, now_ns, decisions)
-
-    def _model_unloaded(self, event: ModelUnloaded, now_ns: int, decisions: list[AnyDecision]) -> None:
-        self._residency.advance(now_ns, decisions)
-
-    def _plan_built(self, event: PlanBuilt, now_ns: int, decisions: list[AnyDecision]) -> None:
-        assert self._replanner is not None, "only a scheduler with a planner asks for plans"
-        self._replanner.built(event.build, event.plan)
-        if event.plan is not None and event.plan.residency:
-            self._residency.aim(event.plan.residency, now_ns, decisions)
-
-    def _unloading(self, partition: str, now_ns: int) -> None:
-        self.dispatcher.look_at(partition, now_ns)
-        if self._replanner is not None:
-            self._replanner.stand_in()
-
-    def _holdings_changed(self) -> None:
-        if self._replanner is not None:
-            self._replanner.changed()
 
     def _drain_started(self, event: DrainStarted, now_ns: int, decisions: list[AnyDecision]) -> None:
         self.admission.draining = True

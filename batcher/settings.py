@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import inspect
 
-from batcher.config import Limits, Objective, PolicyConfig, PolicyName
+from batcher.config import LevelsConfig, Limits, Objective, PolicyConfig, PolicyName
 from models.dynamic_batching import DynamicBatching
 from models.errors import ConfigError
 from models.spec import ModelSpec
@@ -19,6 +19,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 _MIB = 1 << 20
 _SECONDS_PER_HOUR = 3600
 _MIG_SLICES = 7
+_FOREVER_NS = 1 << 62
 _PLACE = re.compile(r"(?P<what>.*) - at (`key` in )?`\$(?P<where>.*)`", re.DOTALL)
 _STEP = re.compile(r"\w+|\[[^]]*\]")
 
@@ -132,7 +133,18 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 def _timeout_policy(batching: DynamicBatching) -> PolicyConfig:
-    return PolicyConfig(PolicyName.TIMEOUT, batching.preferred, batching.max_queue_delay_us * NS_PER_US)
+    return PolicyConfig(
+        PolicyName.TIMEOUT,
+        batching.preferred,
+        min(batching.max_queue_delay_us * NS_PER_US, _FOREVER_NS),
+        levels=LevelsConfig(
+            batching.priority_levels,
+            batching.default_priority_level,
+            batching.default_queue_policy,
+            batching.priority_queue_policy,
+        ),
+        preserve_ordering=batching.preserve_ordering,
+    )
 
 
 def convert_settings(document: object, form: type[_T], path: str) -> _T:

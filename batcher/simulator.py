@@ -86,7 +86,8 @@ class Simulator:
     A worker runs its batches one after the other; combiners take no time. `observe` is called with every step (time,
     event or None for a wake-up, decisions), which is also what a journal records. `answered` is told when the client
     of a request has its answer, which is later than the step unless `host` takes no time. `tables` are, by partition,
-    those of the models that may be loaded there; loading and planning take no time.
+    those of the models that may be loaded there; loading and planning take no time. `stray_ns` draws by how much a
+    batch's way to its worker, or back, is longer (or shorter) than `host` says.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Simulator:
         answered: Callable[[int, int], None] | None = None,
         build_plan: BuildPlans | None = None,
         tables: Mapping[str, Mapping[str, LatencyTable]] | None = None,
+        stray_ns: Callable[[], int] | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._service = service
@@ -107,10 +109,12 @@ class Simulator:
         self._answered = answered
         self._build_plan = build_plan
         self._tables = tables or {}
+        self._stray_ns = stray_ns or (lambda: 0)
         self._agenda: list[tuple[int, int, int, AnyEvent]] = []
         self._sequence = 0
         self._free_ns: dict[str, int] = {}
-        self._started_ns: dict[int, tuple[str, int]] = {}
+        self._known_ns: dict[str, int] = {}
+        self._started_ns: dict[int, tuple[str, int, int]] = {}
         self._answers: list[int] = []
         # The loop took what had come by `_turn_ns`, handles it at `now_ns` and is busy until `_idle_ns`.
         self._turn_ns = 0
@@ -213,17 +217,22 @@ class Simulator:
         host = self._host
         self._idle_ns += host.dispatch_ns + batch.rows * host.dispatch_row_ns
         free_ns = self._free_ns.get(batch.partition, -host.between_ns)
-        started_ns = max(self._idle_ns + host.hand_off_ns, free_ns + host.between_ns)
+        there_ns = self._idle_ns + max(host.hand_off_ns + self._stray_ns(), 0)
+        started_ns = max(there_ns, free_ns + host.between_ns)
         ended_ns = started_ns + self._service.batch_ns(batch)
         self._free_ns[batch.partition] = ended_ns
-        self._started_ns[batch.batch] = (batch.partition, started_ns)
         completed = BatchCompleted(batch.batch, started_ns, ended_ns, self._service.batch_verdicts(batch))
-        self.at(ended_ns + host.return_ns, completed)
+        known_ns = ended_ns + max(host.return_ns + self._stray_ns(), 0)
+        before_ns = self._known_ns.get(batch.partition, 0)
+        self._started_ns[batch.batch] = (batch.partition, started_ns, before_ns)
+        # A worker tells of one batch after the other.
+        known_ns = self._known_ns[batch.partition] = max(known_ns, before_ns)
+        self.at(known_ns, completed)
 
     def _revoke(self, batch: int) -> None:
         """Take a batch back that has not started: it is the last of its partition, since a worker holds two at most."""
-        partition, started_ns = self._started_ns[batch]
+        partition, started_ns, before_ns = self._started_ns[batch]
         if started_ns > self.now_ns:
             del self._started_ns[batch]
-            self._free_ns[partition] = started_ns
+            self._free_ns[partition], self._known_ns[partition] = started_ns, before_ns
             self.at(self._turn_ns, BatchRevoked(batch))

@@ -4,9 +4,10 @@ Tensors of a request are copied once, side by side into one slot of the gateway'
 earlier stages are passed on where they lie, as segments.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from batcher.decisions import DispatchBatch, Member
@@ -16,7 +17,7 @@ from gateway.executors.combiner import combine
 from gateway.input_slots import InputSlots, Slot
 from gateway.layout import Layout
 from gateway.plan import OF_REQUEST, PipelinePlan, Wire
-from gateway.rows import content, merge, part, positions, runs
+from gateway.rows import content, merge, part, positions, runs, shaped
 from models.arrays import Array, WireBytes
 from models.confidence import confidence
 from models.pipeline import batch_key
@@ -41,6 +42,13 @@ class Outputs:
         self.located = located
         self.references = 0
         self._free = free
+
+    def as_row(self) -> None:
+        """Give the outputs of a model without a batch dimension one: they are one row."""
+        self.tensors = {name: shaped(tensor, (1, *tensor.shape)) for name, tensor in self.tensors.items()}
+        self.located = {
+            name: msgspec.structs.replace(each, shape=(1, *each.shape)) for name, each in self.located.items()
+        }
 
     def drop(self) -> None:
         """Take one reference back."""
@@ -90,11 +98,26 @@ class Assembly:
     """Tensors by request and by batch; `plans` are the pipelines by `name:version`, `models` the specs by key."""
 
     def __init__(self, plans: Mapping[str, PipelinePlan], models: Mapping[str, ModelSpec], slots: InputSlots) -> None:
-        self._plans = plans
-        self._models = models
+        self._plans = dict(plans)
+        self._models = dict(models)
+        self._partial = _partial(models)
         self._slots = slots
         self._kept: dict[int, _Kept] = {}
         self._running: dict[int, _Running] = {}
+
+    def add(self, plans: Mapping[str, PipelinePlan], models: Mapping[str, ModelSpec]) -> None:
+        """Know more pipelines and models."""
+        self._plans.update(plans)
+        self._models.update(models)
+        self._partial |= _partial(models)
+
+    def remove(self, pipelines: Iterable[str], models: Iterable[str]) -> None:
+        """Know pipelines no more that get no requests, and models that no batch is left of."""
+        for pipeline in pipelines:
+            self._plans.pop(pipeline, None)
+        for model in models:
+            self._models.pop(model, None)
+            self._partial.discard(model)
 
     def admit(self, request: int, pipeline: str, inputs: Mapping[str, Tensor], rows: int, input_bytes: int) -> int:
         """Keep a request's inputs; returns the bytes that its stages' outputs will take."""
@@ -109,15 +132,16 @@ class Assembly:
         """
         reads: list[Outputs] = []
         spec = self._models[batch.model]
-        gathered = [self._gather(batch.members, tensor.name, reads) for tensor in spec.inputs]
+        given = self._given(batch, spec) if batch.model in self._partial else spec.inputs
+        gathered = [self._gather(batch.members, tensor.name, reads) for tensor in given]
         layouts = [Layout(pieces) for pieces, _ in gathered]
         total = sum(layout.aligned_bytes for layout in layouts)
         slot = self._slots.take(total) if total else None
         try:
             inputs = []
             offset = slot.offset if slot is not None else 0
-            for tensor, layout, (_, sample) in zip(spec.inputs, layouts, gathered, strict=True):
-                shape = (batch.rows, *sample[1:]) if spec.batchable else sample
+            for tensor, layout, (_, sample) in zip(given, layouts, gathered, strict=True):
+                shape = _shape(sample, tensor, batch.rows if spec.batchable else None)
                 inputs.append(InputTensor(tensor.name, tensor.datatype, shape, layout.place(slot, offset)))
                 offset += layout.aligned_bytes
         except BaseException:
@@ -136,15 +160,17 @@ class Assembly:
         """
         spec = self._models[batch.model]
         inputs = []
-        for tensor in spec.inputs:
+        for tensor in self._given(batch, spec) if batch.model in self._partial else spec.inputs:
             pieces, sample = self._arrays(batch.members, tensor.name)
-            inputs.append(BatchInput(tensor, (batch.rows, *sample[1:]) if spec.batchable else sample, pieces))
+            inputs.append(BatchInput(tensor, _shape(sample, tensor, batch.rows if spec.batchable else None), pieces))
         self._running[batch.batch] = _Running(batch, None, [])
         return inputs
 
     def complete(self, batch: int, outputs: Outputs) -> None:
         """Take a batch's outputs over for the members that are still open, and free what it read."""
         running = self._end(batch)
+        if not self._models[running.batch.model].batchable:
+            outputs.as_row()
         first = 0
         outputs.references += 1
         for member in running.batch.members:
@@ -184,6 +210,9 @@ class Assembly:
         tensors: dict[str, Tensor] = {}
         for name, wires in kept.plan.outputs.items():
             tensors[name] = _output(kept, wires)
+        for name, rank in kept.plan.ranks.items():
+            item = tensors[name].shape[len(tensors[name].shape) - rank :]
+            tensors[name] = shaped(tensors[name], (kept.rows, *item) if kept.plan.batchable else item)
         del self._kept[request]
         parts = kept.parts
         if len(parts) == 1 and (only := parts[0]) is not None:
@@ -203,6 +232,21 @@ class Assembly:
         for outputs in running.reads:
             outputs.drop()
         return running
+
+    def _given(self, batch: DispatchBatch, spec: ModelSpec) -> Sequence[TensorSpec]:
+        """The inputs of a model that the requests of a batch give.
+
+        Raises ValueError where they differ, as the batch keys of pipelines that have other names for them may not.
+        """
+        given = {tuple(self._gives(member, tensor.name) for tensor in spec.inputs) for member in batch.members}
+        if len(given) > 1:
+            raise ValueError("the requests of the batch have different inputs")
+        return [tensor for tensor, is_given in zip(spec.inputs, *given, strict=True) if is_given]
+
+    def _gives(self, member: Member, name: str) -> bool:
+        kept = self._kept[member.request]
+        wire = kept.plan.stages[member.stage].inputs.get(name)
+        return wire is not None and (wire.stage != OF_REQUEST or wire.tensor in kept.inputs)
 
     def _gather(
         self, members: Sequence[Member], name: str, reads: list[Outputs]
@@ -241,6 +285,15 @@ class Assembly:
                 tensor, _, spans = _find(kept, wire, member.row_index)
                 pieces += [content(part(tensor, first, end)) for first, end in spans]
         return pieces, tensor.shape
+
+
+def _shape(sample: tuple[int, ...], tensor: TensorSpec, rows: int | None) -> tuple[int, ...]:
+    """The shape of an input of so many rows (None: it has no batch dimension) from that of what one request gives.
+
+    Of the two, one alone may have a batch dimension, of one row.
+    """
+    item = sample[len(sample) - len(tensor.shape) :]
+    return item if rows is None else (rows, *item)
 
 
 def _find(
@@ -284,7 +337,7 @@ def _output(kept: _Kept, wires: Sequence[Wire]) -> Tensor:
         if source is None:
             continue
         tensor = source.outputs.tensors[wire.tensor]
-        rows = part(tensor, source.first, source.first + source.rows) if kept.plan.batchable else tensor
+        rows = part(tensor, source.first, source.first + source.rows)
         index = source.row_index
         if not held and (index is None or len(index) == kept.rows):
             return rows
@@ -296,6 +349,11 @@ def _drop(parts: Sequence[_Part | None]) -> None:
     for held in parts:
         if held is not None:
             held.outputs.drop()
+
+
+def _partial(models: Mapping[str, ModelSpec]) -> set[str]:
+    """Those of which requests may leave out inputs."""
+    return {key for key, spec in models.items() if any(tensor.optional for tensor in spec.inputs)}
 
 
 def _nothing() -> None:

@@ -13,6 +13,7 @@ class ModelState(enum.StrEnum):
 
     READY = "READY"
     LOADING = "LOADING"
+    UNLOADING = "UNLOADING"
     UNAVAILABLE = "UNAVAILABLE"
 
 
@@ -40,6 +41,7 @@ class Catalogue:
         self._broken: dict[str, dict[str, str]] = {}
         for each in broken:
             self._broken.setdefault(each.name, {})["" if each.version is None else str(each.version)] = each.reason
+        self._aside: dict[str, dict[str, tuple[ModelState, str]]] = {}
         self._failed: dict[str, str] = {}
         self._loaded_once: set[str] = set()
         self._holds: dict[str, frozenset[str]] = {partition: frozenset() for partition in partitions}
@@ -47,6 +49,29 @@ class Catalogue:
         self._unawaited: set[str] = set()
         self._all_were_up = False
         self._serving: dict[tuple[str, str], Pipeline] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known or name in self._broken or name in self._aside
+
+    def serve(self, name: str, pipelines: Iterable[Pipeline]) -> None:
+        """Serve these, whose models workers hold, under a name, in place of what was served there."""
+        self.set_aside(name, {})
+        self._known[name] = {pipeline.version: pipeline for pipeline in pipelines}
+        self._find_serving()
+
+    def set_aside(self, name: str, states: Mapping[str, tuple[ModelState, str]]) -> None:
+        """Serve nothing under a name; `states` say of its versions how they are, and why."""
+        self._broken.pop(name, None)
+        self._aside.pop(name, None)
+        if states:
+            self._aside[name] = dict(states)
+        if self._known.pop(name, None):
+            self._find_serving()
+
+    def forget(self, model: str) -> None:
+        """No partition holds a model any more, nor will."""
+        self._loaded_once.discard(model)
+        self._failed.pop(model, None)
 
     def pipeline(self, name: str, version: str) -> Pipeline:
         """The pipeline of that name; version "" stands for the latest that no worker failed to load.
@@ -69,6 +94,14 @@ class Catalogue:
         broken = self._broken.get(name, {})
         if reason := broken.get(version) or broken.get("") or ("" if version else next(iter(broken.values()), "")):
             raise BackendUnavailable(f"{name!r} cannot be served: {reason}")
+        if version in (aside := self._aside.get(name, {})):
+            state, reason = aside[version]
+            why = reason or state.lower()
+            raise BackendUnavailable(
+                f"Request for unknown model: {name!r} version {version} is not at ready state: {why}"
+            )
+        if aside:
+            raise ModelNotFound(f"Request for unknown model: {name!r} has no available versions")
         if not versions and not broken:
             raise ModelNotFound(f"Request for unknown model: {name!r} is not found")
         known = ", ".join(sorted({*self.versions(name), *broken}, key=int))
@@ -95,7 +128,12 @@ class Catalogue:
 
     def names(self) -> list[str]:
         """All names, those of broken models and pipelines included."""
-        return sorted(self._known.keys() | self._broken.keys())
+        return sorted(self._known.keys() | self._broken.keys() | self._aside.keys())
+
+    def caching(self) -> list[str]:
+        """The names whose answers may be given again."""
+        versions = self._known.items()
+        return sorted(name for name, each in versions if any(pipeline.response_cache for pipeline in each.values()))
 
     def versions(self, name: str) -> list[str]:
         """The versions of a pipeline, ascending; empty when nothing of that name could be read."""
@@ -113,6 +151,7 @@ class Catalogue:
                 state = ModelState.UNAVAILABLE
                 reason = "the server is stopping" if self.draining else "no worker that holds it is up"
             states.append((version, state, reason))
+        states += [(version, *how) for version, how in self._aside.get(name, {}).items()]
         broken = self._broken.get(name, {}).items()
         return states + [(version, ModelState.UNAVAILABLE, reason) for version, reason in broken]
 

@@ -66,17 +66,11 @@ class _Blob(msgspec.Struct):
     binary_data_size: int
 
 
-class _Shared(msgspec.Struct, omit_defaults=True):
-    shared_memory_region: str
-    shared_memory_byte_size: int
-    shared_memory_offset: int = 0
-
-
 class _Tensor(msgspec.Struct, omit_defaults=True):
     name: str
     datatype: str
     shape: tuple[int, ...]
-    parameters: _Blob | _Shared | None = None
+    parameters: _Blob | None = None
     data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -95,6 +89,7 @@ class Encoded(NamedTuple):
     length: int
 
 
+_BYTES = DataType.BYTES.value
 _decode = msgspec.json.Decoder(_Request).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -114,7 +109,6 @@ def decode_request(
             f"Inference-Header-Content-Length is {header_length}, but the body has only {len(body)} bytes"
         )
     message = _parse(body if header_length is None else memoryview(body)[:header_length])
-    blobs = memoryview(body)
     position = len(body) if header_length is None else header_length
     inputs: list[WireTensor] = []
     shared = False
@@ -130,7 +124,7 @@ def decode_request(
                     f"input '{tensor.name}' has binary_data_size, but no Inference-Header-Content-Length says where "
                     "the binary data begins"
                 )
-            data = blobs[position : position + size]
+            data = memoryview(body)[position : position + size]
             if len(data) != size:
                 raise BadTensor(
                     f"input '{tensor.name}' has binary_data_size {size}, but the body has only {len(data)} bytes left"
@@ -154,15 +148,15 @@ def encode_response(response: InferResponse, flags: tuple[bool, ...], signature:
     blobs: list[Any] = []
     blob_bytes = 0
     for (name, values), binary in zip(response.outputs, flags, strict=True):
-        datatype = signature.outputs[name].datatype
+        datatype = signature.datatypes[name]
         if not isinstance(values, np.ndarray):
             if isinstance(values, Placed):
-                tensors.append(_Tensor(name, datatype.value, values.shape, _Shared(*values.place)))
+                # Without parameters: Triton's client in C++ takes any for those of binary data.
+                tensors.append(_Tensor(name, datatype, values.shape))
                 continue
-            datatype = DataType.BYTES
+            datatype = _BYTES
         if not binary:
-            text = msgspec.Raw(encode_data(name, datatype, values))
-            tensors.append(_Tensor(name, datatype.value, values.shape, None, text))
+            tensors.append(_Tensor(name, datatype, values.shape, None, msgspec.Raw(encode_data(name, values))))
             continue
         if isinstance(values, WireBytes):
             blobs.append(memoryview(values.buffer)[int(values.row_offsets[0]) : int(values.row_offsets[-1])])
@@ -170,7 +164,7 @@ def encode_response(response: InferResponse, flags: tuple[bool, ...], signature:
             blobs.append(values if values.flags.c_contiguous else values.copy())
         size = values.nbytes
         blob_bytes += size
-        tensors.append(_Tensor(name, datatype.value, values.shape, _Blob(size)))
+        tensors.append(_Tensor(name, datatype, values.shape, _Blob(size)))
     head = _encode(_Response(signature.name, signature.version, tensors, response.id))
     return Encoded(head, blobs, len(head) + blob_bytes)
 

@@ -1,5 +1,6 @@
 """The configuration of a server: a YAML file, every field of which has a default."""
 
+import enum
 import math
 from pathlib import Path
 
@@ -31,12 +32,28 @@ class ServerLimits(LimitSettings, frozen=True, forbid_unknown_fields=True):
             raise ValueError("expected limits of at least 1")
 
 
+class Control(enum.StrEnum):
+    """What changes the models that are served: nothing, clients that load and unload them, or the repository."""
+
+    NONE = "none"
+    EXPLICIT = "explicit"
+    POLL = "poll"
+
+
 class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     """All settings of a server. `partitions` is a list, a number of equal core sets, or None for one a core.
 
-    `triton` are servers that are partitions, too.
+    `triton` are servers that are partitions, too. `repository` are directories of models, `control` is what changes
+    what of them is served: with `explicit`, a server begins with `load_models` ("*" for all) and clients change it;
+    with `poll`, the directories are looked at every `poll_s`. With `recycle`, what is unloaded leaves no memory behind,
+    as the workers that held it are replaced. `cache_bytes` bounds the answers that are kept; 0 keeps none.
     """
 
+    repository: str | tuple[str, ...] = ()
+    control: Control = Control.NONE
+    load_models: tuple[str, ...] = ()
+    poll_s: float = 15
+    recycle: bool = False
     host: str = "127.0.0.1"
     http_port: int = 8000
     grpc_port: int = 8001
@@ -45,6 +62,7 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     limits: ServerLimits = ServerLimits()
     max_body_bytes: int = 64 * _MIB
     allow_client_shm: bool = False
+    cache_bytes: int = 0
     tls: TlsSettings | None = None
     restricted: tuple[RestrictedSettings, ...] = ()
     trace: TraceFileSettings = TraceFileSettings()
@@ -57,11 +75,22 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
             raise ValueError("expected ports from 0 (any free one) to 65535")
         if self.max_body_bytes < 1:
             raise ValueError("expected a max_body_bytes of at least 1")
+        if self.load_models and self.control is not Control.EXPLICIT:
+            raise ValueError(f"load_models belongs to control explicit, not to {self.control}")
+        if not 0 < self.poll_s < math.inf:
+            raise ValueError("expected a finite poll_s above 0")
+        if self.cache_bytes < 0:
+            raise ValueError("expected a cache_bytes of at least 0")
         Restrictions(self.restricted)
         if not 0 <= self.trace_requests <= MAX_TRACE_REQUESTS:
             raise ValueError(f"expected trace_requests from 0 to {MAX_TRACE_REQUESTS}")
         if not 0 <= self.drain_timeout_s < math.inf:
             raise ValueError("expected a finite drain_timeout_s of at least 0")
+
+    @property
+    def repositories(self) -> tuple[Path, ...]:
+        """The directories of models."""
+        return tuple(map(Path, (self.repository,) if isinstance(self.repository, str) else self.repository))
 
 
 def read_config(path: Path) -> ServerConfig:

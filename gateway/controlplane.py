@@ -16,6 +16,9 @@ from models.errors import BackendUnavailable
 
 _ORDER = (
     "classification",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
     "model_configuration",
     "system_shared_memory",
     "binary_tensor_data",
@@ -46,6 +49,8 @@ class ControlPlane:
     def extensions(self) -> list[str]:
         """The protocol's extensions that are served."""
         served = {*EXTENSIONS, "model_configuration", "statistics", "logging"}
+        if self.repository.changes:
+            served |= {"model_repository", "model_repository(unload_dependents)"}
         if self.traces.available:
             served.add("trace")
         if not self.shared_memory.allowed:

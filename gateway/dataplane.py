@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from gateway.answer import Answer, Tensor
@@ -10,15 +11,17 @@ from gateway.catalogue import Catalogue
 from gateway.classification import Classes
 from gateway.explanation import explain as explain_trace
 from gateway.request import InferRequest, InferResponse, Parameters, Placed
-from gateway.runtime import Runtime, Submission
+from gateway.response_cache import ResponseCache, request_key
+from gateway.runtime import Runtime
 from gateway.shared_memory import Place, SharedMemory, Window
 from gateway.signature import Signature
 from gateway.status import outcome_error
+from gateway.submission import Submission
 from models.errors import RequestError, ServingError, UnsupportedRequest
 from models.slo import deadline_ns
 from models.units import NS_PER_US
 
-EXTENSIONS = ("classification", "system_shared_memory", "binary_tensor_data", "parameters")
+EXTENSIONS = ("classification", "schedule_policy", "system_shared_memory", "binary_tensor_data", "parameters")
 """The protocol's extensions that requests for inference may use."""
 
 REQUEST_HEADER = "x-sluice-request"
@@ -33,6 +36,9 @@ _YES_OR_NO = {"1": True, "true": True, "0": False, "false": False}
 _SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 _RESERVED_PARAMETERS = frozenset({"headers", "binary_data_output", *_SEQUENCE_PARAMETERS})
 _RESERVED_PREFIX = "triton_"
+_FOREVER_NS = 1 << 62
+_PRIORITIES = 1 << 64
+"""A model cannot have as many levels of priority."""
 
 
 class Terms(NamedTuple):
@@ -40,7 +46,7 @@ class Terms(NamedTuple):
 
     `budget_ns` is the time it gives for the answer, `max_cost` the most that it may cost. `explain` says that the
     response is to tell what became of it. `priority` 1 is the most urgent; 0, or one that the model does not have, is
-    what is usual for the model.
+    what is usual for the model. `timeout_ns` is how long it waits in queues at most, 0 without a bound.
     """
 
     names: Sequence[str]
@@ -53,10 +59,14 @@ class Terms(NamedTuple):
     explain: bool = False
     priority: int = 0
     deliveries: Deliveries | None = None
+    timeout_ns: int = 0
 
 
 class DataPlane:
-    """Inference as both protocols offer it. `clock` gives nanoseconds of the clock of all deadlines."""
+    """Inference as both protocols offer it. `clock` gives nanoseconds of the clock of all deadlines.
+
+    `cache` answers requests to what is to be cached; None where nothing is.
+    """
 
     def __init__(
         self,
@@ -65,12 +75,14 @@ class DataPlane:
         default_slo_ms: float,
         clock: Callable[[], int],
         shared_memory: SharedMemory,
+        cache: ResponseCache | None = None,
     ) -> None:
         self.shared_memory = shared_memory
         self._catalogue = catalogue
         self._runtime = runtime
         self._default_slo_ms = default_slo_ms
         self._clock = clock
+        self._cache = cache
         self._signatures: dict[tuple[str, int], Signature] = {}
 
     def signature(self, name: str, version: str) -> Signature:
@@ -90,9 +102,13 @@ class DataPlane:
         `transport_budget_ns` is the time the client's own deadline leaves. Raises RequestError, or a kind of it.
         """
         slo_ms = max_cost = None
-        explain, priority = False, 0
+        explain, priority, timeout_ns = False, 0, 0
         if request.parameters:
-            slo_ms, transport_budget_ns = _objectives(request.parameters, transport_budget_ns)
+            slo_ms, timeout_ns = _objectives(request.parameters)
+            if timeout_ns:
+                transport_budget_ns = min(
+                    timeout_ns, timeout_ns if transport_budget_ns is None else transport_budget_ns
+                )
             max_cost, explain = _max_cost(request.parameters), _explain(request.parameters)
             priority = _priority(request.parameters)
         if request.shared:
@@ -104,7 +120,17 @@ class DataPlane:
         deliveries = self._deliveries(signature, request.deliveries) if request.deliveries else None
         budget_ns = deadline_ns(0, slo_ms, signature.pipeline.slo_ms, transport_budget_ns, self._default_slo_ms)
         return inputs, Terms(
-            names, rows, batch_key, memory_bytes, budget_ns, request.id, max_cost, explain, priority, deliveries
+            names,
+            rows,
+            batch_key,
+            memory_bytes,
+            budget_ns,
+            request.id,
+            max_cost,
+            explain,
+            priority,
+            deliveries,
+            timeout_ns,
         )
 
     def _deliveries(self, signature: Signature, wanted: Mapping[str, Place | int]) -> Deliveries:
@@ -118,9 +144,41 @@ class DataPlane:
 
     def submit(self, signature: Signature, inputs: Mapping[str, Tensor], terms: Terms) -> Submission:
         """Hand a checked request to the runtime. Raises RejectedError when it is closed."""
-        due_ns = self._clock() + terms.budget_ns
+        now_ns = self._clock()
+        if self._cache is not None and signature.pipeline.response_cache and not self._catalogue.draining:
+            return self._cached(self._cache, signature, inputs, terms, now_ns)
+        return self._hand_over(signature, inputs, terms, now_ns)
+
+    def _cached(
+        self,
+        cache: ResponseCache,
+        signature: Signature,
+        inputs: Mapping[str, Tensor],
+        terms: Terms,
+        now_ns: int,
+    ) -> Submission:
+        key = request_key(signature.key, inputs)
+        outputs = cache.look_up(key, now_ns)
+        if outputs is not None:
+            return self._runtime.recall(signature.key, terms.rows, now_ns + terms.budget_ns, terms.id, outputs, now_ns)
+        lookup_ns = self._clock() - now_ns
+        submission = self._hand_over(signature, inputs, terms, now_ns)
+        # First of all that is called then: the outputs are still there.
+        submission.future.add_done_callback(partial(cache.insert, key, lookup_ns))
+        return submission
+
+    def _hand_over(self, signature: Signature, inputs: Mapping[str, Tensor], terms: Terms, now_ns: int) -> Submission:
         return self._runtime.submit(
-            signature.key, inputs, terms.rows, terms.batch_key, due_ns, terms.memory_bytes, terms.id, terms.max_cost
+            signature.key,
+            inputs,
+            terms.rows,
+            terms.batch_key,
+            now_ns + terms.budget_ns,
+            terms.memory_bytes,
+            terms.id,
+            terms.max_cost,
+            terms.priority,
+            now_ns + terms.timeout_ns if terms.timeout_ns else 0,
         )
 
     def cancel(self, submission: Submission) -> None:
@@ -174,8 +232,8 @@ def _deliver(name: str, tensor: Tensor, delivery: Window | Classes | None) -> Te
     return tensor if delivery is None else delivery.of(tensor)
 
 
-def _objectives(parameters: Parameters, budget_ns: int | None) -> tuple[object, int | None]:
-    """The `slo_ms` of a request and the transport's budget, cut by Triton's `timeout` (microseconds, 0 for none)."""
+def _objectives(parameters: Parameters) -> tuple[object, int]:
+    """The `slo_ms` of a request, and Triton's `timeout` (in microseconds, 0 for none) in nanoseconds."""
     for key, value in parameters.items():
         if key in _SEQUENCE_PARAMETERS:
             if not value:  # which stands for none
@@ -188,9 +246,7 @@ def _objectives(parameters: Parameters, budget_ns: int | None) -> tuple[object, 
         raise RequestError(
             f"parameter 'timeout' must be a whole number of microseconds of 0 or more, got {timeout!r:.80}"
         )
-    if timeout:
-        budget_ns = min(timeout * NS_PER_US, budget_ns) if budget_ns is not None else timeout * NS_PER_US
-    return parameters.get("slo_ms"), budget_ns
+    return parameters.get("slo_ms"), min(timeout * NS_PER_US, _FOREVER_NS)
 
 
 def _max_cost(parameters: Parameters) -> float | None:
@@ -206,7 +262,7 @@ def _priority(parameters: Parameters) -> int:
     value = parameters.get("priority", 0)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise RequestError(f"parameter 'priority' must be a whole number of 0 or more, got {value!r:.80}")
-    return value
+    return value if value < _PRIORITIES else 0
 
 
 def _explain(parameters: Parameters) -> bool:

@@ -229,13 +229,16 @@ def _sentence(trace: Trace, ended_ns: int, part: str) -> str:
     match trace.outcome:
         case None:
             return f"It has been under way for {total}; the largest part was {part}."
+        case Outcome.COMPLETED if trace.reason:
+            return f"It was answered {left_ms} ms before its deadline, after {total}: {trace.reason}."
         case Outcome.COMPLETED:
             return f"It was answered {left_ms} ms before its deadline; the largest part of {total} was {part}."
         case Outcome.COMPLETED_LATE:
             return f"It was {-left_ms} ms late; the largest cause was {part}."
         case outcome:
             spent = "" if outcome.startswith("rejected_") else f"; the largest part was {part}"
-            return f"It ended as {outcome} after {total}: {trace.reason}{spent}."
+            reason = f": {trace.reason}" if trace.reason else ""
+            return f"It ended as {outcome} after {total}{reason}{spent}."
 
 
 def _stage_trace(step: _Step, stages: Sequence[StageConfig]) -> StageTrace:

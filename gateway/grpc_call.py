@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import wraps
+from inspect import isawaitable
 from typing import Any, NoReturn, TypeVar
 
 from gateway.request import is_version
@@ -20,12 +21,13 @@ async def abort(context: Any, error: Exception, told: Sequence[tuple[str, str]] 
 
 
 def answered(answer: Callable[[S, Any], Any]) -> Callable[[S, Any, Any], Awaitable[Any]]:
-    """A call that ends with what `answer` returns for its request, or with the error that it raises."""
+    """A call that ends with what `answer`, which may be a coroutine, returns for its request, or with its error."""
 
     @wraps(answer)
     async def call(self: S, request: Any, context: Any) -> Any:
         try:
-            return answer(self, request)
+            reply = answer(self, request)
+            return await reply if isawaitable(reply) else reply
         except Exception as error:
             await abort(context, error)
 

@@ -34,13 +34,13 @@ class ManagementCalls(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: i
         return response
 
     @answered
-    def RepositoryModelLoad(self, request: Any) -> Any:  # noqa: D102, N802
-        self._control.repository.load(request.repository_name, request.model_name, _parameters(request))
+    async def RepositoryModelLoad(self, request: Any) -> Any:  # noqa: D102, N802
+        await self._control.repository.load(request.repository_name, request.model_name, _parameters(request))
         return service_pb2.RepositoryModelLoadResponse()
 
     @answered
-    def RepositoryModelUnload(self, request: Any) -> Any:  # noqa: D102, N802
-        self._control.repository.unload(request.repository_name, request.model_name, _parameters(request))
+    async def RepositoryModelUnload(self, request: Any) -> Any:  # noqa: D102, N802
+        await self._control.repository.unload(request.repository_name, request.model_name, _parameters(request))
         return service_pb2.RepositoryModelUnloadResponse()
 
     @answered

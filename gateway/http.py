@@ -71,7 +71,7 @@ def build_app(
 
     @app.get("/metrics")
     async def metrics_exposition() -> Response:
-        return Response(metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(await metrics.scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @explanations.get("/v2/sluice/requests/{id:path}")
     async def request_explanation(id: str) -> Response:

@@ -23,9 +23,9 @@ from gateway.compression import (
 from gateway.dataplane import EXPLAIN_HEADER, REQUEST_HEADER, DataPlane, asks_for_explanation, respond
 from gateway.form import Form
 from gateway.request import MAX_VERSION_DIGITS
-from gateway.runtime import Submission
 from gateway.signature import Signature
 from gateway.status import error_message, http_status, retry_after_s
+from gateway.submission import Submission
 from models.errors import RequestError
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]

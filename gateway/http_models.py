@@ -73,22 +73,22 @@ def _repository(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
 
     @routes.post("/v2/repository/models/{name}/load", openapi_extra=documented(_PARAMETERS))
     async def model_load(name: str, request: Request) -> Response:
-        repository.load("", name, await parameters(request))
+        await repository.load("", name, await parameters(request))
         return Response()
 
     @routes.post("/v2/repository/models/{name}/unload", openapi_extra=documented(_PARAMETERS))
     async def model_unload(name: str, request: Request) -> Response:
-        repository.unload("", name, await parameters(request))
+        await repository.unload("", name, await parameters(request))
         return Response()
 
     @routes.post("/v2/repository/{repository_name}/models/{name}/load", openapi_extra=documented(_PARAMETERS))
     async def named_model_load(repository_name: str, name: str, request: Request) -> Response:
-        repository.load(repository_name, name, await parameters(request))
+        await repository.load(repository_name, name, await parameters(request))
         return Response()
 
     @routes.post("/v2/repository/{repository_name}/models/{name}/unload", openapi_extra=documented(_PARAMETERS))
     async def named_model_unload(repository_name: str, name: str, request: Request) -> Response:
-        repository.unload(repository_name, name, await parameters(request))
+        await repository.unload(repository_name, name, await parameters(request))
         return Response()
 
     async def parameters(request: Request) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """Metrics for Prometheus: counted in plain integers on the way, put into families when they are scraped."""
 
+from abc import abstractmethod
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from prometheus_client.registry import Collector
 from batcher.decisions import DispatchBatch, ReleaseReason
 from batcher.outcome import Outcome
 from gateway.statistics import Statistics, nv_metrics
+from models.spec import public_key
 from models.units import NS_PER_MS, NS_PER_S
 
 DURATION_BOUNDS_NS = tuple(
@@ -84,6 +86,14 @@ class BatchMeter:
         self.compute = Histogram(DURATION_BOUNDS_NS)
 
 
+class Remote(Collector):
+    """Counts that others keep."""
+
+    @abstractmethod
+    async def refresh(self) -> None:
+        """Ask for them; returns in a short while, whether there was an answer or not."""
+
+
 class Metrics(Collector):
     """All metrics of one server; `stages` are the names of the stages of each pipeline, by `name:version`.
 
@@ -101,7 +111,10 @@ class Metrics(Collector):
         corrections: Callable[[], Mapping[tuple[str, str], float]] = dict,
         breakers: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        self._pipelines = {pipeline: PipelineMeter(names) for pipeline, names in stages.items()}
+        self._pipelines: dict[str, PipelineMeter] = {}
+        self._by_key: dict[str, PipelineMeter] = {}
+        for pipeline, names in stages.items():
+            self.serve(pipeline, names)
         self._batches: dict[tuple[str, str], BatchMeter] = {}
         self._ready = dict.fromkeys(partitions, False)
         self._restarts = dict.fromkeys(partitions, 0)
@@ -111,19 +124,37 @@ class Metrics(Collector):
         self._corrections = corrections
         self._breakers = breakers
         self.statistics = Statistics()
+        self._remotes: list[Remote] = []
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
     def pipeline(self, pipeline: str) -> PipelineMeter:
-        """The counts of the pipeline known as `name:version`."""
-        return self._pipelines[pipeline]
+        """The counts of a pipeline that is served, by key."""
+        return self._by_key[pipeline]
+
+    def serve(self, pipeline: str, stages: Sequence[str]) -> None:
+        """Count a revision of a pipeline, together with those before it that had the same stages."""
+        public = public_key(pipeline)
+        meter = self._pipelines.get(public)
+        if meter is None or list(meter.stages) != list(stages):
+            meter = self._pipelines[public] = PipelineMeter(stages)
+        self._by_key[pipeline] = meter
+
+    def forget(self, key: str) -> None:
+        """No request and no batch of a revision comes any more; what was counted of it stays."""
+        self._by_key.pop(key, None)
+        self.statistics.forget(key)
+        if public_key(key) != key:
+            for known in [each for each in self._batches if each[0] == key]:
+                del self._batches[known]
 
     def batch_completed(self, batch: DispatchBatch, compute_ns: int) -> None:
         """Count a batch that ran, and the time that it took in the backend."""
         key = batch.model, batch.partition
         meter = self._batches.get(key)
         if meter is None:
-            meter = self._batches[key] = BatchMeter()
+            public = public_key(batch.model), batch.partition
+            meter = self._batches[key] = self._batches.setdefault(public, BatchMeter())
         meter.reasons[batch.reason] += 1
         meter.rows.observe(batch.rows)
         meter.compute.observe(compute_ns)
@@ -140,15 +171,26 @@ class Metrics(Collector):
 
     def exposition(self) -> bytes:
         """All metrics in the text format of Prometheus."""
-        nv = nv_metrics(self.statistics, self._pipelines, dict(self._queue_depths()))
+        nv = nv_metrics(self.statistics, self._pipelines, self._waiting())
         return generate_latest(self._registry) + nv.encode()
+
+    def include(self, remote: Remote) -> None:
+        """Show what others count, too."""
+        self._remotes.append(remote)
+        self._registry.register(remote)
+
+    async def scrape(self) -> bytes:
+        """As `exposition`, once others have been asked for what they count."""
+        for remote in self._remotes:
+            await remote.refresh()
+        return self.exposition()
 
     def collect(self) -> Iterator[Metric]:
         """The families, for prometheus_client."""
         yield from self._request_families()
         yield from self._batch_families()
         queue = GaugeMetricFamily("sluice_queue_requests", "Requests that wait.", labels=["model"])
-        for model, depth in self._queue_depths().items():
+        for model, depth in self._waiting().items():
             queue.add_metric([model], depth)
         ready = GaugeMetricFamily("sluice_partition_ready", "1 while the worker is up.", labels=["partition"])
         restarts = CounterMetricFamily("sluice_worker_restarts", "Workers that were lost.", labels=["partition"])
@@ -168,11 +210,18 @@ class Metrics(Collector):
         yield self._correction_family()
         yield from (queue, ready, restarts, busy, arena, breakers)
 
+    def _waiting(self) -> dict[str, int]:
+        waiting: Counter[str] = Counter()
+        for model, depth in self._queue_depths().items():
+            waiting[public_key(model)] += depth
+        return waiting
+
     def _correction_family(self) -> Metric:
         family = GaugeMetricFamily(
             "sluice_latency_correction", "Latency at the median, against the profile's.", labels=["model", "kind"]
         )
-        for key, correction in self._corrections().items():
+        latest = {(public_key(model), kind): each for (model, kind), each in self._corrections().items()}
+        for key, correction in latest.items():
             family.add_metric(key, correction)
         return family
 
@@ -215,6 +264,8 @@ class Metrics(Collector):
             "sluice_batch_compute_seconds", "Time in the backend.", labels=["model", "partition"]
         )
         for key, meter in self._batches.items():
+            if public_key(key[0]) != key[0]:
+                continue  # counted with its version
             for reason, count in meter.reasons.items():
                 batches.add_metric([*key, reason], count)
             meter.rows.add_to(rows, key)

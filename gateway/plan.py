@@ -34,12 +34,16 @@ class StagePlan(NamedTuple):
 
 
 class PipelinePlan(NamedTuple):
-    """One pipeline. `outputs` lists for each the stages that may have produced it, the first one that ran counts."""
+    """One pipeline. `outputs` lists for each the stages that may have produced it, the first one that ran counts.
+
+    `ranks` are those of the items of all outputs, unless every model and the pipeline have a batch dimension.
+    """
 
     batchable: bool
     stages: tuple[StagePlan, ...]
     outputs: dict[str, tuple[Wire, ...]]
     memory: OutputMemory
+    ranks: Mapping[str, int] = {}
 
 
 def plan_pipeline(
@@ -55,6 +59,8 @@ def plan_pipeline(
         else:
             names = tuple(map(str, stage.inputs.values()))
             plans.append(StagePlan(wires, stage.combine, wires["0"].tensor, reports, names, stage.weights))
+    keys = {key for stage in pipeline.stages for key in stage.models}
+    batched = pipeline.batchable and all(models[key].batchable for key in keys)
     return PipelinePlan(
         pipeline.batchable,
         tuple(plans),
@@ -63,4 +69,5 @@ def plan_pipeline(
             for name, sources in pipeline.sources.items()
         },
         output_memory(pipeline, models),
+        {} if batched else {tensor.name: len(tensor.shape) for tensor in pipeline.outputs},
     )

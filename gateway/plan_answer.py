@@ -33,7 +33,8 @@ class Arithmetic(msgspec.Struct, frozen=True):
 
     `kind_rate` rows a second come to `servers` partitions, less what other stages take of them. A batch of `rows` (of
     the stage) computes for `compute_ms`, a full one for `full_ms`, one of `rows99` for `compute99_ms`; `hand_off_ms`
-    comes to each. p99 is the latter with the longest of the three waits. `left_ms` of the objective are left when the
+    comes to each. p99 is the latter with the longest of the three waits and `beside99_ms`, that for stages which are
+    there at the same time. `left_ms` of the objective are left when the
     stage has ended, in which all that follows costs `rest_cost` a row (None: there is no time for it).
     """
 
@@ -47,6 +48,7 @@ class Arithmetic(msgspec.Struct, frozen=True):
     fill99_ms: float
     queue99_ms: float
     running99_ms: float
+    beside99_ms: float
     price_per_s: float
     begin_ms: float
     left_ms: float
@@ -107,7 +109,8 @@ class Bottleneck(msgspec.Struct, frozen=True):
     """The stage that takes most of the partitions' time.
 
     `capacity` is how many rows a second all partitions could do of its model and nothing else, `utilisation` the part
-    of their time that its rows take at the best batch size, `total_utilisation` that of all stages.
+    of their time that its rows take at the best batch size, `total_utilisation` that of all stages, on the partitions
+    where it is most. Partitions count that hold the models.
     """
 
     stage: str
@@ -143,6 +146,8 @@ class Limit(enum.StrEnum):
 class PlanAnswer(msgspec.Struct, frozen=True):
     """All that was found out. `rate` is in requests a second; `partitions` counts them by kind.
 
+    `residency` are the models that each partition holds, by its name; empty when there is room for all everywhere.
+
     `plan` is the quickest configuration, which misses the objective, when none fits. `front` is empty when the rate is
     too much for the partitions. `exact_cost_per_1000` is the least there is (None: nothing fits).
     """
@@ -153,6 +158,7 @@ class PlanAnswer(msgspec.Struct, frozen=True):
     percentile: float
     planner: str
     partitions: dict[str, int]
+    residency: dict[str, tuple[str, ...]]
     simulated: bool
     assumptions: tuple[str, ...]
     tables: tuple[TableUsed, ...]

@@ -15,13 +15,15 @@ from gateway.plan_question import Question, answer
 from gateway.plan_report import report
 from gateway.plan_tables import latency_tables, planned_partitions
 from gateway.planning import PLANNERS, WhatIf
-from gateway.wiring import configured_partitions, read_models
+from gateway.stored_profiles import look_up, model_memory
+from gateway.wiring import configured_partitions, partition_config, read_models
 from models.errors import ConfigError, ModelNotFound
 from models.pipeline import Pipeline
 from models.pipeline_check import single_model
+from models.profile_file import Entry
 from models.repository import ModelEntry, Repository
+from models.slo import MAX_SLO_MS
 from models.units import ms_to_ns
-from mps.cpu import available_cores
 from mps.partition import CpuPartition, MigPartition, Partition
 
 INFEASIBLE = 1
@@ -30,6 +32,7 @@ ESCALATION = 0.5
 """Share of rows that a stage with a condition is assumed to run for."""
 
 _MIG_SLICES = 7
+_MIB = 1 << 20
 
 
 def add_plan_command(commands: Any) -> None:
@@ -46,7 +49,7 @@ def add_plan_command(commands: Any) -> None:
     add("--rate", type=float, default=0.0, metavar="R", help="requests of one row a second (default: lone requests)")
     escalation = "share of the rows offered to a stage with a condition that it runs for (default 0.5)"
     add("--escalation", type=_escalation, action="append", default=[], metavar="STAGE=P", help=escalation)
-    percentile = "a stage that fewer requests than the rest of them reach takes no time (default 99)"
+    percentile = "a stage that at most 100 - P %% of the rows reach takes no time (default 99)"
     add("--percentile", type=float, default=99.0, metavar="P", help=percentile)
     add("--planner", choices=PLANNERS, default="exact", help="whose plan (default exact)")
     add("--seed", type=int, default=0, help="of planners that draw at random (default 0)")
@@ -71,14 +74,19 @@ def _plan(options: argparse.Namespace) -> int:
     pipeline = _pipeline(repository, options.pipeline, options.repository)
     assumptions: list[str] = []
     slo_ms = _slo_ms(options.slo_ms, pipeline, config, assumptions)
+    if slo_ms > MAX_SLO_MS:
+        assumptions.append(f"an objective of {MAX_SLO_MS:.0f} ms, a day: a longer one counts as that")
+        slo_ms = MAX_SLO_MS
     if not options.rate:
         assumptions.append("lone requests (--rate 0)")
     probabilities = _probabilities(pipeline, options.escalation, assumptions)
     text = options.partitions
     partitions = configured_partitions(config) if text is None else planned_partitions(text)
     models = [repository.models[key] for key in dict.fromkeys(key for each in pipeline.stages for key in each.models)]
+    if text is None and config.triton:
+        assumptions.append(f"Triton servers are left out: {', '.join(server.name for server in config.triton)}")
     tables, used = latency_tables(models, partitions, options.repository, _tell)
-    spec = _spec(config, models, pipeline, partitions)
+    spec = _spec(config, models, pipeline, partitions, assumptions)
     what_if = WhatIf(spec, tables, {pipeline_key(pipeline): probabilities}, options.percentile / 100)
     question = Question(ms_to_ns(slo_ms), options.rate, options.planner, options.seed, tuple(assumptions), tuple(used))
     found = answer(what_if, question)
@@ -103,8 +111,8 @@ def _tell(progress: str) -> None:
 
 def _repository(directory: Path | None, name: str, config: ServerConfig) -> Repository:
     if directory is not None:
-        return read_models(directory, [], config)
-    found = read_models(None, [Path(name)], config)
+        return read_models([directory], [], config)
+    found = read_models([], [Path(name)], config)
     for broken in found.broken:
         raise ConfigError(f"{broken.reason}; a pipeline or model of a repository needs --repository DIR")
     return found
@@ -151,29 +159,44 @@ def _probabilities(pipeline: Pipeline, given: list[tuple[str, float]], assumptio
 
 
 def _spec(
-    config: ServerConfig, models: list[ModelEntry], pipeline: Pipeline, partitions: tuple[Partition, ...]
+    config: ServerConfig,
+    models: list[ModelEntry],
+    pipeline: Pipeline,
+    partitions: tuple[Partition, ...],
+    assumptions: list[str],
 ) -> SchedulerSpec:
     """As the server's, with this pipeline alone."""
     specs = [entry.spec for entry in models]
+    configs = [_partition(config, each) for each in partitions]
     return build_spec(
         specs,
         [pipeline],
-        [
-            PartitionConfig(each.name, each.profile_kind, config.prices.per_second(each), _share(each))
-            for each in partitions
-        ],
+        configs,
         limits=config.limits.config(),
         policies=config.policies(specs),
         default_policy=config.policy.config(),
+        memory_of=_memory(models, configs, assumptions) if any(each.memory_bytes for each in configs) else None,
     )
 
 
-def _share(partition: Partition) -> float:
-    """Of the machine's cores, or of a GPU."""
+def _memory(models: list[ModelEntry], partitions: list[PartitionConfig], assumptions: list[str]) -> dict[str, int]:
+    """The bytes that each model takes, as the server finds them."""
+    memory: dict[str, int] = {}
+    for model in models:
+        found = look_up(model, {partition.kind for partition in partitions})
+        memory[model.spec.key] = model_memory(
+            model, {kind: entry for kind, entry in found.items() if isinstance(entry, Entry)}
+        )
+        assumptions.append(f"{model.spec.key} takes {memory[model.spec.key] / _MIB:.3g} MiB where it is held")
+    return memory
+
+
+def _partition(config: ServerConfig, partition: Partition) -> PartitionConfig:
     match partition:
         case CpuPartition():
-            return min(len(partition.cores) / len(available_cores()), 1.0)
+            return partition_config(config, partition)
         case MigPartition():
-            return int(partition.profile.partition("g")[0]) / _MIG_SLICES
+            share = int(partition.profile.partition("g")[0]) / _MIG_SLICES
         case _:
-            return partition.share_percent / 100
+            share = partition.share_percent / 100
+    return PartitionConfig(partition.name, partition.profile_kind, config.prices.per_second(partition), share)

@@ -95,6 +95,7 @@ class Figures:
             fill99_ms=ns_to_ms(predicted.fill99_ns),
             queue99_ms=ns_to_ms(predicted.queue99_ns),
             running99_ms=ns_to_ms(predicted.running99_ns),
+            beside99_ms=ns_to_ms(predicted.beside99_ns),
             price_per_s=demand.price[option.kind],
             begin_ms=ns_to_ms(begin_ns),
             left_ms=ns_to_ms(left_ns),

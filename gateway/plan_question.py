@@ -52,7 +52,8 @@ def answer(what_if: WhatIf, question: Question) -> PlanAnswer:
         rate=question.rate,
         percentile=what_if.percentile * 100,
         planner=question.planner,
-        partitions=dict(now.demand.hosts),
+        partitions=dict(now.demand.partitions),
+        residency=now.residency,
         simulated=bool(simulated),
         assumptions=question.assumptions,
         tables=question.tables,
@@ -116,8 +117,7 @@ def _bottleneck(now: Situation) -> Bottleneck:
     stage = now.pipeline.stages[index]
     model = stage.model or ""
     capacity = sum(demand.capacities(model).values())
-    total = sum(share for share, _ in shares)
-    return Bottleneck(stage.name, model, capacity, share * now.rate, total * now.rate)
+    return Bottleneck(stage.name, model, capacity, share * now.rate, demand.busiest)
 
 
 def _limit(what_if: WhatIf, highest: float) -> Limit:
@@ -131,9 +131,9 @@ def _infeasible(now: Situation, question: Question, plan: Configuration, highest
         neck = _bottleneck(now)
         return Infeasible(
             neck.stage,
-            f"at {now.rate:.10g} requests/s all stages together take {neck.total_utilisation:.0%} of the partitions' "
-            f"time in their best batches, at most {RHO_MAX:.0%} are planned for; stage '{neck.stage}' takes most of "
-            f"it: {neck.utilisation:.0%}",
+            f"at {now.rate:.10g} requests/s all stages together take {_percent(neck.total_utilisation)} of the "
+            f"partitions' time in their best batches, at most {RHO_MAX:.0%} are planned for; stage '{neck.stage}' "
+            f"takes most of it: {_percent(neck.utilisation)}",
             None,
             None if nearest_rate is None else now.rate - nearest_rate,
             None,
@@ -154,3 +154,7 @@ def _infeasible(now: Situation, question: Question, plan: Configuration, highest
         quickest_ms,
         nearest_rate,
     )
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.3g}%"

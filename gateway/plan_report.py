@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from gateway.plan_answer import PER, Arithmetic, Configuration, Limit, PlanAnswer, StageAnswer, TableSource
 from gateway.plot import Points, plot
+from gateway.text_table import aligned
 
 _COLUMNS = (
     "stage",
@@ -17,6 +18,10 @@ _COLUMNS = (
     "cost/1000",
     "busy",
 )
+
+
+_WHOLE, _HUGE = 1e4, 1e12
+"""Rates from one to the other are told to the row."""
 
 
 def report(answer: PlanAnswer, *, explain: bool = False) -> str:
@@ -43,6 +48,7 @@ def _head(answer: PlanAnswer) -> str:
     kinds = ", ".join(f"{count} x {kind}{_mark(answer, kind)}" for kind, count in answer.partitions.items())
     lines = [f"{answer.pipeline}: p99 within {answer.slo_ms:g} ms at {_rate(answer.rate)} requests/s on {kinds}"]
     lines += [f"assumed: {assumption}" for assumption in answer.assumptions]
+    lines += [f"held by {name}: {_listed(models) or 'nothing'}" for name, models in answer.residency.items()]
     for source in TableSource:
         if used := [table for table in answer.tables if table.source is source]:
             lines.append(f"latencies {_source(source)}: {_listed(f'{each.model} on {each.kind}' for each in used)}")
@@ -69,7 +75,7 @@ def _stages(answer: PlanAnswer) -> str:
     plan = answer.plan
     mark = "SIMULATED" if answer.simulated else ""
     total = ("all", "", mark, "", "", "", _ms(plan.p50_ms), _ms(plan.p99_ms), _cost(plan.cost_per_1000), "")
-    return "\n".join(_table([_COLUMNS, *(_cells(stage) for stage in plan.stages), total]))
+    return "\n".join(aligned([_COLUMNS, *(_cells(stage) for stage in plan.stages), total], left=3))
 
 
 def _cells(stage: StageAnswer) -> tuple[str, ...]:
@@ -98,7 +104,8 @@ def _infeasible(answer: PlanAnswer) -> list[str]:
     assert trouble is not None
     lines = [f"INFEASIBLE: {trouble.reason}"]
     if trouble.excess_rate is not None:
-        lines.append(f"  {_rate(trouble.excess_rate)} requests/s too many for this objective")
+        what = "these partitions" if answer.limited_by is Limit.CAPACITY else "this objective"
+        lines.append(f"  {_rate(trouble.excess_rate)} requests/s too many for {what}")
     nearest = []
     if trouble.nearest_slo_ms is not None:
         nearest.append(f"an objective of {trouble.nearest_slo_ms:.3f} ms at this rate")
@@ -150,7 +157,7 @@ def _plot(answer: PlanAnswer) -> str:
         series["runner-up"] = [(answer.runner_up.p99_ms, answer.runner_up.cost_per_1000)]
     if answer.plan.p99_ms is not None:
         series["plan"] = [(answer.plan.p99_ms, answer.plan.cost_per_1000)]
-    return plot(series, x_label="p99, ms", y_label="cost of 1000 requests", log_x=True, height=12)
+    return plot(series, x_label="p99, ms", y_label="cost of 1000 requests", log_x=True, height=12, steps=True)
 
 
 def _arithmetic(answer: PlanAnswer, stage: StageAnswer) -> str:
@@ -187,8 +194,9 @@ def _busy(stage: StageAnswer, part: Arithmetic, full_ms: float) -> str:
 def _p99(stage: StageAnswer, part: Arithmetic) -> str:
     waits = f"fill {part.fill99_ms:.3f}, queue {part.queue99_ms:.3f}, running batch {part.running99_ms:.3f}"
     time = f"l({part.rows99}) {part.compute99_ms + part.hand_off_ms:.3f}"
+    beside = f" + stages beside it {part.beside99_ms:.3f}" if part.beside99_ms else ""
     counted = "" if stage.counted else "; it does not count: too few requests come so far"
-    return f"{time} + the longest of ({waits}) = {_ms(stage.p99_ms)} ms{counted}"
+    return f"{time} + the longest of ({waits}){beside} = {_ms(stage.p99_ms)} ms{counted}"
 
 
 def _row_cost(stage: StageAnswer, part: Arithmetic) -> str:
@@ -215,17 +223,6 @@ def _sums(plan: Configuration) -> Iterator[str]:
     yield f"cost of 1000 requests: {' + '.join(costs)} = {_cost(plan.cost_per_1000)}"
 
 
-def _table(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    """Rows with columns of equal width: text to the left, numbers (from the fourth column on) to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [
-            cell.ljust(width) if index < 3 else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(cells).rstrip()
-
-
 def _ms(milliseconds: float | None) -> str:
     return "-" if milliseconds is None else f"{milliseconds:.3f}"
 
@@ -235,7 +232,7 @@ def _percent(share: float) -> str:
 
 
 def _rate(rate: float) -> str:
-    return f"{rate:.4g}" if rate < 10_000 else f"{rate:.0f}"
+    return f"{rate:.0f}" if _WHOLE <= rate < _HUGE else f"{rate:.4g}"
 
 
 def _cost(cost: float) -> str:

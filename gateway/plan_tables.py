@@ -1,12 +1,12 @@
 """The latencies that a plan is made from: stored ones, and those of models that are timed for it here and now."""
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from gateway.plan_answer import TableSource, TableUsed
 from gateway.stored_profiles import look_up, shortfall
 from models.errors import ConfigError
+from models.partition_kind import parse_kind
 from models.profile import LatencyTable
 from models.profile_file import Entry, ProfileStale, Source
 from models.repository import ModelEntry
@@ -14,10 +14,6 @@ from models.simulated_gpu import share_of
 from mps.cpu import available_cores, default_partitions
 from mps.partition import CpuPartition, MigPartition, MpsPartition, Partition
 from mps.profiling import time_on
-
-_KIND = re.compile(
-    r"cpu(?P<cores>[1-9][0-9]{0,3})(/x(?P<slowdown>[0-9.]+))?|mig-(?P<profile>[1-7]g(\.[0-9]+gb)?)|mps-(?P<percent>[0-9]+)"
-)
 
 Tables = dict[str, dict[str, LatencyTable]]
 
@@ -33,18 +29,18 @@ def planned_partitions(text: str) -> tuple[Partition, ...]:
 
 
 def _partition(name: str, kind: str) -> Partition:
-    match = _KIND.fullmatch(kind)
-    if match is None:
+    parsed = parse_kind(kind)
+    if parsed is None:
         raise ConfigError(f"--partitions: expected a number, or kinds such as cpu1,cpu2/x3,mig-1g,mps-20; got '{kind}'")
-    if match["cores"]:
+    if parsed.cores:
         try:
-            return CpuPartition(name, tuple(range(int(match["cores"]))), float(match["slowdown"] or 1))
+            return CpuPartition(name, tuple(range(parsed.cores)), parsed.slowdown)
         except ValueError as error:
             raise ConfigError(f"--partitions: {kind}: {error}") from error
     share_of(kind)
-    if match["profile"]:
-        return MigPartition(name, "", match["profile"])
-    return MpsPartition(name, "", int(match["percent"]), 0)
+    if parsed.profile:
+        return MigPartition(name, "", parsed.profile)
+    return MpsPartition(name, "", parsed.percent, 0)
 
 
 def latency_tables(

@@ -10,6 +10,8 @@ import numpy as np
 from batcher.config import SchedulerSpec
 from batcher.planner.aquatope import plan_aquatope
 from batcher.planner.brute_force import plan_brute_force
+from batcher.planner.build import residency_of
+from batcher.planner.demand import Demand
 from batcher.planner.esg import plan_esg
 from batcher.planner.exact import ExactPlanner, plan_exact
 from batcher.planner.fast_gshare import plan_fast_gshare
@@ -17,7 +19,7 @@ from batcher.planner.infless import plan_infless
 from batcher.planner.orion import plan_orion
 from batcher.planner.problem import Path, PathPlanner, Problem
 from batcher.planner.slo_split import path_of
-from batcher.planner.stage_options import Candidate, Demand, pipeline_candidates, problem_of
+from batcher.planner.stage_options import Candidate, pipeline_candidates, problem_of
 from batcher.plans import Front, Observed
 from models.errors import ConfigError
 from models.profile import LatencyTable
@@ -75,7 +77,8 @@ class WhatIf:
     def at(self, rate: float) -> "Situation":
         """The pipeline at so many rows a second; ConfigError when nothing is known of a model."""
         observed = Observed(self._tables, {self.pipeline.name: rate}, self._probabilities)
-        return Situation(self, Demand(self.spec, observed), rate)
+        residency = residency_of(self.spec, observed)
+        return Situation(self, Demand(self.spec, observed, residency), residency, rate)
 
     def highest_rate(self, slo_ns: int) -> float:
         """The highest rate at which some configuration keeps to the objective, by bisection; 0 when none is."""
@@ -89,10 +92,14 @@ class WhatIf:
 
 
 class Situation:
-    """What there is to choose from at one rate. `demand` tells what the rate asks of the partitions."""
+    """What there is to choose from at one rate. `demand` tells what the rate asks of the partitions.
 
-    def __init__(self, what_if: WhatIf, demand: Demand, rate: float) -> None:
+    `residency` are the models that each partition holds, by its name; empty when all are everywhere.
+    """
+
+    def __init__(self, what_if: WhatIf, demand: Demand, residency: Mapping[str, tuple[str, ...]], rate: float) -> None:
         self.rate = rate
+        self.residency = dict(residency)
         self.demand = demand
         self.pipeline = what_if.pipeline
         self._percentile = what_if.percentile
@@ -105,11 +112,11 @@ class Situation:
 
     @property
     def capacity(self) -> float:
-        """Requests a second that would take all of the partitions' time with the best batches of the best variants."""
+        """Requests a second that no configuration can take: the best batches of one stage would need all the time."""
         busy_s = 0.0
         for stage, reach in zip(self.pipeline.stages, self.demand.reach[self.pipeline.name], strict=True):
             if models := stage.variants or (stage.model and (stage.model,)):
-                busy_s += reach / max(sum(self.demand.capacities(model).values()) for model in models)
+                busy_s = max(busy_s, reach / max(sum(self.demand.capacities(model).values()) for model in models))
         return 1 / busy_s if busy_s else math.inf
 
     def fits(self, slo_ns: int) -> bool:

@@ -20,11 +20,13 @@ def plot(
     log_x: bool = False,
     log_y: bool = False,
     lines: bool = True,
+    steps: bool = False,
 ) -> str:
     """A plot of several series, each with a mark of its own that a legend explains, as lines joined by newlines.
 
     `width` and `height` are those of the field in characters, without its axes. `lines` joins the points of a series in
-    the order given. On a logarithmic axis only points above 0 are shown. Where marks meet, the later series is seen.
+    the order given, with `steps` as a function that keeps its value up to the next point. On a logarithmic axis only
+    points above 0 are shown. Where marks meet, the later series is seen.
     """
     shown = {
         name: [(x, y) for x, y in points if _finite(x, log_x) and _finite(y, log_y)] for name, points in series.items()
@@ -39,7 +41,13 @@ def plot(
     if lines:
         for cells in placed.values():
             for start, end in pairwise(cells):
-                _draw(field, start, end)
+                if steps:
+                    corner = end[0], start[1]
+                    _draw(field, start, corner)
+                    _draw(field, corner, end)
+                    field[corner[1]][corner[0]] = _LINE
+                else:
+                    _draw(field, start, end)
     for index, cells in enumerate(placed.values()):
         for column, row in cells:
             field[row][column] = _MARKS[index % len(_MARKS)]

@@ -1,7 +1,6 @@
 """The command `sluice profile`: measure models, or simulate them, and show, export and import what is stored."""
 
 import argparse
-import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from gateway.profile_report import report, summary
 from gateway.wiring import configured_partitions, read_models
 from models.errors import ConfigError, ServingError
 from models.fingerprint import SIMULATED, fingerprint
+from models.partition_kind import parse_kind
 from models.profile_csv import read_csv, write_csv
 from models.profile_file import (
     Entry,
@@ -34,7 +34,6 @@ INTERRUPTED = 130
 """Exit status after a keyboard interrupt, as shells have it."""
 
 _ACTIONS = ("measure", "show", "export", "import")
-_CPU_KIND = re.compile(r"cpu([1-9][0-9]*)")
 
 
 def spelled_out(arguments: Sequence[str]) -> list[str]:
@@ -166,11 +165,11 @@ def _chosen(options: argparse.Namespace) -> list[ModelEntry]:
     if repository is None:
         if not names:
             raise ConfigError("expected model files, or --repository DIR")
-        found = read_models(None, [Path(name) for name in names], config)
+        found = read_models([], [Path(name) for name in names], config)
         for broken in found.broken:
             raise ConfigError(broken.reason)
         return list(found.models.values())
-    found = read_models(repository, [], config)
+    found = read_models([repository], [], config)
     chosen: dict[str, ModelEntry] = {}
     for name in names:
         here = {key: entry for key, entry in found.models.items() if name in (key, entry.spec.name)}
@@ -196,12 +195,16 @@ def _partitions(text: str | None, config: ServerConfig) -> list[CpuPartition]:
 
 def _partition(kind: str) -> CpuPartition:
     cores = available_cores()
-    match = _CPU_KIND.fullmatch(kind)
-    if match is None:
-        raise ConfigError(f"--partitions: {kind} cannot be measured here, expected kinds cpu1 to cpu{len(cores)}")
-    if int(match[1]) > len(cores):
+    parsed = parse_kind(kind)
+    if parsed is None or not parsed.cores:
+        expected = f"expected kinds cpu1 to cpu{len(cores)}, or slower ones such as cpu1/x3"
+        raise ConfigError(f"--partitions: {kind} cannot be measured here, {expected}")
+    if parsed.cores > len(cores):
         raise ConfigError(f"--partitions: {kind} has more than the {len(cores)} cores that this process may use")
-    return CpuPartition(kind, cores[: int(match[1])])
+    try:
+        return CpuPartition(kind, cores[: parsed.cores], parsed.slowdown)
+    except ValueError as error:
+        raise ConfigError(f"--partitions: {kind}: {error}") from error
 
 
 def _batches(entry: ModelEntry, batches: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -214,10 +217,10 @@ def _batches(entry: ModelEntry, batches: tuple[int, ...] | None) -> tuple[int, .
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    sizes = sorted({int(size) for size in text.split(",")})
-    if sizes[0] < 1:
-        raise ValueError("batch sizes are at least 1")
-    return tuple(sizes)
+    sizes = text.split(",")
+    if not all(size.isdecimal() and int(size) for size in sizes):
+        raise argparse.ArgumentTypeError(f"expected batch sizes of at least 1 such as 1,2,4, got '{text}'")
+    return tuple(sorted(set(map(int, sizes))))
 
 
 def _listed(numbers: Iterable[int]) -> str:

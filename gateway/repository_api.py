@@ -5,7 +5,10 @@ from collections.abc import Mapping
 import msgspec
 
 from gateway.catalogue import Catalogue, ModelState
-from models.errors import BackendUnavailable, UnsupportedRequest
+from gateway.config import Control
+from gateway.lifecycle import Lifecycle
+from gateway.lifecycle_override import read_override
+from models.errors import BackendUnavailable, RequestError, UnsupportedRequest
 
 
 class IndexEntry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -18,30 +21,62 @@ class IndexEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RepositoryApi:
-    """Tells what is in the repository. Nothing can be loaded or unloaded: all models are, from the start."""
+    """Tells what is in the repository and, with control `explicit`, has the `lifecycle` load and unload it."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
+    def __init__(
+        self, catalogue: Catalogue, lifecycle: Lifecycle | None = None, control: Control = Control.NONE
+    ) -> None:
         self._catalogue = catalogue
+        self._lifecycle = lifecycle
+        self._control = control
+
+    @property
+    def changes(self) -> bool:
+        """Whether clients may load and unload."""
+        return self._control is Control.EXPLICIT
 
     def index(self, repository: str, ready_only: bool) -> list[IndexEntry]:
-        """Everything that is known, or just what is ready. `repository` must be "", as the others' must."""
+        """Everything that is known, or just what is ready; what was never loaded is a name alone.
+
+        `repository` must be "", as the others' must.
+        """
         _check(repository)
-        return [
+        entries = [
             IndexEntry(name, version, state, reason)
             for name in self._catalogue.names()
             for version, state, reason in self._catalogue.states(name)
             if state is ModelState.READY or not ready_only
         ]
+        if self._lifecycle is None or self._control is Control.NONE or ready_only:
+            return entries
+        found = [IndexEntry(name) for name in self._lifecycle.source.names() if name not in self._catalogue]
+        return sorted([*entries, *found], key=lambda entry: entry.name)
 
-    def load(self, repository: str, name: str, parameters: Mapping[str, object]) -> None:
-        """Load a model, or load it again."""
+    async def load(self, repository: str, name: str, parameters: Mapping[str, object]) -> None:
+        """Load a model or pipeline, or load it again if it has changed; returns when it is ready."""
         _check(repository)
-        raise _not_allowed("load", name)
+        if self._lifecycle is None or not self.changes:
+            raise _not_allowed("load", name, self._control)
+        _check_name("load", name)
+        await self._lifecycle.load(name, read_override(parameters))
 
-    def unload(self, repository: str, name: str, parameters: Mapping[str, object]) -> None:
-        """Unload a model."""
+    async def unload(self, repository: str, name: str, parameters: Mapping[str, object]) -> None:
+        """Unload a model or pipeline: it gets no more requests."""
         _check(repository)
-        raise _not_allowed("unload", name)
+        if self._lifecycle is None or not self.changes:
+            raise _not_allowed("unload", name, self._control)
+        _check_name("unload", name)
+        for each, value in parameters.items():
+            if each not in _UNLOAD_PARAMETERS:
+                known = " and ".join(f"'{known}'" for known in _UNLOAD_PARAMETERS)
+                raise RequestError(f"parameter '{each:.80}' is unknown; expected {known}")
+            if not isinstance(value, bool):
+                raise RequestError(f"parameter '{each}' must be true or false, got {value!r:.80}")
+        with_needs, recycle = (bool(parameters.get(each)) for each in _UNLOAD_PARAMETERS)
+        await self._lifecycle.unload(name, with_needs=with_needs, recycle=recycle)
+
+
+_UNLOAD_PARAMETERS = ("unload_dependents", "recycle")
 
 
 def _check(repository: str) -> None:
@@ -49,8 +84,13 @@ def _check(repository: str) -> None:
         raise UnsupportedRequest("'repository_name' specification is not supported")
 
 
-def _not_allowed(what: str, name: str) -> BackendUnavailable:
+def _check_name(what: str, name: str) -> None:
+    if not name.strip() or "/" in name or name[0] == ".":
+        raise RequestError(f"failed to {what} '{name:.80}': expected the name of a model")
+
+
+def _not_allowed(what: str, name: str, control: Control) -> BackendUnavailable:
     return BackendUnavailable(
         f"failed to {what} '{name:.80}', explicit model load / unload is not allowed if polling is enabled or the "
-        "model control mode is none, which it is"
+        f"model control mode is none; it is {control}"
     )

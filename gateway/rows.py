@@ -51,6 +51,13 @@ def content(tensor: Tensor) -> Array:
     return tensor if tensor.ndim else tensor.reshape(1)
 
 
+def shaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The same elements in as many rows, as a view in another shape; raises ValueError where they do not fill it."""
+    if isinstance(tensor, WireBytes):
+        return WireBytes(tensor.buffer, shape, tensor.row_offsets)
+    return tensor.reshape(shape)
+
+
 def merge(parts: Sequence[tuple[Tensor, Sequence[int]]], rows: int) -> Tensor:
     """A tensor of `rows` rows in new memory from `(tensor, the rows of the result that it holds)`.
 

@@ -9,8 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Protocol
 
-import msgspec
-
 from batcher.config import SchedulerSpec
 from batcher.decisions import (
     AnyDecision,
@@ -39,6 +37,7 @@ from batcher.events import (
     PlanBuilt,
     RequestArrived,
     RequestCancelled,
+    ServingChanged,
 )
 from batcher.outcome import Outcome
 from batcher.plans import Observed, Plan
@@ -46,7 +45,8 @@ from batcher.scheduler import Scheduler
 from gateway.answer import Answer, Tensor
 from gateway.batch_runs import BatchRuns
 from gateway.executors.base import Executor
-from gateway.metrics import Metrics, PipelineMeter
+from gateway.metrics import Metrics
+from gateway.submission import Submission
 from gateway.trace import TRACE_REQUESTS, Trace, Traces
 from models.errors import PartitionError, RejectedError, RequestError
 from models.units import NS_PER_S
@@ -78,18 +78,6 @@ BuildPlans = Callable[[SchedulerSpec, Observed], Plan]
 
 Observe = Callable[[int, AnyEvent | None, list[AnyDecision]], None]
 """Is told every step of the scheduler: the time, the event (None for a wake-up) and the decisions."""
-
-
-class Submission(msgspec.Struct, eq=False):
-    """A request that was handed to the runtime: its number, what it will resolve to, and what is remembered of it.
-
-    `meter` counts it.
-    """
-
-    request: int
-    future: asyncio.Future[Answer]
-    trace: Trace
-    meter: PipelineMeter
 
 
 class Runtime:
@@ -176,12 +164,15 @@ class Runtime:
         memory_bytes: int,
         id: str = "",
         max_cost: float | None = None,
+        priority: int = 0,
+        expires_ns: int = 0,
     ) -> Submission:
         """Hand over a valid request; its tensors belong to the runtime until the future is done.
 
         `pipeline` is `name:version`. `memory_bytes` is the size of the inputs, to which that of the stages' outputs
-        is added. The request is remembered by `id`. Raises RejectedError once the runtime is closed, and RequestError
-        when they are over the memory limit by themselves.
+        is added. The request is remembered by `id`. `priority` and `expires_ns` are for models that heed them (see
+        `RequestArrived`). Raises RejectedError once the runtime is closed, and RequestError when the tensors are over
+        the memory limit by themselves.
         """
         if self._closed:
             raise RejectedError("the server is stopping")
@@ -194,12 +185,37 @@ class Runtime:
                 f"{self._memory_limit} bytes"
             )
         future: asyncio.Future[Answer] = self._loop.create_future()
-        arrival = RequestArrived(request, pipeline, rows, deadline_ns, batch_key, memory_bytes, max_cost)
+        arrival = RequestArrived(
+            request, pipeline, rows, deadline_ns, batch_key, memory_bytes, max_cost, priority, expires_ns
+        )
         trace = Trace(id, arrival, self._clock(), self._stages[pipeline])
         submission = self._open[request] = Submission(request, future, trace, self._metrics.pipeline(pipeline))
         self.traces.add(trace)
         self.post(arrival)
         return submission
+
+    def recall(
+        self, pipeline: str, rows: int, deadline_ns: int, id: str, outputs: Mapping[str, Tensor], since_ns: int
+    ) -> Submission:
+        """Answer a request that came at that time with what is known already: the scheduler never hears of it."""
+        request = self._next_request = self._next_request + 1
+        trace = Trace(id, RequestArrived(request, pipeline, rows, deadline_ns), since_ns, self._stages[pipeline])
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        submission = self._open[request] = Submission(request, future, trace, self._metrics.pipeline(pipeline))
+        self.traces.add(trace)
+        self._now_ns = self._clock()
+        self._settle(request, Answer(Outcome.COMPLETED, "it was answered from the cache", outputs=outputs))
+        return submission
+
+    def serve(self, change: ServingChanged) -> None:
+        """Serve something else, with models that the executor knows; nothing is submitted to what is retired."""
+        for pipeline in change.pipelines:
+            self._stages[pipeline.name] = pipeline.stages
+            self._metrics.serve(pipeline.name, [stage.name for stage in pipeline.stages])
+        for name in change.retired:
+            del self._stages[name]
+            self._metrics.forget(name)
+        self.post(change)
 
     def cancel(self, request: int) -> None:
         """Tell that nobody waits for a request any more; nothing happens when it has its outcome already."""
@@ -321,11 +337,11 @@ class Runtime:
     def _built(self, build: int, future: asyncio.Future[Plan]) -> None:
         if self._closed or future.cancelled():
             return
-        plan = None
-        if (error := future.exception()) is None:
-            plan = future.result()
-        else:
+        plan = None if (error := future.exception()) else future.result()
+        if plan is None:
             logger.error("plan %d could not be built; the one before stays", build, exc_info=error)
+        for pipeline, reason in plan.failed.items() if plan else ():
+            logger.error("plan %d: pipeline %s keeps the one before: %s", build, pipeline, reason)
         self.post(PlanBuilt(build, plan))
 
     def _combine(self, decision: CombineOutputs) -> None:

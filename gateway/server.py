@@ -17,6 +17,9 @@ from gateway.catalogue import Catalogue
 from gateway.executors.triton import MixedExecutor
 from gateway.executors.worker import WorkerExecutor
 from gateway.http_server import HttpServer
+from gateway.lifecycle import Lifecycle
+from gateway.lifecycle_loads import Loads
+from gateway.lifecycle_poll import Poll
 from gateway.logs import log
 from gateway.metrics import Metrics
 from gateway.runtime import Runtime
@@ -34,8 +37,9 @@ YOUNG_OBJECTS = 20_000
 class PartitionWatch:
     """Passes on how the workers are, and knows when all of them are up for the first time."""
 
-    def __init__(self, catalogue: Catalogue, metrics: Metrics) -> None:
+    def __init__(self, catalogue: Catalogue, metrics: Metrics, loads: Loads) -> None:
         self._catalogue = catalogue
+        self._loads = loads
         self._metrics = metrics
         self.all_ready = asyncio.Event()
 
@@ -56,6 +60,7 @@ class PartitionWatch:
         )
         self._metrics.partition_ready(partition)
         self._catalogue.partition_ready(partition, loaded, failed)
+        self._loads.partition_ready(partition, loaded, failed)
         if self._catalogue.server_ready():
             self.all_ready.set()
 
@@ -64,6 +69,7 @@ class PartitionWatch:
         log(logger, logging.ERROR, "worker lost", partition=partition, reason=reason)
         self._metrics.partition_lost(partition)
         self._catalogue.partition_lost(partition)
+        self._loads.partition_lost(partition, reason)
 
     def triton_ready(self, partition: str, url: str, loaded: Sequence[str], failed: Mapping[str, str]) -> None:
         """A Triton server takes batches; `failed` maps models that it does not run to the reasons."""
@@ -72,6 +78,7 @@ class PartitionWatch:
         log(logger, logging.INFO, "triton ready", partition=partition, url=url, models=list(loaded))
         self._metrics.partition_ready(partition)
         self._catalogue.partition_ready(partition, loaded, failed)
+        self._loads.partition_ready(partition, loaded, failed)
         if self._catalogue.server_ready():
             self.all_ready.set()
 
@@ -80,6 +87,7 @@ class PartitionWatch:
         log(logger, logging.ERROR, "triton lost", partition=partition, url=url, reason=reason)
         self._metrics.partition_lost(partition)
         self._catalogue.partition_unreachable(partition)
+        self._loads.partition_lost(partition, reason)
         if self._catalogue.server_ready():
             self.all_ready.set()
 
@@ -87,16 +95,19 @@ class PartitionWatch:
         """A worker that is up holds one more model."""
         log(logger, logging.INFO, "model loaded", model=model, partition=partition)
         self._catalogue.model_loaded(partition, model)
+        self._loads.model_loaded(partition, model)
 
     def model_load_failed(self, partition: str, model: str, reason: str) -> None:
         """A worker that is up could not load a model."""
         log(logger, logging.ERROR, "model failed to load", model=model, partition=partition, reason=reason)
         self._catalogue.model_load_failed(model, reason)
+        self._loads.model_load_failed(partition, model, reason)
 
     def model_unloaded(self, partition: str, model: str) -> None:
         """A worker that is up does not hold a model any more."""
         log(logger, logging.INFO, "model unloaded", model=model, partition=partition)
         self._catalogue.model_unloaded(partition, model)
+        self._loads.model_unloaded(partition, model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +122,8 @@ class Server:
     grpc: grpc.aio.Server
     address: tuple[str, int, int]
     drain_timeout_s: float
+    lifecycle: Lifecycle
+    poll: Poll | None = None
 
     async def run(self, ready_file: Path | None) -> int:
         """Serve until SIGTERM or SIGINT, then finish what is in flight; a second signal ends it at once.
@@ -130,6 +143,7 @@ class Server:
             logger, logging.INFO, "server started", host=host, http_port=http_port, grpc_port=grpc_port, pid=os.getpid()
         )
         announced = asyncio.create_task(self._announce(ready_file))
+        polling = None if self.poll is None else asyncio.create_task(self.poll.run())
         stopped = asyncio.create_task(stop.wait())
         failed = asyncio.create_task(self.runtime.failed.wait())
         try:
@@ -137,6 +151,9 @@ class Server:
             given_up = await self._drain(force)
         finally:
             announced.cancel()
+            if polling is not None:
+                polling.cancel()
+            self.lifecycle.close()
             stopped.cancel()
             failed.cancel()
             await self._close(http)

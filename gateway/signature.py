@@ -1,6 +1,6 @@
 """What requests to one pipeline must look like, prepared once a revision so that checking one is cheap."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -45,12 +45,13 @@ class Signature:
         self.pipeline = pipeline
         self.name = pipeline.name
         self.version = str(pipeline.version)
-        self.key = f"{pipeline.name}:{pipeline.version}"
+        self.key = pipeline.key
         self.outputs = {spec.name: spec for spec in pipeline.outputs}
         self.output_names = tuple(self.outputs)
+        self.datatypes = {spec.name: spec.datatype.value for spec in pipeline.outputs}
         self._inputs = {spec.name: _Input(spec) for spec in pipeline.inputs}
         self.binary_only = tuple(spec.name for spec in pipeline.outputs if spec.datatype in RAW_ONLY)
-        self._variable = [spec.name for spec in pipeline.inputs if not spec.fixed]
+        self._keyed = [spec.name for spec in pipeline.inputs if spec.keyed]
         self._batchable = pipeline.batchable
         self._max_rows = pipeline.max_batch_size
 
@@ -88,12 +89,24 @@ class Signature:
             inputs[tensor.name] = array = _tensor(expected, tensor, rows)
             memory_bytes += array.nbytes
         if len(inputs) != len(self._inputs):
-            missing = _quoted(name for name in self._inputs if name not in inputs)
-            raise UnknownInput(
-                f"expected {len(self._inputs)} inputs but got {len(inputs)} inputs for model '{self.name}': "
-                f"missing required input(s) {missing}"
-            )
-        return Accepted(inputs, rows, self._batch_key(inputs) if self._variable else "", memory_bytes)
+            self._check_missing(inputs)
+        return Accepted(inputs, rows, self._batch_key(inputs) if self._keyed else "", memory_bytes)
+
+    def _check_missing(self, inputs: Mapping[str, Tensor]) -> None:
+        """Raise UnknownInput unless all that is left out may be, and something is given."""
+        required = [name for name, each in self._inputs.items() if not each.spec.optional]
+        missing = [name for name in required if name not in inputs]
+        if inputs and not missing:
+            return
+        count = f"{len(self._inputs)}"
+        if len(required) < len(self._inputs):
+            count = f"number of inputs between {max(len(required), 1)} and {len(self._inputs)}"
+        else:
+            count += " inputs"
+        raise UnknownInput(
+            f"expected {count} but got {len(inputs)} inputs for model '{self.name}'"
+            + (f": missing required input(s) {_quoted(missing)}" if missing else "")
+        )
 
     def raw_input(self, data: Buffer) -> WireTensor:
         """The one input in a body that is all data: a batch of one row, whose one variable dimension its size tells.
@@ -164,7 +177,7 @@ class Signature:
 
     def _batch_key(self, inputs: dict[str, Tensor]) -> str:
         first = 1 if self._batchable else 0
-        return batch_key((name, inputs[name].shape[first:]) for name in self._variable)
+        return batch_key((name, inputs[name].shape[first:]) for name in self._keyed if name in inputs)
 
 
 def _tensor(expected: _Input, tensor: WireTensor, rows: int) -> Tensor:

@@ -6,11 +6,12 @@ times are the sums of those of its stages.
 """
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from batcher.outcome import Outcome
 from gateway.trace import BatchRun, Trace
+from models.spec import public_key
 from models.units import NS_PER_MS
 
 
@@ -60,6 +61,10 @@ class ModelStatistics:
 
     __slots__ = (
         "batches",
+        "cache_hit_ns",
+        "cache_hits",
+        "cache_miss_ns",
+        "cache_misses",
         "execution_count",
         "failed_ns",
         "failures",
@@ -73,6 +78,7 @@ class ModelStatistics:
     def __init__(self) -> None:
         self.inference_count = self.execution_count = 0
         self.success_ns = self.queue_ns = self.failed_ns = self.last_ns = 0
+        self.cache_hits = self.cache_hit_ns = self.cache_misses = self.cache_miss_ns = 0
         self.requests = Phases()
         self.batches: dict[int, Phases] = {}
         self.failures = dict.fromkeys(FailureReason, 0)
@@ -105,6 +111,17 @@ class ModelStatistics:
         self._batch(trace.arrival.rows).add(1, input_ns, infer_ns, output_ns)
         self.requests.add(1, input_ns, infer_ns, output_ns)
 
+    def cache_hit(self, duration_ns: int) -> None:
+        """Count a request that was answered from the cache, which took that long."""
+        self.cache_hits += 1
+        self.cache_hit_ns += duration_ns
+        self.success_ns += duration_ns
+
+    def cache_miss(self, duration_ns: int) -> None:
+        """Count a request whose answer was not in the cache: the time of looking it up and of putting it there."""
+        self.cache_misses += 1
+        self.cache_miss_ns += duration_ns
+
     def failed(self, reason: FailureReason, duration_ns: int) -> None:
         """Count a request that got no answer."""
         self.failures[reason] += 1
@@ -113,7 +130,7 @@ class ModelStatistics:
     def report(self, name: str, version: str, epoch_ns: int) -> dict[str, Any]:
         """An entry of the protocol's `model_stats`; `epoch_ns` is the time of day at 0 of the clock of all times."""
         requests = self.requests
-        nothing = _duration(0, 0)
+        answered = requests.count + self.cache_hits
         return {
             "name": name,
             "version": version,
@@ -121,12 +138,12 @@ class ModelStatistics:
             "inference_count": self.inference_count,
             "execution_count": self.execution_count,
             "inference_stats": {
-                "success": _duration(requests.count, self.success_ns),
+                "success": _duration(answered, self.success_ns),
                 "fail": _duration(sum(self.failures.values()), self.failed_ns),
-                "queue": _duration(requests.count, self.queue_ns),
+                "queue": _duration(answered, self.queue_ns),
                 **requests.report(),
-                "cache_hit": nothing,
-                "cache_miss": nothing,
+                "cache_hit": _duration(self.cache_hits, self.cache_hit_ns),
+                "cache_miss": _duration(self.cache_misses, self.cache_miss_ns),
             },
             "response_stats": {},
             "batch_stats": [{"batch_size": rows, **self.batches[rows].report()} for rows in sorted(self.batches)],
@@ -141,7 +158,7 @@ class ModelStatistics:
 
 
 class Statistics:
-    """The statistics of all that is served, by `name:version`."""
+    """The statistics of all that is served, by key; the revisions of a version are counted together."""
 
     def __init__(self) -> None:
         self._models: dict[str, ModelStatistics] = {}
@@ -150,16 +167,22 @@ class Statistics:
         """The counts of a model or pipeline."""
         statistics = self._models.get(key)
         if statistics is None:
-            statistics = self._models[key] = ModelStatistics()
+            public = public_key(key)
+            statistics = self._models[key] = ModelStatistics() if public == key else self.of(public)
         return statistics
 
+    def forget(self, key: str) -> None:
+        """A revision is gone; what was counted of it stays with its version."""
+        if public_key(key) != key:
+            self._models.pop(key, None)
+
     def request_ended(self, trace: Trace) -> None:
-        """Count a request that was not answered, or one of a pipeline; `batch_ran` has counted all others."""
+        """Count a request that was not answered, or one of a pipeline; `batch_ran` and `cache_hit` count all others."""
         outcome = trace.outcome
         pipeline = trace.arrival.pipeline
         assert outcome is not None
         if outcome.answered:
-            if trace.composed:
+            if trace.composed and trace.runs:
                 self.of(pipeline).pipeline_completed(trace)
             return
         reason = _REASONS.get(outcome, FailureReason.REJECTED)
@@ -177,14 +200,15 @@ def nv_metrics(statistics: Statistics, keys: Iterable[str], pending: dict[str, i
     By hand: prometheus_client ends the name of every counter in `_total`.
     """
     lines: dict[str, list[str]] = {name: [] for name in _NV_METRICS}
+    found: dict[str, ModelStatistics] = {}
     for key in keys:
         name, _, version = key.rpartition(":")
         labels = f'model="{name}",version="{version}"'
-        each = statistics.of(key)
+        each = found[labels] = statistics.of(key)
         for reason, count in each.failures.items():
             lines["request_failure"].append(f'{{{labels},reason="{reason}"}} {count}')
         values = {
-            "request_success": each.requests.count,
+            "request_success": each.requests.count + each.cache_hits,
             "count": each.inference_count,
             "exec_count": each.execution_count,
             "request_duration_us": each.success_ns // 1000,
@@ -201,7 +225,27 @@ def nv_metrics(statistics: Statistics, keys: Iterable[str], pending: dict[str, i
         kind = "gauge" if metric == "pending_request_count" else "counter"
         text += [f"# HELP nv_inference_{metric} {_NV_METRICS[metric]}", f"# TYPE nv_inference_{metric} {kind}"]
         text += [f"nv_inference_{metric}{sample}" for sample in samples]
-    return "\n".join(text) + "\n"
+    return "\n".join(text) + "\n" + _cache_metrics(found)
+
+
+def _cache_metrics(statistics: Mapping[str, ModelStatistics]) -> str:
+    """The counts of the response cache, by labels, of all that asked for something there."""
+    asking = {labels: each for labels, each in statistics.items() if each.cache_hits or each.cache_misses}
+    if not asking:
+        return ""
+    text = ""
+    for family, meaning in _CACHE_METRICS.items():
+        name = f"nv_cache_{family}_per_model"
+        text += f"# HELP {name} {meaning}\n# TYPE {name} counter\n"
+        for labels, each in asking.items():
+            counts = {
+                "num_hits": each.cache_hits,
+                "num_misses": each.cache_misses,
+                "hit_duration": each.cache_hit_ns // 1000,
+                "miss_duration": each.cache_miss_ns // 1000,
+            }
+            text += f"{name}{{{labels}}} {counts[family]}\n"
+    return text
 
 
 _NV_METRICS = {
@@ -215,6 +259,12 @@ _NV_METRICS = {
     "compute_infer_duration_us": "Part of it: in the backend.",
     "compute_output_duration_us": "Part of it: on the way back.",
     "pending_request_count": "Requests that wait.",
+}
+_CACHE_METRICS = {
+    "num_hits": "Requests that were answered from the cache.",
+    "num_misses": "Requests whose answer was not in the cache.",
+    "hit_duration": "Time of looking up what was there.",
+    "miss_duration": "Time of looking up and putting in what was not.",
 }
 
 

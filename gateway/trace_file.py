@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.trace import BatchRun, Trace
+from models.spec import public_key
 
 _END = b"\n]\n"
 
@@ -62,7 +63,7 @@ class TraceFile:
 
 
 def _model(key: str) -> dict[str, Any]:
-    name, _, version = key.rpartition(":")
+    name, _, version = public_key(key).rpartition(":")
     return {"model_name": name, "model_version": int(version)}
 
 

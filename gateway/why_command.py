@@ -9,6 +9,7 @@ from urllib.parse import quote
 import msgspec
 
 from gateway.explanation import Explanation, StageTrace
+from gateway.text_table import aligned
 from models.errors import NotFoundError, ServingError
 
 TIMEOUT_S = 10
@@ -78,8 +79,7 @@ def table(explanation: Explanation) -> str:
     ]
     if told.stages:
         rows = [_COLUMNS, *(_cells(stage) for stage in told.stages)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        lines += aligned(rows, left=len(_COLUMNS))
         lines.append("(queue to actual in ms; predicted and actual from the dispatch to the end of the batch)")
     return "\n".join([*lines, told.sentence])
 

@@ -1,6 +1,5 @@
 """The parameters of a simulation, out of loads that a live server was measured under."""
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,20 +7,21 @@ import numpy as np
 import numpy.typing as npt
 
 from loadgen.live_steps import Activity, BatchRun
+from loadgen.measured_service import Floats, quantiles
 from loadgen.record import Status
 from loadgen.result import RunResult
 from loadgen.target.simulation_file import HostSettings
 from models.errors import ConfigError
-from models.units import NS_PER_MS, NS_PER_US
+from models.units import NS_PER_S, NS_PER_US
 
-SERVICE_STEPS, WAYS_STEPS = 20, 100
+WAYS_STEPS = 100
 """Equal steps of probability between quantiles."""
-_LEAST_BATCHES = 5
-"""A batch size that ran less often has no times of its own."""
-
 _REWEIGHTINGS = 50
 
-Floats = npt.NDArray[np.float64]
+LOOP_SHARE = 0.5
+"""Most of a way to a worker or back that the gateway is busy: the worker has to wake up, read and write as well."""
+
+Nanoseconds = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -32,31 +32,71 @@ class Load:
     activity: Activity
     cpu_ns: int
 
+    @property
+    def batches(self) -> list[BatchRun]:
+        """Those that were dispatched after the warm-up."""
+        since_ns = self.result.start_ns + self._warmup_ns
+        return [batch for batch in self.activity.batches if batch.dispatched_ns >= since_ns]
+
+    @property
+    def come_ns(self) -> Floats:
+        """What queries that are answered took to the scheduler, in the order in which they came."""
+        record = self.result.record
+        answered = record.status == Status.OK
+        arrived_ns = np.array(self.activity.arrived_ns, np.int64)
+        if len(arrived_ns) != len(record):
+            return np.empty(0)
+        return self._settled((arrived_ns - self.result.start_ns - record.due_ns)[answered])
+
+    @property
+    def go_ns(self) -> Floats:
+        """What their answers took from the scheduler, likewise."""
+        record = self.result.record
+        done_ns = np.sort(record.done_ns[record.status == Status.OK])
+        completed_ns = np.array(self.activity.completed_ns, np.int64)
+        if len(completed_ns) != len(done_ns):
+            return np.empty(0)
+        return self._settled(done_ns + self.result.start_ns - completed_ns)
+
+    def _settled(self, times_ns: Nanoseconds) -> Floats:
+        """Those of the queries that were due after the warm-up."""
+        record = self.result.record
+        settled: Floats = times_ns[record.due_ns[record.status == Status.OK] >= self._warmup_ns].astype(float)
+        return settled
+
+    @property
+    def _warmup_ns(self) -> int:
+        return round(self.result.config.warmup_s * NS_PER_S)
+
 
 def host_settings(lone: Sequence[Load], loads: Sequence[Load]) -> HostSettings:
     """What requests and batches take on the host.
 
     Processor time comes from all `loads`: it is split by least squares between requests and batches. The way of a
-    request has three parts: to an idle worker and back, as they are under all loads, and outside of the gateway's
-    scheduler, as it is for `lone` requests. The processor is taken to be busy for the same share of each, and nobody
-    is with the rest. Raises ConfigError when no lone request was answered.
+    request has four parts: from the client, to an idle worker and back, as they are under a usual load, and back to the
+    client, as it is for `lone` requests. The processor is taken to be busy for the same share of each, but for no more
+    than `LOOP_SHARE` of the ways to a worker and back, and nobody is with the rest. Raises ConfigError when no lone
+    request was answered.
     """
-    batches = [batch for load in loads for batch in load.activity.batches]
-    inside_ns = [took_ns for load in lone for took_ns in load.activity.inside_ns]
-    if not inside_ns:
+    batches = [batch for load in loads for batch in load.batches]
+    answered = _answered(lone)
+    if not answered:
         raise ConfigError("calibration: no lone request was answered; expected a rate of the model at which some are")
+    go_ns = _median(np.concatenate([load.go_ns for load in answered]))
+    come_ns = _median([_median(load.come_ns) for load in loads if len(load.come_ns)])
     request_ns, batch_ns = processor_ns(loads)
     out_ns, row_ns, handle_ns = _dispatch_ns(batches)
-    each_ns = max(request_ns - row_ns - 2 * handle_ns, 0.0) / 2
     back_ns = _median([batch.noticed_ns - batch.ended_ns for batch in batches if not batch.queued])
-    seen_ns = np.concatenate([latencies_ns(load.result) for load in lone])
-    outside_ns = _median(seen_ns.tolist()) - _median(inside_ns)
-    busy = min(1.0, (request_ns + batch_ns) / (out_ns + handle_ns + row_ns + back_ns + outside_ns))
-    answers_ns = max(batch_ns - busy * (out_ns + back_ns), 0.0)
-    rest_ns = max(outside_ns - 2 * each_ns - handle_ns - answers_ns, 0.0)
+    ways_ns = come_ns + out_ns + handle_ns + row_ns + back_ns + go_ns
+    busy = min(LOOP_SHARE, (request_ns + batch_ns) / ways_ns)
+    each_ns = max(request_ns - row_ns - 2 * handle_ns, 0.0) / 2
+    receive_ns = min(each_ns, come_ns)
+    answer_ns = min(each_ns, max(go_ns - handle_ns, 0.0))
+    deliver_ns = max(go_ns - handle_ns - answer_ns, 0.0)
+    answers_ns = min(max(batch_ns - busy * (out_ns + back_ns), 0.0), deliver_ns)
     times_ns = {
-        "send": rest_ns / 2,
-        "receive": each_ns,
+        "send": come_ns - receive_ns,
+        "receive": receive_ns,
         "handle": handle_ns,
         "dispatch": busy * out_ns,
         "dispatch_row": row_ns,
@@ -65,82 +105,42 @@ def host_settings(lone: Sequence[Load], loads: Sequence[Load]) -> HostSettings:
         "return": (1 - busy) * back_ns,
         "complete": busy * back_ns,
         "answers": answers_ns,
-        "answer": each_ns,
-        "deliver": rest_ns / 2,
+        "answer": answer_ns,
+        "deliver": deliver_ns - answers_ns,
     }
     return HostSettings(**{f"{name}_us": round(value / NS_PER_US, 2) for name, value in times_ns.items()})
 
 
 def ways_us(lone: Sequence[Load]) -> tuple[float, ...]:
-    """How much longer than usual lone requests are on their ways: quantiles as `SimulationFile` takes them."""
-    ways_ns: list[float] = []
-    for load in lone:
-        record, served_ns = load.result.record, load.activity.served_ns
-        order = np.argsort(record.done_ns[record.status == Status.OK], kind="stable")
-        # Lone requests are answered in the order in which they were completed.
-        if len(order) == len(served_ns):
-            ways_ns += (latencies_ns(load.result)[order] - served_ns).tolist()
-    if not ways_ns:
-        return ()
-    quantiles = _quantiles(np.sort(np.array(ways_ns) - np.median(ways_ns)), WAYS_STEPS)
-    return tuple(np.round(quantiles / NS_PER_US, 2).tolist())
+    """How much longer than usual lone requests are outside of the gateway, as `SimulationFile` takes it."""
+    return _spread_us(np.concatenate([load.come_ns + load.go_ns for load in _answered(lone)]))
+
+
+def _answered(lone: Sequence[Load]) -> list[Load]:
+    """Those in which requests were answered, each of which is known on both of its ways."""
+    return [load for load in lone if len(load.come_ns) == len(load.go_ns) > 0]
+
+
+def strays_us(lone: Sequence[Load]) -> tuple[float, ...]:
+    """How much longer than usual batches of lone requests are on a way to a worker or back: such quantiles."""
+    batches = [batch for load in lone for batch in load.batches if not batch.queued]
+    out_ns = np.array([batch.started_ns - batch.dispatched_ns for batch in batches], float)
+    back_ns = np.array([batch.noticed_ns - batch.ended_ns for batch in batches], float)
+    return _spread_us(np.concatenate([out_ns - np.median(out_ns), back_ns - np.median(back_ns)]))
+
+
+def _spread_us(times_ns: Floats) -> tuple[float, ...]:
+    """Quantiles of what times are above (or below) their median."""
+    values = quantiles(np.sort(times_ns - np.median(times_ns)), WAYS_STEPS)
+    return tuple(np.round(values / NS_PER_US, 2).tolist())
 
 
 def processor_ns(loads: Sequence[Load]) -> tuple[float, float]:
     """Processor time of a request and of a batch, besides what every run takes: least squares of relative errors."""
     used = np.array([load.cpu_ns for load in loads], float)
-    counts = np.array([(1, load.activity.requests, len(load.activity.batches)) for load in loads], float)
+    counts = np.array([(1, len(load.activity.arrived_ns), len(load.activity.batches)) for load in loads], float)
     _, request_ns, batch_ns = np.linalg.lstsq(counts / used[:, np.newaxis], np.ones(len(used)), rcond=None)[0].tolist()
     return max(request_ns, 0.0), max(batch_ns, 0.0)
-
-
-def service_quantiles_ms(runs: Sequence[Sequence[BatchRun]]) -> dict[int, tuple[float, ...]]:
-    """By rows, the times of one model's batches in several runs as `ServiceTimes` takes them.
-
-    Every size has its own median; how times spread about it is taken from all sizes of the same power of two. The
-    spread is that of a usual run, each quantile the median of those of the runs: a slow spell of the machine is in one
-    run and not in the others, and would otherwise be in every simulated one.
-    """
-    by_rows: dict[int, list[int]] = {}
-    for batch in itertools.chain(*runs):
-        by_rows.setdefault(batch.rows, []).append(batch.ended_ns - batch.started_ns)
-    often = {rows: times for rows, times in by_rows.items() if len(times) >= _LEAST_BATCHES}
-    medians = {rows: _median(times) for rows, times in sorted((often or by_rows).items())}
-    ratios: dict[int, list[list[float]]] = {}
-    for batches in runs:
-        of_run: dict[int, list[float]] = {}
-        for batch in batches:
-            if (median := medians.get(batch.rows)) is not None:
-                of_run.setdefault(batch.rows.bit_length(), []).append((batch.ended_ns - batch.started_ns) / median)
-        for size, values in of_run.items():
-            ratios.setdefault(size, []).append(values)
-    spreads = {size: _usual_quantiles(values) for size, values in ratios.items()}
-    return {
-        rows: tuple(np.round(spreads[rows.bit_length()] * median / NS_PER_MS, 4).tolist())
-        for rows, median in medians.items()
-    }
-
-
-def _usual_quantiles(runs: Sequence[Sequence[float]]) -> Floats:
-    """The median over the runs of each quantile; of all values together where no run has enough for its own."""
-    enough = [values for values in runs if len(values) >= SERVICE_STEPS] or [list(itertools.chain(*runs))]
-    quantiles: Floats = np.median([_quantiles(np.sort(values), SERVICE_STEPS) for values in enough], axis=0)
-    return quantiles
-
-
-def _quantiles(values: Floats, steps: int) -> Floats:
-    """Quantiles of ascending values at equal steps, the largest so that the last step has the right mean."""
-    quantiles: Floats = np.quantile(values, np.linspace(0, 1, steps + 1))
-    tail = max(1, len(values) // steps)
-    quantiles[-1] = max(2 * values[-tail:].mean() - quantiles[-2], quantiles[-2])
-    return quantiles
-
-
-def latencies_ns(result: RunResult) -> npt.NDArray[np.int64]:
-    """From when they were due, of the queries that were answered."""
-    record = result.record
-    answered = record.status == Status.OK
-    return np.asarray(record.done_ns[answered] - record.due_ns[answered], np.int64)
 
 
 def _dispatch_ns(batches: Sequence[BatchRun]) -> tuple[float, float, float]:
@@ -167,5 +167,5 @@ def _between_ns(batches: Sequence[BatchRun]) -> float:
     return _median(gaps) if gaps else 0.0
 
 
-def _median(values: Sequence[float]) -> float:
+def _median(values: Sequence[float] | Floats) -> float:
     return float(np.median(values))

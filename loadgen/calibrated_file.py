@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from loadgen.calibrate import Load, host_settings, service_quantiles_ms, ways_us
+from loadgen.calibrate import Load, host_settings, strays_us, ways_us
 from loadgen.live_steps import BatchRun
+from loadgen.measured_service import MeasuredService
 from loadgen.result import RunResult
 from loadgen.target.simulation_file import SimulationFile
 from models.pipeline import Pipeline
@@ -27,25 +28,37 @@ def calibrated(
     latencies = {_name(key): {rows: ns_to_ms(ns) for rows, ns in table.cells} for key, table in tables.items()}
     escalation = {} if pipeline is None else {pipeline.name: _escalation(pipeline, [load.result for load in loads])}
     return msgspec.structs.replace(
-        file,
+        with_service(file, loads, loads),
         latency_ms=file.latency_ms | latencies,
-        service_ms=file.service_ms | service_ms(loads),
         host=host_settings(lone, loads),
         ways_us=ways_us(lone),
+        strays_us=strays_us(lone),
         escalation=file.escalation | escalation,
     )
 
 
-def service_ms(loads: Sequence[Load]) -> dict[str, dict[int, tuple[float, ...]]]:
-    """What batches took, by the name of the model, as `SimulationFile` takes it."""
+def with_service(file: SimulationFile, loads: Sequence[Load], near: Sequence[Load]) -> SimulationFile:
+    """The file with what batches took; the pace is that of the loads that are `near`."""
+    runs, near_runs = _by_model(loads), _by_model(near)
+    measured = {model: MeasuredService(of_model) for model, of_model in runs.items()}
+    paces = {model: service.pace(near_runs.get(model, [])) for model, service in measured.items()}
+    return msgspec.structs.replace(
+        file,
+        service_ms=file.service_ms | {model: service.quantiles_ms() for model, service in measured.items()},
+        pace=file.pace | paces,
+    )
+
+
+def _by_model(loads: Sequence[Load]) -> dict[str, list[list[BatchRun]]]:
+    """The batches of each load, by the name of their model."""
     runs: dict[str, list[list[BatchRun]]] = {}
     for load in loads:
         of_run: dict[str, list[BatchRun]] = {}
-        for batch in load.activity.batches:
+        for batch in load.batches:
             of_run.setdefault(_name(batch.model), []).append(batch)
         for model, batches in of_run.items():
             runs.setdefault(model, []).append(batches)
-    return {model: service_quantiles_ms(of_model) for model, of_model in runs.items()}
+    return runs
 
 
 def write_simulation(file: SimulationFile, repository: Path, path: Path) -> None:

@@ -20,7 +20,10 @@ _BURST = 64
 
 
 class Issuer:
-    """Drives one target through one schedule; the sink of that target."""
+    """Drives one target through one schedule; the sink of that target.
+
+    `start_ns` is when the schedule began, on the monotonic clock; 0 before.
+    """
 
     def __init__(self, schedule: Schedule, record: Record) -> None:
         self.interrupted = False
@@ -33,18 +36,18 @@ class Issuer:
         self._samples = schedule.sample.tolist()
         self._issued = 0
         self._settled = 0
-        self._start_ns = 0
+        self.start_ns = 0
         self._finished = asyncio.Event()
         self._all_issued = asyncio.Event()
 
     def sent(self, query: int) -> None:
         """Note when a query left."""
-        self._sent_ns[query] = time.monotonic_ns() - self._start_ns
+        self._sent_ns[query] = time.monotonic_ns() - self.start_ns
 
     def done(self, query: int, status: Status, answer: object = None, reason: str = "") -> None:
         """Settle a query."""
         assert self._status[query] == 0, f"query {query} was settled twice"
-        self._done_ns[query] = time.monotonic_ns() - self._start_ns
+        self._done_ns[query] = time.monotonic_ns() - self.start_ns
         self._status[query] = status
         if reason:
             self._record.count_reason(reason)
@@ -60,9 +63,9 @@ class Issuer:
         Returns the record of what was issued: all of the schedule unless `stop` was called.
         """
         alarm = Alarm()
-        self._start_ns = time.monotonic_ns() + _LEAD_NS
+        self.start_ns = time.monotonic_ns() + _LEAD_NS
         alarm.start(lambda: self._issue_due(target, alarm))
-        alarm.arm(self._start_ns + self._due[0])
+        alarm.arm(self.start_ns + self._due[0])
         try:
             with _no_collections(), _on_interrupt(asyncio.get_running_loop(), self.stop):
                 await self._all_issued.wait()
@@ -84,7 +87,7 @@ class Issuer:
     def _issue_due(self, target: Target, alarm: Alarm) -> None:
         due, samples, k = self._due, self._samples, self._issued
         end = min(k + _BURST, len(due))
-        elapsed_ns = time.monotonic_ns() - self._start_ns
+        elapsed_ns = time.monotonic_ns() - self.start_ns
         while k < end and due[k] <= elapsed_ns and not self.interrupted:
             self._issued = k + 1
             try:
@@ -92,11 +95,11 @@ class Issuer:
             except Exception as error:  # whatever it is: the queries after this one are due all the same
                 self.done(k, Status.ERROR, reason=f"cannot be sent: {error!r}")
             k += 1
-            elapsed_ns = time.monotonic_ns() - self._start_ns
+            elapsed_ns = time.monotonic_ns() - self.start_ns
         if k == len(due):
             self._all_issued.set()
         elif not self.interrupted:
-            alarm.arm(self._start_ns + due[k])
+            alarm.arm(self.start_ns + due[k])
 
     async def _drain(self, timeout_s: float) -> None:
         try:

@@ -39,14 +39,12 @@ class BatchRun:
 class Activity:
     """What the gateway did in a window.
 
-    For every completed request, in the order of completion, `inside_ns` is the time from when it was handled to when
-    its last batch was, and `served_ns` the time that its batches ran.
+    `arrived_ns` and `completed_ns` are when the scheduler took requests in and had their outputs, each ascending.
     """
 
-    requests: int = 0
     batches: list[BatchRun] = field(default_factory=list)
-    inside_ns: list[int] = field(default_factory=list)
-    served_ns: list[int] = field(default_factory=list)
+    arrived_ns: list[int] = field(default_factory=list)
+    completed_ns: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -85,8 +83,6 @@ class _Reader:
 
     def __init__(self) -> None:
         self._now_ns = -1
-        self._arrived_ns: dict[int, int] = {}
-        self._served_ns: dict[int, int] = {}
         self._together = 0
         self._under_way: dict[int, tuple[DispatchBatch, int, bool, int]] = {}
         self._in_flight: dict[str, int] = {}
@@ -98,8 +94,7 @@ class _Reader:
         if now_ns != self._now_ns:
             self._now_ns, self._together = now_ns, 0
         if isinstance(event, RequestArrived):
-            self._arrived_ns[event.request] = now_ns
-            activity.requests += 1
+            activity.arrived_ns.append(now_ns)
             self._together += 1
         elif isinstance(event, BatchCompleted):
             self._completed(event, now_ns, activity)
@@ -112,15 +107,11 @@ class _Reader:
                 self._under_way[decision.batch] = decision, now_ns, in_flight > 0, self._together
             elif isinstance(decision, CompleteRequest):
                 self._together += 1
-                activity.inside_ns.append(now_ns - self._arrived_ns.pop(decision.request))
-                activity.served_ns.append(self._served_ns.pop(decision.request))
+                activity.completed_ns.append(now_ns)
 
     def _completed(self, event: BatchCompleted, now_ns: int, activity: Activity) -> None:
         batch, dispatched_ns, queued, together = self._under_way.pop(event.batch)
         self._in_flight[batch.partition] -= 1
-        for member in batch.members:
-            served_ns = self._served_ns.get(member.request, 0)
-            self._served_ns[member.request] = served_ns + event.ended_ns - event.started_ns
         before_ns = self._ended_ns.get(batch.partition)
         self._ended_ns[batch.partition] = event.ended_ns
         times = (dispatched_ns, event.started_ns, event.ended_ns, now_ns)

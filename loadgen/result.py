@@ -49,7 +49,8 @@ class RunResult:
     """What a run found.
 
     `record` holds a row a query, warm-up included. `predictions` and `expected` have shape (queries, rows), -1 where
-    there is none; they are None without labels and in a simulation. `invalid` says why the run proves nothing.
+    there is none; they are None without labels and in a simulation. `start_ns` is when a live run began, on the
+    monotonic clock. `invalid` says why the run proves nothing.
     """
 
     config: RunConfig
@@ -59,6 +60,7 @@ class RunResult:
     invalid: list[str]
     interrupted: bool = False
     simulated: bool = False
+    start_ns: int = 0
     client_cpu_us_per_query: float | None = None
     server: ServerSide | None = None
     predictions: Predictions | None = None

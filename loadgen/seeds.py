@@ -2,7 +2,7 @@
 
 import numpy as np
 
-STREAMS = ("arrivals", "samples", "data", "verdicts", "service", "ways")
+STREAMS = ("arrivals", "samples", "data", "verdicts", "service", "ways", "strays", "pace")
 """What chance is used for; a new use goes to the end, or the others' numbers change."""
 
 

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 from models.dynamic_batching import DynamicBatching, QueuePolicy, TimeoutAction
 from models.errors import ConfigError
+from models.instance_groups import check_groups
 from models.model_config import (
     DATA_TYPE,
     ENSEMBLE,
     UNTYPED,
-    InstanceGroup,
+    InputConfig,
     ModelConfig,
     TensorConfig,
     VersionPolicy,
@@ -42,7 +43,7 @@ def check_config(config: ModelConfig, name: str, path: str) -> None:
                 f"{path}: input '{tensor.name}': format {tensor.format}: expected one of {', '.join(_FORMATS)}, "
                 f"the latter two with 3 dims, got {list(tensor.dims)}"
             )
-    _check_instances(config.instance_group, path)
+    check_groups(config.instance_group, path)
     if config.parameters and config.backend != "python":
         raise ConfigError(f"{path}: parameters: only models of backend python take parameters; leave them out")
     if "/" in config.default_model_filename or config.default_model_filename in {".", ".."}:
@@ -76,7 +77,7 @@ def check_batching(batching: DynamicBatching, max_batch_size: int, path: str) ->
         raise ConfigError(f"{at}.preserve_ordering: expected no timeout_action DELAY with it")
 
 
-def check_warm_up(warm_up: WarmUp, inputs: Sequence[TensorConfig], max_batch_size: int, path: str) -> None:
+def check_warm_up(warm_up: WarmUp, inputs: Sequence[InputConfig], max_batch_size: int, path: str) -> None:
     """Check a warm-up of a model with these inputs; raises as `check_config`."""
     at = f"{path}: model_warmup '{warm_up.name}'"
     if not 1 <= warm_up.batch_size <= max(max_batch_size, 1):
@@ -97,8 +98,8 @@ def check_warm_up(warm_up: WarmUp, inputs: Sequence[TensorConfig], max_batch_siz
             raise ConfigError(f"{at}: input '{name}': dims: expected {list(tensor.dims)}, got {list(given.dims)}")
         if not (given.zero_data or given.random_data):
             raise ConfigError(f"{at}: input '{name}': expected zero_data or random_data to be true")
-    for name in by_name:
-        if name not in warm_up.inputs:
+    for name, tensor in by_name.items():
+        if name not in warm_up.inputs and not tensor.optional:
             raise ConfigError(f"{at}: input '{name}' is missing")
 
 
@@ -150,19 +151,3 @@ def _check_reshape(at: str, dims: tuple[int, ...], shape: tuple[int, ...]) -> No
         raise ConfigError(f"{at}: reshape: expected one -1 in both or in none of {list(dims)} and {list(shape)}")
     if element_count(dims) != element_count(shape):
         raise ConfigError(f"{at}: reshape: {list(shape)} has not as many elements as {list(dims)}")
-
-
-def _check_instances(groups: Sequence[InstanceGroup], path: str) -> None:
-    for group in groups:
-        at = f"{path}: instance_group"
-        if group.gpus:
-            raise ConfigError(f"{at}.gpus: expected none: models run on cores ({group.kind} lists {list(group.gpus)})")
-        if group.kind not in {"KIND_AUTO", "KIND_CPU"}:
-            raise ConfigError(f"{at}.kind: {group.kind} is not supported; expected KIND_CPU or KIND_AUTO")
-        if group.count not in {0, 1}:
-            raise ConfigError(
-                f"{at}.count: expected 1, got {group.count}: there is one instance a partition, "
-                "and the server's partitions say how many"
-            )
-    if len(groups) > 1:
-        raise ConfigError(f"{path}: instance_group: expected one at most, got {len(groups)}")

@@ -17,6 +17,7 @@ HONOURED = frozenset(
         "input.format",
         "input.dims",
         "input.reshape",
+        "input.optional",
         "output.name",
         "output.data_type",
         "output.dims",
@@ -24,6 +25,11 @@ HONOURED = frozenset(
         "output.label_filename",
         "dynamic_batching.preferred_batch_size",
         "dynamic_batching.max_queue_delay_microseconds",
+        "dynamic_batching.preserve_ordering",
+        "dynamic_batching.priority_levels",
+        "dynamic_batching.default_priority_level",
+        "dynamic_batching.default_queue_policy",
+        "dynamic_batching.priority_queue_policy",
         "ensemble_scheduling.step.model_name",
         "ensemble_scheduling.step.model_version",
         "ensemble_scheduling.step.input_map",
@@ -41,6 +47,7 @@ HONOURED = frozenset(
         "model_warmup.inputs.dims",
         "model_warmup.inputs.zero_data",
         "model_warmup.inputs.random_data",
+        "response_cache.enable",
     }
 )
 """Fields by path, each with all that it contains; the values of a map have the path of the map."""
@@ -48,13 +55,11 @@ HONOURED = frozenset(
 _RAGGED = "the inputs of a batch have one shape, and requests that differ are not batched together"
 _TENSORRT = "there is no TensorRT backend"
 _GPU = "models run on cores, not on GPUs"
-_QUEUES = "the queues of models have no levels and no bounds of their own yet"
 
 REFUSED = {
     "runtime": "the backend alone says what runs a model",
     "input.is_shape_tensor": _TENSORRT,
     "input.allow_ragged_batch": _RAGGED,
-    "input.optional": "a request must have all inputs of a model",
     "input.is_non_linear_format_io": _TENSORRT,
     "output.is_shape_tensor": _TENSORRT,
     "output.is_non_linear_format_io": _TENSORRT,
@@ -68,18 +73,13 @@ REFUSED = {
     "optimization.output_pinned_memory.enable": "tensors are not held in pinned memory",
     "optimization.gather_kernel_buffer_threshold": _GPU,
     "optimization.eager_batching": "the inputs of a batch are laid out when it is sent",
-    "dynamic_batching.preserve_ordering": "requests are answered as they complete",
-    "dynamic_batching.priority_levels": _QUEUES,
-    "dynamic_batching.default_priority_level": _QUEUES,
-    "dynamic_batching.default_queue_policy": _QUEUES,
-    "dynamic_batching.priority_queue_policy": _QUEUES,
     "sequence_batching": "requests are independent of one another; there are no sequences",
     "ensemble_scheduling.step.model_namespace": "the names of models are unique in a repository",
     "ensemble_scheduling.max_inflight_requests": "requests under way are bounded by the server's limits.queue_requests",
     "instance_group.rate_limiter": "a partition runs one batch at a time, whose place the scheduler chooses",
     "instance_group.secondary_devices": _GPU,
     "instance_group.profile": _TENSORRT,
-    "instance_group.passive": "every partition that holds a model takes work for it",
+    "instance_group.passive": "every partition that holds a model takes requests for it",
     "instance_group.host_policy": "partitions say which cores a model runs on",
     "cc_model_filenames": _GPU,
     "metric_tags": "the labels of metrics are the same for all models",
@@ -87,7 +87,6 @@ REFUSED = {
     "model_operations": "backends load no libraries of custom operations",
     "model_transaction_policy.decoupled": "a request has exactly one answer",
     "model_repository_agents": "the files of a repository are served as they are",
-    "response_cache.enable": "answers are not cached yet",
     "model_metrics": "the buckets of histograms are the same for all models",
 }
 """Why each of the other fields cannot be set; one that has its default value is not set."""

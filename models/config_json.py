@@ -3,9 +3,13 @@
 import json
 from typing import Any
 
+import msgspec
+
 from models.config_pbtxt import full_json
+from models.instance_groups import settled_groups
 from models.model_config import DATA_TYPE
 from models.pipeline import REQUEST, Pipeline, Stage
+from models.spec import public_key
 from models.tensor import TensorSpec
 
 
@@ -34,15 +38,15 @@ def model_config_json(pipeline: Pipeline) -> dict[str, Any]:
 def _origin(pipeline: Pipeline) -> dict[str, Any]:
     """What says how answers come about: a backend, or steps."""
     if pipeline.platform == "onnxruntime_onnx":
-        instance = {"name": pipeline.name, "kind": "KIND_CPU", "count": 1}
-        return {"backend": "onnxruntime", "default_model_filename": "model.onnx", "instance_group": [instance]}
+        groups = msgspec.to_builtins(settled_groups((), pipeline.name, "onnxruntime"))
+        return {"backend": "onnxruntime", "default_model_filename": "model.onnx", "instance_group": groups}
     steps = [_step(stage, pipeline) for stage in pipeline.stages if stage.model is not None]
     return {"ensemble_scheduling": {"step": steps}} if len(pipeline.stages) > 1 else {}
 
 
 def _step(stage: Stage, pipeline: Pipeline) -> dict[str, Any]:
     assert stage.model is not None
-    name, _, version = stage.model.rpartition(":")
+    name, _, version = public_key(stage.model).rpartition(":")
     taken = {source for other in pipeline.stages for source in other.inputs.values()}
     taken |= {source for sources in pipeline.sources.values() for source in sources}
     return {

@@ -11,11 +11,11 @@ from models.config_pbtxt import encode_config
 from models.ensemble import EnsembleCheck
 from models.errors import ConfigError
 from models.file_tensors import FileTensors, items
+from models.instance_groups import replicas, settled_groups
 from models.model_config import (
     DATA_TYPE,
     UNTYPED,
     InputConfig,
-    InstanceGroup,
     Latest,
     ModelConfig,
     OutputConfig,
@@ -54,12 +54,14 @@ def configured_spec(
         check_batching(config.dynamic_batching, rows, str(path))
     for warm_up in config.model_warmup:
         check_warm_up(warm_up, config.input, rows, str(path))
+    backend = config.backend or ("" if file is None else PLATFORMS.get(file.platform, ""))
     full = msgspec.structs.replace(
         config,
         name=name,
+        backend=backend,
         platform=file.platform if file is not None and file.platform in PLATFORMS else config.platform,
         version_policy=config.version_policy or VersionPolicy(latest=Latest(1)),
-        instance_group=config.instance_group or (InstanceGroup(name=name, kind="KIND_CPU", count=1),),
+        instance_group=settled_groups(config.instance_group, name, backend),
     )
     return ModelSpec(
         name=name,
@@ -69,23 +71,30 @@ def configured_spec(
         max_batch_size=rows,
         platform=config.platform or config.backend if file is None else file.platform,
         dynamic_batching=config.dynamic_batching,
+        replicas=replicas(config.instance_group),
         response_cache=config.response_cache is not None and config.response_cache.enable,
         config=encode_config(full),
     )
 
 
 def complete_ensemble(
-    config: ModelConfig, models: Mapping[str, ModelSpec], name: str, version: int, path: Path
+    config: ModelConfig,
+    models: Mapping[str, ModelSpec],
+    ensembles: Mapping[str, Pipeline | None],
+    name: str,
+    version: int,
+    path: Path,
 ) -> Pipeline:
-    """The pipeline that a checked configuration, the file `path`, makes of `models`, by key.
+    """The pipeline that a checked configuration, the file `path`, makes of `models`, by key, and other ensembles.
 
-    Raises ConfigError, whose message starts with `path` and names the step and the tensor.
+    `ensembles` are by name, None for one that cannot be served. Raises ConfigError, whose message starts with `path`
+    and names the step and the tensor.
     """
     labels = {tensor.name: read_labels(path, tensor.label_filename) for tensor in config.output}
     full = msgspec.structs.replace(
         config, name=name, version_policy=config.version_policy or VersionPolicy(latest=Latest(1))
     )
-    return EnsembleCheck(config, models, path).pipeline(name, version, labels, encode_config(full))
+    return EnsembleCheck(config, models, ensembles, path).pipeline(name, version, labels, encode_config(full))
 
 
 def read_labels(path: Path, filename: str) -> tuple[str, ...]:
@@ -118,6 +127,10 @@ def _complete(config: ModelConfig, file: FileTensors | None, path: str, default_
                 if tensor.datatype is DataType.BF16:
                     raise ConfigError(f"{path}: {kind} '{tensor.name}': TYPE_BF16 is not one that numpy has")
         return msgspec.structs.replace(config, max_batch_size=config.max_batch_size or 0)
+    if optional := [tensor.name for tensor in config.input if tensor.optional]:
+        raise ConfigError(
+            f"{path}: input '{optional[0]}': optional: only models of backend python can be run without an input"
+        )
     rows = _rows(config, file, path, default_rows)
     inputs, outputs = (items(tensors) if rows else tensors for tensors in (file.inputs, file.outputs))
     completed = msgspec.structs.replace(

@@ -1,35 +1,46 @@
 """Ensembles: the pipelines that Triton's `ensemble_scheduling` describes, in the form in which Sluice serves any."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from models.ensemble_nesting import MAX_STAGES, inlined
 from models.errors import ConfigError
 from models.model_config import ENSEMBLE, ModelConfig, Step, TensorConfig
 from models.model_reference import find_model, there_are
 from models.pipeline import REQUEST, Pipeline, Source, Stage
-from models.pipeline_graph import find_cycle, topological_order
+from models.pipeline_graph import find_cycle, reachable, topological_order
 from models.spec import ModelSpec
-from models.tensor import TensorSpec, kind, merged_shape
+from models.tensor import TensorSpec, joined_shape, kind
 
 
 class _Made(NamedTuple):
-    """A tensor of the ensemble that a step makes: `tensor` is what its model calls it."""
+    """A tensor of the ensemble that a step makes: `tensor` is what its model, or inner ensemble, calls it."""
 
     step: int
     tensor: TensorSpec
 
 
 class EnsembleCheck:
-    """One check of an ensemble; the steps of `pipeline` rely on what the steps before them have established."""
+    """One check of an ensemble; the steps of `pipeline` rely on what the steps before them have established.
 
-    def __init__(self, config: ModelConfig, models: Mapping[str, ModelSpec], path: Path) -> None:
+    `ensembles` are those that may be steps of it, by name; None stands for one that cannot be served.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        models: Mapping[str, ModelSpec],
+        ensembles: Mapping[str, Pipeline | None],
+        path: Path,
+    ) -> None:
         self._config = config
         self._models = models
+        self._ensembles = ensembles
         self._path = path
         self._steps = () if config.ensemble_scheduling is None else config.ensemble_scheduling.step
         self._rows = config.max_batch_size or 0
-        self._specs: list[ModelSpec] = []
+        self._specs: list[ModelSpec | Pipeline] = []
         self._made: dict[str, _Made] = {}
         self._inputs: dict[str, TensorSpec] = {}
 
@@ -44,17 +55,20 @@ class EnsembleCheck:
             self._check_inputs(index, step)
         self._check_used()
         outputs = tuple(self._output(tensor, labels.get(tensor.name, ())) for tensor in self._config.output)
-        stages = self._stages()
+        names = self._names()
+        stages = self._stages(names)
+        sources: dict[str, tuple[Source, ...]] = {each.name: (self._source(each.name, names),) for each in outputs}
         return Pipeline(
             name=name,
             version=version,
             inputs=tuple(self._inputs.values()),
             outputs=outputs,
-            stages=tuple(stages[index] for index in self._order()),
-            sources={output.name: (self._source(output.name, stages),) for output in outputs},
-            max_batch_size=self._rows,
+            stages=_needed(stages, sources),
+            sources=sources,
+            max_batch_size=1 if self._rows and any(map(self._takes_one_row, self._specs)) else self._rows,
             platform=ENSEMBLE,
             config=config,
+            response_cache=self._config.response_cache is not None and self._config.response_cache.enable,
         )
 
     def _check_fields(self) -> None:
@@ -83,7 +97,7 @@ class EnsembleCheck:
         if step.model_version < -1:
             self._fail(self._at(index), f"model_version: expected a version or -1, got {step.model_version}")
         version = step.model_version if step.model_version > 0 else None
-        spec = find_model(self._models, step.model_name, version, str(self._path), at)
+        spec = self._spec(index, step.model_name, version)
         self._specs.append(spec)
         self._check_rows(index, spec)
         for field, given, tensors in (
@@ -99,20 +113,32 @@ class EnsembleCheck:
                 if not to:
                     self._fail(self._at(index), f"{field}_map: {field} '{name}': expected the name of a tensor")
         for tensor in spec.inputs:
-            if tensor.name not in step.input_map:
+            if tensor.name not in step.input_map and not tensor.optional:
                 self._fail(self._at(index), f"input_map: input '{tensor.name}' of the model is missing")
 
-    def _check_rows(self, index: int, spec: ModelSpec) -> None:
-        if self._rows > spec.max_batch_size > 0:
+    def _spec(self, index: int, name: str, version: int | None) -> ModelSpec | Pipeline:
+        """The model, or the ensemble, that a step runs."""
+        if name not in self._ensembles:
+            return find_model(self._models, name, version, str(self._path), f"step {index}")
+        inner = self._ensembles[name]
+        if inner is None:
+            self._fail(self._at(index), "the ensemble cannot be served itself")
+        if version not in (None, inner.version):
+            self._fail(self._at(index), f"model_version: the ensemble has version {inner.version}, not {version}")
+        return inner
+
+    def _check_rows(self, index: int, spec: ModelSpec | Pipeline) -> None:
+        if self._rows > spec.max_batch_size > 0 and not self._takes_one_row(spec):
             self._fail(
                 self._at(index),
                 f"max_batch_size of the ensemble is {self._rows}, but {spec.max_batch_size} of the model",
             )
-        if spec.batchable != (self._rows > 0):
-            which = "the ensemble has a batch dimension, but not the model" if self._rows else "only the model has one"
-            self._fail(self._at(index), f"max_batch_size: {which}; expected both to have one, or neither")
-        if not self._rows and len(self._steps) > 1:
-            self._fail(self._at(index), "max_batch_size: expected at least 1 in an ensemble of several steps")
+
+    def _takes_one_row(self, spec: ModelSpec | Pipeline) -> bool:
+        """Whether it has no batch dimension, or some model in it has none."""
+        if isinstance(spec, ModelSpec):
+            return not spec.batchable
+        return not all(self._models[key].batchable for stage in spec.stages for key in stage.models)
 
     def _note_outputs(self) -> None:
         inputs = {tensor.name for tensor in self._config.input}
@@ -146,22 +172,29 @@ class EnsembleCheck:
 
     def _check_inputs(self, index: int, step: Step) -> None:
         declared = {tensor.name: tensor for tensor in self._config.input}
+        optional = [tensor.name for tensor in self._config.input if tensor.optional]
+        if set(step.input_map.values()).issubset(optional):
+            self._fail(self._at(index), "input_map: expected at least one input that is not optional in the ensemble")
         for sink in self._specs[index].inputs:
-            name = step.input_map[sink.name]
+            if (name := step.input_map.get(sink.name)) is None:
+                continue
             at = f"{self._at(index)}: input '{sink.name}'"
+            if name in optional and not sink.optional:
+                self._fail(at, f"'{name}' is optional in the ensemble, but not in the model")
             if name in declared:
                 known = self._inputs.get(name, declared[name].spec())
-                giver = "the ensemble's input"
+                batched, giver = self._rows > 0, "the ensemble's input"
             elif name in self._made:
                 known = self._made[name].tensor
+                batched = self._specs[self._made[name].step].batchable
                 giver = f"output '{known.name}' of {self._at(self._made[name].step)}"
             else:
                 self._fail(at, f"'{name}' is written by no step and is no input of the ensemble")
-            shape = merged_shape(known.shape, sink.shape)
+            shape = joined_shape(known, batched, sink, self._specs[index].batchable)
             if known.datatype != sink.datatype or shape is None:
                 self._fail(at, f"expected {kind(sink)}, but '{name}', {giver}, is {kind(known)}")
             if name in declared:
-                self._inputs[name] = TensorSpec(name, sink.datatype, shape)
+                self._inputs[name] = TensorSpec(name, sink.datatype, shape, optional=declared[name].optional)
 
     def _check_used(self) -> None:
         taken = {name for step in self._steps for name in step.input_map.values()}
@@ -179,29 +212,50 @@ class EnsembleCheck:
         if made is None:
             self._fail(at, "written by no step")
         spec = declared.spec(labels or made.tensor.labels)
-        if spec.datatype != made.tensor.datatype or merged_shape(spec.shape, made.tensor.shape) is None:
+        shape = joined_shape(made.tensor, self._specs[made.step].batchable, spec, self._rows > 0)
+        if spec.datatype != made.tensor.datatype or shape is None:
             self._fail(at, f"{kind(spec)}, but {self._at(made.step)} makes {kind(made.tensor)}")
         return spec
 
-    def _stages(self) -> list[Stage]:
-        names = _stage_names(self._steps)
-        return [
-            Stage(
-                names[index],
-                {
-                    tensor.name: Source(names[made.step], made.tensor.name)
-                    if (made := self._made.get(step.input_map[tensor.name])) is not None
-                    else Source(REQUEST, step.input_map[tensor.name])
-                    for tensor in spec.inputs
-                },
-                model=spec.key,
-            )
-            for index, (step, spec) in enumerate(zip(self._steps, self._specs, strict=True))
+    def _names(self) -> list[dict[str, str]]:
+        """The names of the stages of every step: of the stage of a model (""), or of those of an inner ensemble."""
+        inner = [[stage.name for stage in spec.stages] if isinstance(spec, Pipeline) else [""] for spec in self._specs]
+        if (count := sum(map(len, inner))) > MAX_STAGES:
+            self._fail("ensemble_scheduling", f"{count} steps with those of inner ensembles; expected {MAX_STAGES}")
+        wanted = [
+            f"{step.model_name}-{name}" if name else step.model_name
+            for step, names in zip(self._steps, inner, strict=True)
+            for name in names
         ]
+        unique = iter(_stage_names(wanted))
+        return [{name: next(unique) for name in names} for names in inner]
 
-    def _source(self, name: str, stages: list[Stage]) -> Source:
-        made = self._made[name]
-        return Source(stages[made.step].name, made.tensor.name)
+    def _stages(self, names: Sequence[Mapping[str, str]]) -> list[Stage]:
+        """All stages, each after those that it needs."""
+        stages: list[Stage] = []
+        for index in self._order():
+            step, spec = self._steps[index], self._specs[index]
+            inputs = {
+                tensor.name: self._source(step.input_map[tensor.name], names)
+                for tensor in spec.inputs
+                if tensor.name in step.input_map
+            }
+            if isinstance(spec, Pipeline):
+                stages += inlined(spec, inputs, names[index])
+            else:
+                stages.append(Stage(names[index][""], inputs, model=spec.key))
+        return stages
+
+    def _source(self, name: str, names: Sequence[Mapping[str, str]]) -> Source:
+        """Where a tensor of the ensemble comes from."""
+        made = self._made.get(name)
+        if made is None:
+            return Source(REQUEST, name)
+        spec = self._specs[made.step]
+        if isinstance(spec, Pipeline):
+            (inner,) = spec.sources[made.tensor.name]
+            return Source(names[made.step][inner.stage], inner.tensor)
+        return Source(names[made.step][""], made.tensor.name)
 
     def _at(self, index: int) -> str:
         return f"step {index} ('{self._steps[index].model_name}')"
@@ -210,11 +264,20 @@ class EnsembleCheck:
         raise ConfigError(f"{self._path}: {at}: {what}")
 
 
-def _stage_names(steps: Iterable[Step]) -> list[str]:
-    """A name for every step: that of its model, as far as it can be one, and a number from the second use on."""
+def _needed(stages: Sequence[Stage], sources: Mapping[str, Sequence[Source]]) -> tuple[Stage, ...]:
+    """The stages that lead to an output: of an inner ensemble some outputs may not be used."""
+    needs = {
+        stage.name: [source.stage for source in stage.inputs.values() if source.stage != REQUEST] for stage in stages
+    }
+    needed = reachable(needs, (source.stage for each in sources.values() for source in each))
+    return tuple(stage for stage in stages if stage.name in needed)
+
+
+def _stage_names(wanted: Iterable[str]) -> list[str]:
+    """A name for every stage: that of its model, as far as it can be one, and a number from the second use on."""
     names: list[str] = []
-    for step in steps:
-        name = step.model_name.replace(".", "_")
-        uses = sum(each == name or each.startswith(f"{name}__") for each in names)
+    for each in wanted:
+        name = each.replace(".", "_")
+        uses = sum(known == name or known.startswith(f"{name}__") for known in names)
         names.append(f"{name}__{uses + 1}" if uses else name)
     return names

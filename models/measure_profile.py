@@ -114,11 +114,22 @@ def _run_ns(backend: Backend, inputs: dict[str, Array]) -> int:
 
 def _forget_peak_memory() -> None:
     """Start the peak anew, so that loading, which may take twice the weights, does not hide what batches take."""
-    with suppress(OSError):  # a kernel that does not let us leaves a peak that is too high rather than too low
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    for process in _processes():
+        with suppress(OSError):  # a kernel that does not let us leaves a peak that is too high rather than too low
+            (process / "clear_refs").write_text("5", encoding="ascii")
 
 
 def _peak_memory() -> int:
-    """The most memory that this process held at a time, in bytes."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    """The most memory that this process, and that each of those it has started, held at a time, in bytes."""
+    peaks = []
+    for process in _processes():
+        with suppress(OSError):  # it has ended
+            lines = (process / "status").read_text(encoding="ascii", errors="replace").splitlines()
+            peaks += [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")]
+    return sum(peaks)
+
+
+def _processes() -> list[Path]:
+    """This process and those that it has started, which models in Python run in, under `/proc`."""
+    children = [each for file in Path("/proc/self/task").glob("*/children") for each in file.read_text("ascii").split()]
+    return [Path("/proc/self"), *(Path("/proc", child) for child in children)]

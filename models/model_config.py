@@ -53,6 +53,11 @@ class InputConfig(TensorConfig, frozen=True, kw_only=True, omit_defaults=True):
     """An input."""
 
     format: str = "FORMAT_NONE"
+    optional: bool = False
+
+    def spec(self, labels: tuple[str, ...] = ()) -> TensorSpec:
+        """The tensor as clients see it; its datatype has been checked."""
+        return msgspec.structs.replace(super().spec(labels), optional=self.optional)
 
 
 class OutputConfig(TensorConfig, frozen=True, kw_only=True, omit_defaults=True):

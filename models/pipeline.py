@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from models.spec import revision_key
 from models.tensor import TensorSpec
 
 REQUEST = "request"
@@ -92,6 +93,7 @@ class Pipeline(msgspec.Struct, frozen=True):
     comes from the first source that ran it. `max_batch_size` bounds a request's rows (the smallest of its models; 0
     when the one model it consists of is not batchable). `weight` is its share of a model that other pipelines use, too,
     against their weights. `config` is its configuration as Triton prints it in JSON; "" without a `config.pbtxt`.
+    `response_cache` says that answers may be given again to requests with equal inputs.
     """
 
     name: str
@@ -106,6 +108,13 @@ class Pipeline(msgspec.Struct, frozen=True):
     platform: str = PLATFORM
     weight: float = 1.0
     config: str = ""
+    revision: int = 0
+    response_cache: bool = False
+
+    @property
+    def key(self) -> str:
+        """The name under which the scheduler knows this revision, e.g. `digits-cascade:1`."""
+        return revision_key(self.name, self.version, self.revision)
 
     @property
     def batchable(self) -> bool:

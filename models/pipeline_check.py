@@ -32,6 +32,8 @@ def single_model(spec: ModelSpec) -> Pipeline:
         max_batch_size=spec.max_batch_size,
         platform=spec.platform,
         config=spec.config,
+        revision=spec.revision,
+        response_cache=spec.response_cache,
     )
 
 
@@ -45,6 +47,8 @@ def single_family(family: Family, models: Mapping[str, ModelSpec]) -> Pipeline:
         max_batch_size=min(spec.max_batch_size for spec in specs),
         platform=PLATFORM,
         config="",
+        response_cache=False,
+        inputs=tuple(msgspec.structs.replace(tensor, optional=False) for tensor in specs[0].inputs),
     )
     pipeline = single_model(seen)
     stage = _model_stage(family.name, pipeline.stages[0].inputs, specs)

@@ -1,7 +1,7 @@
 """The model repository as Triton lays it out, `<name>/<version>/model.onnx`; pipelines and families beside them."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +10,7 @@ import msgspec
 
 from models import onnx_file, timed_file
 from models.config_check import PLATFORMS, check_config
+from models.ensemble_nesting import inner_first
 from models.errors import ConfigError
 from models.family_file import Family, read_family
 from models.file_tensors import FileTensors
@@ -65,9 +66,26 @@ class Broken(NamedTuple):
     reason: str
 
 
+class Selection(NamedTuple):
+    """What of a repository is read, by name, and as which revision; by default all there is.
+
+    `configs` are configurations in JSON, and `directories` whole entries, that stand for those in the repository;
+    `kept` are versions, by `name:version`, that are not read again.
+    """
+
+    names: Collection[str] | None = None
+    revision: int = 0
+    configs: Mapping[str, str] = {}
+    directories: Mapping[str, Path] = {}
+    kept: Mapping[str, ModelEntry] = {}
+
+
+ALL = Selection()
+
+
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """What a directory holds: model versions by key (`mlp:1`), pipelines by name, and what is broken, with reasons.
+    """What directories hold: model versions by key (`mlp:1`), pipelines by name, and what is broken, with reasons.
 
     A family is a pipeline, too: of one stage, which any of its models may run.
     """
@@ -79,26 +97,25 @@ class Repository:
     @classmethod
     def scan(
         cls,
-        directory: Path,
+        directories: Path | Sequence[Path],
         max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
         max_batch_sizes: Mapping[str, int] | None = None,
         remote: Mapping[str, ModelEntry] | None = None,
+        selection: Selection = ALL,
     ) -> "Repository":
-        """Read every entry; one that is broken never stops the rest. Raises ConfigError if there is no directory.
+        """Read every entry that is selected; one that is broken never stops the rest, nor does a name that two have.
 
-        `max_batch_sizes` overrides `max_batch_size` for the models it names. Files in `directory` itself, hidden
+        `max_batch_sizes` overrides `max_batch_size` for the models it names. Files in a directory itself, hidden
         directories and version directories that are not plain positive numbers are ignored, as Triton does. `remote`
-        are models by key that have no file here, which pipelines may use as well.
+        are models by key that have no file here, which pipelines may use as well. Raises ConfigError if there is no
+        such directory.
         """
-        if not directory.is_dir():
-            raise ConfigError(f"{directory}: expected a directory, the model repository")
-        limits = BatchLimits(max_batch_size, max_batch_sizes or {})
+        reading = _Reading(BatchLimits(max_batch_size, max_batch_sizes or {}), selection)
         models = dict(remote or {})
         families: dict[str, Family] = {}
         pipelines: dict[str, Pipeline] = {}
-        ensembles: dict[Path, ModelConfig] = {}
-        broken: list[Broken] = []
-        entries = [entry for entry in sorted(directory.iterdir()) if entry.is_dir() and entry.name[0] != "."]
+        ensembles: dict[str, tuple[Path, ModelConfig]] = {}
+        entries, broken = reading.entries([directories] if isinstance(directories, Path) else directories)
         # Families are checked against the models, and pipelines against both.
         for entry in sorted(entries, key=_order):
             try:
@@ -107,20 +124,29 @@ class Repository:
                     pipelines[entry.name] = _read_pipeline(entry, models, families)
                 elif (entry / FAMILY_FILE).exists():
                     families[entry.name] = _read_family(entry, models)
-                elif (config := _read_config(entry)) is not None and config.is_ensemble:
-                    ensembles[entry] = config
+                elif (config := reading.config(entry)) is not None and config.is_ensemble:
+                    ensembles[entry.name] = (entry, config)
                 else:
-                    _read_model(entry, config, limits, models, broken)
+                    reading.model(entry, config, models, broken)
             except ConfigError as error:
                 broken.append(Broken(entry.name, None, str(error)))
-        for entry, config in ensembles.items():
+        inner: dict[str, Pipeline | None] = {}
+        for name, problem in inner_first({name: config for name, (_, config) in ensembles.items()}).items():
+            entry, config = ensembles[name]
+            inner[name] = None
             try:
-                pipelines[entry.name] = _read_ensemble(entry, config, models)
+                if problem:
+                    raise ConfigError(f"{entry / CONFIG_FILE}: ensemble_scheduling: {problem}")
+                pipelines[name] = inner[name] = _read_ensemble(entry, config, models, inner)
             except ConfigError as error:
-                broken.append(Broken(entry.name, None, str(error)))
+                broken.append(Broken(name, None, str(error)))
         specs = _specs(models)
         alone = {name: single_family(family, specs) for name, family in families.items()}
-        return cls(models, alone | pipelines, tuple(broken))
+        found = {
+            name: msgspec.structs.replace(pipeline, revision=selection.revision)
+            for name, pipeline in (alone | pipelines).items()
+        }
+        return cls(models, found, tuple(broken))
 
 
 class BatchLimits(NamedTuple):
@@ -149,41 +175,71 @@ def entry_of_file(path: Path, max_batch_size: int = DEFAULT_MAX_BATCH_SIZE) -> M
     raise ConfigError(f"{path}: expected a file ending in {endings}")
 
 
-def _read_config(entry: Path) -> ModelConfig | None:
-    """The configuration of a model or an ensemble, if there is one."""
-    path = entry / CONFIG_FILE
-    if not path.exists():
-        return None
-    # What reads it takes long to import, and many repositories do without.
-    from models.config_pbtxt import decode_config
+class _Reading(NamedTuple):
+    """How entries are read."""
 
-    try:
-        config = decode_config(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
-    check_config(config, entry.name, str(path))
-    return config
+    limits: BatchLimits
+    selection: Selection
 
+    def entries(self, directories: Sequence[Path]) -> tuple[list[Path], list[Broken]]:
+        """The selected entries, and the names that several directories have."""
+        replaced, names = self.selection.directories, self.selection.names
+        found = {name: [path] for name, path in replaced.items()}
+        for directory in directories:
+            if not directory.is_dir():
+                raise ConfigError(f"{directory}: expected a directory, the model repository")
+            for entry in directory.iterdir() if names is None else [directory / name for name in names]:
+                if entry.is_dir() and entry.name[0] != "." and entry.name not in replaced:
+                    found.setdefault(entry.name, []).append(entry)
+        twice = [
+            Broken(name, None, f"{paths[0]} and {paths[1]}: expected one model or pipeline of that name")
+            for name, paths in sorted(found.items())
+            if len(paths) > 1
+        ]
+        return [paths[0] for _, paths in sorted(found.items()) if len(paths) == 1], twice
 
-def _read_model(
-    entry: Path, config: ModelConfig | None, limits: BatchLimits, models: dict[str, ModelEntry], broken: list[Broken]
-) -> None:
-    """Add the versions of one model to `models`, or to `broken`."""
-    versions = _versions(entry)
-    if not versions:
-        raise ConfigError(
-            f"{entry}: expected a version directory such as {entry.name}/1, a {PIPELINE_FILE} or a {FAMILY_FILE}"
-        )
-    for version in versions if config is None else _served(versions, config.version_policy):
+    def config(self, entry: Path) -> ModelConfig | None:
+        """The configuration of a model or an ensemble, if there is one."""
+        path = entry / CONFIG_FILE
+        override = self.selection.configs.get(entry.name)
+        if override is None and not path.exists():
+            return None
+        # What reads it takes long to import, and many repositories do without.
+        from models.config_pbtxt import decode_config, decode_config_json
+
         try:
-            if version not in versions:
-                raise ConfigError(
-                    f"{entry / CONFIG_FILE}: version_policy: there is no directory {entry / str(version)}"
-                )
-            model = _read_version(entry, version, config, limits)
-            models[model.spec.key] = model
-        except ConfigError as error:
-            broken.append(Broken(entry.name, version, str(error)))
+            if override is not None:
+                config = decode_config_json(override, str(path))
+            else:
+                config = decode_config(path.read_text(encoding="utf-8"), str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: cannot be read: {error}") from error
+        check_config(config, entry.name, str(path))
+        return config
+
+    def model(
+        self, entry: Path, config: ModelConfig | None, models: dict[str, ModelEntry], broken: list[Broken]
+    ) -> None:
+        """Add the versions of one model to `models`, or to `broken`."""
+        versions = _versions(entry)
+        if not versions:
+            raise ConfigError(
+                f"{entry}: expected a version directory such as {entry.name}/1, a {PIPELINE_FILE} or a {FAMILY_FILE}"
+            )
+        for version in versions if config is None else _served(versions, config.version_policy):
+            try:
+                if version not in versions:
+                    raise ConfigError(
+                        f"{entry / CONFIG_FILE}: version_policy: there is no directory {entry / str(version)}"
+                    )
+                model = self.selection.kept.get(f"{entry.name}:{version}")
+                if model is None:
+                    model = _read_version(entry, version, config, self.limits)
+                    spec = msgspec.structs.replace(model.spec, revision=self.selection.revision)
+                    model = model._replace(spec=spec)
+                models[model.spec.key] = model
+            except ConfigError as error:
+                broken.append(Broken(entry.name, version, str(error)))
 
 
 def _versions(entry: Path) -> list[int]:
@@ -234,12 +290,15 @@ def _find_file(directory: Path, config: ModelConfig | None) -> tuple[_Format, Pa
     raise ConfigError(f"{directory}: expected a file {named or _default_files(backend)}")
 
 
-def _read_ensemble(entry: Path, config: ModelConfig, models: Mapping[str, ModelEntry]) -> Pipeline:
+def _read_ensemble(
+    entry: Path, config: ModelConfig, models: Mapping[str, ModelEntry], inner: Mapping[str, Pipeline | None]
+) -> Pipeline:
     """Its versions, of which there may be none, hold no files: it is served as the latest that the policy selects."""
     from models.configured_model import complete_ensemble
 
     versions = _served(_versions(entry), config.version_policy)
-    return complete_ensemble(config, _specs(models), entry.name, versions[-1] if versions else 1, entry / CONFIG_FILE)
+    version = versions[-1] if versions else 1
+    return complete_ensemble(config, _specs(models), inner, entry.name, version, entry / CONFIG_FILE)
 
 
 def _read_family(entry: Path, models: Mapping[str, ModelEntry]) -> Family:

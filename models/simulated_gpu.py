@@ -5,11 +5,11 @@ What this gives is a simulation: it is labelled so in every profile. `mps-P` sta
 """
 
 import math
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from models.errors import ConfigError
+from models.partition_kind import parse_kind
 from models.profile_file import Cell, Measurement
 from models.units import ms_to_ns
 
@@ -19,7 +19,6 @@ SIGMA = 0.03
 _P90, _P99 = math.exp(1.2816 * SIGMA), math.exp(2.3263 * SIGMA)
 _V100_SMS = 80
 _MPS_RANGE = range(10, 101)
-_KIND = re.compile(r"mps-(?P<percent>[0-9]+)|mig-(?P<profile>[0-9]g(\.[0-9]+gb)?)")
 _MIG: dict[str, tuple[int, int]] = {
     "1g": (1, 1),
     "1g.10gb": (1, 1),
@@ -98,12 +97,12 @@ def share_of(kind: str) -> Share:
 
     MPS grants multiprocessors in pairs, rounded down. The figures were fitted from 10 % on.
     """
-    match = _KIND.fullmatch(kind)
-    if match and (profile := match["profile"]) in _MIG:
-        compute, memory = _MIG[profile]
+    parsed = parse_kind(kind)
+    if parsed and parsed.profile in _MIG:
+        compute, memory = _MIG[parsed.profile]
         return Share(compute / 7, memory / 8)
-    if match and match["percent"] and int(match["percent"]) in _MPS_RANGE:
-        pairs = math.floor(int(match["percent"]) * _V100_SMS / 200)
+    if parsed and parsed.percent in _MPS_RANGE:
+        pairs = math.floor(parsed.percent * _V100_SMS / 200)
         return Share(2 * pairs / _V100_SMS, 1.0)
     raise ConfigError(f"partition kind {kind}: it can be simulated for mps-10 to mps-100 and mig-{', mig-'.join(_MIG)}")
 

@@ -6,12 +6,23 @@ from models.dynamic_batching import DynamicBatching
 from models.tensor import TensorSpec
 
 
+def revision_key(name: str, version: int, revision: int) -> str:
+    """The name of a revision inside of Sluice, e.g. `mlp:1`, or `mlp:1@7` for one that is not the first."""
+    return f"{name}:{version}@{revision}" if revision else f"{name}:{version}"
+
+
+def public_key(key: str) -> str:
+    """The name and version that clients know a revision by, e.g. `mlp:1`."""
+    return key.partition("@")[0]
+
+
 class ModelSpec(msgspec.Struct, frozen=True):
-    """One version of one model.
+    """One version of one model, in one revision: what is loaded again is another one.
 
     `max_batch_size` is 0 for a model without a batch dimension: its tensors then have exactly the shapes of the specs
     and every request is a batch of its own. `config` is the model's configuration as Triton prints it in JSON,
-    completed; "" without a `config.pbtxt`. `dynamic_batching` and `response_cache` are what that asks for.
+    completed; "" without a `config.pbtxt`. `dynamic_batching` and `response_cache` are what that asks for, as are
+    `replicas`, the partitions that are to hold the model as far as there are so many.
     """
 
     name: str
@@ -22,12 +33,14 @@ class ModelSpec(msgspec.Struct, frozen=True):
     platform: str = "onnxruntime_onnx"
     dynamic_batching: DynamicBatching | None = None
     response_cache: bool = False
+    replicas: int = 1
     config: str = ""
+    revision: int = 0
 
     @property
     def key(self) -> str:
-        """The name under which the scheduler and the workers know this version, e.g. `mlp:1`."""
-        return f"{self.name}:{self.version}"
+        """The name under which the scheduler and the workers know this revision."""
+        return revision_key(self.name, self.version, self.revision)
 
     @property
     def batchable(self) -> bool:

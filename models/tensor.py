@@ -57,13 +57,20 @@ RAW_ONLY = frozenset({DataType.FP16, DataType.BF16})
 class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An input or output of a model: `shape` is that of one item, without the batch dimension; -1 is variable.
 
-    `labels` name the elements of an output whose index is a class; an output without labels has none.
+    `labels` name the elements of an output whose index is a class; an output without labels has none. An input that is
+    `optional` may be left out of a request.
     """
 
     name: str
     datatype: DataType
     shape: tuple[int, ...]
     labels: tuple[str, ...] = ()
+    optional: bool = False
+
+    @property
+    def keyed(self) -> bool:
+        """Whether requests may differ in it such that they cannot share a batch."""
+        return self.optional or not self.fixed
 
     @property
     def fixed(self) -> bool:
@@ -91,6 +98,21 @@ def merged_shape(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...
         return None
     merged = tuple(b if a == VARIABLE else a for a, b in zip(one, other, strict=True))
     return merged if all(b in (VARIABLE, m) for b, m in zip(other, merged, strict=True)) else None
+
+
+def joined_shape(given: TensorSpec, batched: bool, taken: TensorSpec, by_batch: bool) -> tuple[int, ...] | None:
+    """The item shape of a tensor as far as an input that takes it narrows it; None where it does not fit.
+
+    Where only one of them has a batch dimension, a request is one row, and the tensor without it is that row, or a
+    batch of one row: then its first dimension is 1, or may be.
+    """
+    shape = merged_shape(given.shape, taken.shape)
+    if shape is not None or batched == by_batch:
+        return shape
+    if batched:
+        return merged_shape(given.shape, taken.shape[1:]) if taken.shape[:1] in {(1,), (VARIABLE,)} else None
+    rest = merged_shape(given.shape[1:], taken.shape)
+    return None if rest is None or given.shape[:1] != (1,) else (1, *rest)
 
 
 def kind(tensor: TensorSpec) -> str:

@@ -18,6 +18,7 @@ import msgspec
 from models.errors import PartitionError
 from models.profile import LatencyTable
 from mps.arena import Region
+from mps.back_off import BackOff
 from mps.cpu import check_partitions
 from mps.messages import (
     Done,
@@ -110,6 +111,20 @@ class Supervisor:
         `model_unloaded` follows.
         """
         self._change(self._by_name[partition], UnloadModel(key))
+
+    def recycle(self, partition: str) -> None:
+        """Have a new worker take the place of a partition's, at once; `worker_lost` and `worker_ready` follow."""
+        post = self._by_name[partition]
+        if post.ready and post.process:
+            post.back_off = BackOff()
+            post.process.kill("its memory is given back")
+
+    def forget(self, key: str) -> None:
+        """Have no worker begin with a model that is not served any more."""
+        for post in self._posts:
+            post.models.pop(key, None)
+        for known in [each for each in self._tables if each[1] == key]:
+            del self._tables[known]
 
     def share_region(self, region: Region) -> int:
         """Give a region of the gateway to every worker, present and future; returns its number (>= 1).

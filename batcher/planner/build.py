@@ -1,10 +1,10 @@
 """Builds the plan that the scheduler goes by: the exact planner on every pipeline, at the rates that were seen."""
 
 from batcher.config import PipelineConfig, SchedulerSpec
+from batcher.planner.demand import Demand
 from batcher.planner.exact import ExactPlanner
-from batcher.planner.problem import Problem
 from batcher.planner.residency import ModelNeed, place_models
-from batcher.planner.stage_options import Demand, pipeline_problem
+from batcher.planner.stage_options import pipeline_candidates, problem_of
 from batcher.plans import Front, Observed, PipelinePlan, Plan, StagePlan
 from models.errors import ConfigError
 
@@ -14,29 +14,37 @@ def build_plan(spec: SchedulerSpec, observed: Observed) -> Plan:
 
     Pure, and the same for the same arguments; milliseconds a pipeline, so a driver runs it beside its loop.
     """
-    demand = Demand(spec, observed)
-    plans = []
+    residency = residency_of(spec, observed)
+    demand = Demand(spec, observed, residency)
+    plans: list[PipelinePlan] = []
+    failed: dict[str, str] = {}
     for pipeline in spec.pipelines:
         if pipeline.slo_ns:
             try:
-                plans.append(_plan_pipeline(pipeline, pipeline_problem(demand, pipeline, pipeline.slo_ns)))
+                plans.append(_plan_pipeline(demand, pipeline))
             except ConfigError:
                 continue  # a model that is not loaded anywhere yet: its pipelines go by the stages' own latencies
-    return Plan(tuple(plans), _residency(spec, demand, observed))
+            except Exception as error:  # whatever it is, it ends this pipeline's plan and no other's
+                failed[pipeline.name] = f"{type(error).__name__}: {error}"
+    return Plan(tuple(plans), residency, failed)
 
 
-def _residency(spec: SchedulerSpec, demand: Demand, observed: Observed) -> dict[str, tuple[str, ...]]:
+def residency_of(spec: SchedulerSpec, observed: Observed) -> dict[str, tuple[str, ...]]:
     """Where models are to be, by what is asked of them; empty without a bound, when all are everywhere.
 
     Partitions that are gone are left out, as if there were none of them.
     """
     if not any(partition.memory_bytes for partition in spec.partitions):
         return {}
+    demand = Demand(spec, observed)
     slowest: dict[str, float] = {}
     for model in spec.models:
         for kind, capacity in demand.capacities(model.key).items():
             slowest[kind] = min(capacity, slowest.get(kind, capacity))
-    needs = {model.key: ModelNeed(model.memory_bytes, _load(demand, model.key, slowest)) for model in spec.models}
+    needs = {
+        model.key: ModelNeed(model.memory_bytes, _load(demand, model.key, slowest), model.replicas)
+        for model in spec.models
+    }
     there = [partition for partition in spec.partitions if partition.name not in observed.gone]
     return place_models(needs, there, observed.held).residency
 
@@ -48,10 +56,13 @@ def _load(demand: Demand, model: str, slowest: dict[str, float]) -> dict[str, fl
     """
     rate = demand.rates[model]
     capacities = demand.capacities(model) or (slowest if rate else {})
-    return {kind: rate * demand.hosts[kind] / capacity for kind, capacity in capacities.items() if capacity}
+    hosts = {kind: demand.hosts(model, kind) or demand.partitions[kind] for kind in capacities}
+    return {kind: rate * hosts[kind] / capacity for kind, capacity in capacities.items() if capacity}
 
 
-def _plan_pipeline(pipeline: PipelineConfig, problem: Problem) -> PipelinePlan:
+def _plan_pipeline(demand: Demand, pipeline: PipelineConfig) -> PipelinePlan:
+    candidates = pipeline_candidates(demand, pipeline)
+    problem = problem_of(demand, pipeline, candidates, pipeline.slo_ns)
     planner = ExactPlanner(problem)
     paths = planner.paths()
     path = paths[0] if paths else planner.quickest()
@@ -68,7 +79,8 @@ def _plan_pipeline(pipeline: PipelineConfig, problem: Problem) -> PipelinePlan:
                 _from_here(rest, stage.probability),
             )
         )
-    return PipelinePlan(pipeline.name, tuple(stages), path.latency_ns, path.cost, bool(paths))
+    bounded = all(choices[0].predicted for choices in candidates)
+    return PipelinePlan(pipeline.name, tuple(stages), path.latency_ns, path.cost, bool(paths) and bounded)
 
 
 def _from_here(rest: Front, probability: float) -> Front:

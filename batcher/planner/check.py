@@ -35,6 +35,8 @@ def _check_stage(stage: StageProblem) -> None:
         )
     if not np.isfinite(cost).all():
         option = int(np.flatnonzero(~np.isfinite(cost))[0])
-        raise ConfigError(f"stage {stage.name!r}: option {option} costs {cost[option]}, expected a finite number")
+        raise ConfigError(
+            f"stage {stage.name!r}: option {option} costs {cost[option]}, expected a finite number: see `prices`"
+        )
     if not 0 <= stage.probability <= 1:
         raise ConfigError(f"stage {stage.name!r}: probability {stage.probability}, expected 0 to 1")

@@ -1,6 +1,7 @@
 """Choosing a stage's configuration again, at the dispatch: what each option costs with all that then has to follow."""
 
 from collections.abc import Sequence
+from operator import neg
 
 import numpy as np
 import numpy.typing as npt
@@ -46,17 +47,17 @@ class StageRanker:
         left_ns, total = self._left_ns, self._total
         np.subtract(remaining_ns, self._latency_ns, out=left_ns)
         if waits_ns is not None:
-            np.subtract(left_ns, np.array(waits_ns, np.int64).take(self._kind), out=left_ns)
+            left_ns -= np.array(waits_ns, np.int64).take(self._kind, mode="clip")
         # Mode "clip" writes to `out` without a buffer between; all indices are in range.
         self._rest_cost.take(self._within_ns.searchsorted(left_ns, "right"), out=total, mode="clip")
-        np.add(total, self._cost, out=total)
+        total += self._cost
         if live is not None:
-            np.copyto(total, np.inf, where=~live)
+            total[~live] = np.inf
         limit = np.inf
         if count < len(total):
             self._scratch[:] = total
             self._scratch.partition(count - 1)
             limit = self._scratch[count - 1]
         best = (total <= limit if limit < np.inf else total < np.inf).nonzero()[0]
-        ranked = sorted(zip(total[best].tolist(), (-left_ns[best]).tolist(), best.tolist(), strict=True))
+        ranked = sorted(zip(total[best].tolist(), map(neg, left_ns[best].tolist()), best.tolist(), strict=True))
         return [option for _, _, option in ranked[:count]]

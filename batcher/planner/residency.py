@@ -22,11 +22,13 @@ STEPS = 2_000
 class ModelNeed(NamedTuple):
     """What a model takes: memory, and by kind of partition the partition-seconds a second (none without traffic).
 
-    A kind that is missing while there are others is taken last.
+    A kind that is missing while there are others is taken last. `replicas` is on how many partitions it is to be before
+    the memory that is left goes to what is asked for most.
     """
 
     memory_bytes: int
     load: Mapping[str, float] = {}
+    replicas: int = 1
 
 
 class Placement(NamedTuple):
@@ -41,7 +43,7 @@ def place_models(
     partitions: Sequence[PartitionConfig],
     present: Mapping[str, Collection[str]] | None = None,
 ) -> Placement:
-    """Place every model once where it costs least, then replicas while memory lasts, by load for each host.
+    """Place every model once where it costs least, then the replicas that are asked for, then others by load a host.
 
     `present` is what partitions hold now, by name: what is nearly as good stays. The memory of a partition is never
     exceeded, and one without a bound holds every model it may. When there is no room for all, those with most load come
@@ -57,7 +59,9 @@ def place_models(
                 room.take(key, need)
     left = {key: need for key, need in models.items() if not any(key in room.models for room in unbounded)}
     unplaced = _place_once(left, rooms)
-    _replicate({key: need for key, need in models.items() if key not in unplaced}, rooms)
+    placed = {key: need for key, need in models.items() if key not in unplaced}
+    _replicate_as_asked(placed, rooms)
+    _replicate(placed, rooms)
     return Placement({room.name: tuple(sorted(room.models)) for room in rooms}, unplaced)
 
 
@@ -137,6 +141,17 @@ def _search(order: Sequence[str], models: Mapping[str, ModelNeed], rooms: Sequen
         room, key = chosen.pop(), order[len(chosen)]
         room.give_up(key, models[key])
     return False
+
+
+def _replicate_as_asked(models: Mapping[str, ModelNeed], rooms: Sequence[_Room]) -> None:
+    """Give models the replicas that they are to have, in rounds of one for each, as far as there is room."""
+    order = sorted(models, key=lambda key: (-_least(models[key]), key))
+    most = max((need.replicas for need in models.values()), default=0)
+    for hosts in range(2, min(most, len(rooms)) + 1):
+        for key in order:
+            lacks = models[key].replicas >= hosts > sum(key in room.models for room in rooms)
+            if lacks and (ranked := _ranked(key, models[key], rooms)):
+                ranked[0].take(key, models[key])
 
 
 def _replicate(models: Mapping[str, ModelNeed], rooms: Sequence[_Room]) -> None:

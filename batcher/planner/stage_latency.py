@@ -18,7 +18,7 @@ class StageLatency(NamedTuple):
 
     `utilisation` is that of its servers in full batches; `rows` is how large a typical batch is. `p99_ns` is the time
     of a batch of `rows99` and the longest of three waits: for the batch to fill, for a server while full batches queue,
-    for the batch that runs.
+    for the batch that runs. To that comes the wait for stages beside it, `beside99_ns`.
     """
 
     p50_ns: int
@@ -29,6 +29,7 @@ class StageLatency(NamedTuple):
     fill99_ns: int = 0
     queue99_ns: int = 0
     running99_ns: int = 0
+    beside99_ns: int = 0
 
 
 def stage_latency(

@@ -1,15 +1,17 @@
 """The options of a stage: what every batch size on every kind of partition would take and cost at the present rates."""
 
-from collections import Counter
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from batcher.config import Objective, PipelineConfig, PolicyConfig, PolicyName, SchedulerSpec, StageConfig
+from batcher.config import Objective, PipelineConfig, PolicyConfig, PolicyName, StageConfig
+from batcher.planner.demand import Demand, waits_for
+from batcher.planner.graph import Sources
 from batcher.planner.problem import Option, Problem, StageProblem
+from batcher.planner.siblings import Sibling, at_once, siblings
 from batcher.planner.stage_latency import StageLatency, stage_latency
-from batcher.plans import Observed
 from models.errors import ConfigError
 from models.units import NS_PER_S
 
@@ -31,125 +33,96 @@ class Candidate(NamedTuple):
         return self.option.batch if self.predicted is None else self.predicted.rows
 
 
+_MEDIAN, _TAIL = 0.5, 0.99
+
 COMBINED = Candidate(Option("", 1, "", 1, 1.0, 0), StageLatency(0, 0, 0.0, 1), 0, 0.0)
 """The one candidate of a combiner, which takes no time on any partition."""
-
-
-class Demand:
-    """What all pipelines together ask of the models, and what the partitions can do.
-
-    `rates` are rows a second by model. `reach` is, by pipeline, the share of a request's rows that each stage runs for.
-    A stage that may be run by several variants counts for the first of them. A model is spread over the kinds of
-    partition that know it in proportion to what they can do of it.
-    """
-
-    def __init__(self, spec: SchedulerSpec, observed: Observed) -> None:
-        self.spec = spec
-        self.tables = observed.tables
-        working = observed.up or tuple(partition.name for partition in spec.partitions)
-        self.hosts = Counter(partition.kind for partition in spec.partitions if partition.name in working)
-        self.price = {partition.kind: partition.price for partition in spec.partitions}
-        self.share = {partition.kind: partition.share for partition in spec.partitions}
-        self.models = {model.key: model for model in spec.models}
-        self.reach = {pipeline.name: _reach(pipeline, observed) for pipeline in spec.pipelines}
-        self.stage_rates: dict[str, list[float]] = {}
-        self.rates = dict.fromkeys(self.models, 0.0)
-        for pipeline in spec.pipelines:
-            rate = observed.rates.get(pipeline.name, 0.0)
-            self.stage_rates[pipeline.name] = [rate * share for share in self.reach[pipeline.name]]
-            for stage, rows in zip(pipeline.stages, self.stage_rates[pipeline.name], strict=True):
-                if stage.model is not None:
-                    self.rates[stage.model] += rows
-        self._capacities = {key: self._by_kind(key) for key in self.models}
-        self._totals = {key: sum(kinds.values()) for key, kinds in self._capacities.items()}
-        self._busy = dict.fromkeys(self.hosts, 0.0)
-        self._lone = dict.fromkeys(self.hosts, 0.0)
-        for key, kinds in self._capacities.items():
-            for kind in kinds:
-                self._busy[kind] += self.utilisation(key, self.rates[key])
-                self._lone[kind] += self._lone_load(key, kind, self.rates[key])
-
-    def capacities(self, model: str) -> dict[str, float]:
-        """Rows a second that all partitions of a kind together could do of one model, by the kinds that know it."""
-        return self._capacities[model]
-
-    def utilisation(self, model: str, rate: float) -> float:
-        """The share of all partitions' time that rows of a model take at best; more than 1 is more than they can do."""
-        return rate / self._totals[model] if self._totals[model] else 0.0
-
-    def sizes(self, model: str, kind: str) -> list[int]:
-        """The batch sizes worth telling apart, ascending."""
-        maximum = self.models[model].max_batch
-        if self.models[model].policy.name is PolicyName.NONE:
-            maximum = 1  # requests are not put together, and most have one row
-        return sorted({min(size, maximum) for size, _ in self.tables[model][kind].cells})
-
-    def servers(self, model: str, kind: str, moved: tuple[str, float]) -> float:
-        """Partitions of a kind that a model can count on; `moved` are rows that another model has run so far.
-
-        The others take what they need for rows one by one, if that leaves more than a share in proportion to what each
-        needs at best. Then batches have grown until all fit, and together no more than all partitions are counted on.
-        """
-        first, rows = moved
-        others = self._busy[kind] - self.utilisation(model, self.rates[model])
-        lone = self._lone[kind] - self._lone_load(model, kind, self.rates[model])
-        if first != model and kind in self._capacities[first]:
-            others -= self.utilisation(first, rows)
-            lone -= self._lone_load(first, kind, rows)
-        own = self.utilisation(model, self._with(model, moved))
-        least = own / (own + max(others, 0.0)) if own else 1.0 - others
-        return max(self.hosts[kind] * min(least, 1.0), self.hosts[kind] - max(lone, 0.0), 0.0)
-
-    def rate_on(self, model: str, kind: str, moved: tuple[str, float]) -> float:
-        """Rows a second of a model that come to a kind."""
-        return self._on(model, kind, self._with(model, moved))
-
-    def _with(self, model: str, moved: tuple[str, float]) -> float:
-        """Rows a second of a model: a variant that would take a stage over has them on top of what it runs anyhow."""
-        first, rows = moved
-        return self.rates[model] + (0.0 if model == first else rows)
-
-    def _lone_load(self, model: str, kind: str, rate: float) -> float:
-        """Partitions of a kind that rows of a model keep busy when they come one by one."""
-        return self._on(model, kind, rate) * self.service_ns(model, kind, 1) / NS_PER_S
-
-    def _on(self, model: str, kind: str, rate: float) -> float:
-        return rate * self._capacities[model][kind] / self._totals[model]
-
-    def service_ns(self, model: str, kind: str, rows: int) -> int:
-        """Time of a batch, hand-off included."""
-        return self.tables[model][kind].latency_ns(rows) + self.spec.limits.hand_off_ns
-
-    def _by_kind(self, model: str) -> dict[str, float]:
-        return {
-            kind: self.hosts[kind]
-            * max(rows * NS_PER_S / self.service_ns(model, kind, rows) for rows in self.sizes(model, kind))
-            for kind in self.tables.get(model, {})
-            if self.hosts[kind]
-        }
-
-
-def _reach(pipeline: PipelineConfig, observed: Observed) -> list[float]:
-    probabilities = observed.probabilities.get(pipeline.name, (1.0,) * len(pipeline.stages))
-    reach: list[float] = []
-    for stage, probability in zip(pipeline.stages, probabilities, strict=True):
-        reach.append(probability * min((reach[source] for source in _waits_for(stage)), default=1.0))
-    return reach
-
-
-def _waits_for(stage: StageConfig) -> tuple[int, ...]:
-    return tuple(sorted(set(stage.sources) | ({stage.when.stage} if stage.when else set())))
 
 
 def pipeline_candidates(demand: Demand, pipeline: PipelineConfig) -> list[list[Candidate]]:
     """For each stage the candidates that can take the rate; if none can, all: the best for what is admitted.
 
-    Raises ConfigError, which names the stage, when nothing is known of any of its models.
+    Stages that are there at the same time wait for each other where there are fewer partitions than stages. Raises
+    ConfigError, which names the stage, when nothing is known of any of its models.
     """
-    return [
+    alone = [
         [COMBINED] if stage.model is None else _candidates(demand, stage, stage.model, rate)
         for stage, rate in zip(pipeline.stages, demand.stage_rates[pipeline.name], strict=True)
     ]
+    sources = tuple(map(waits_for, pipeline.stages))
+    beside = siblings(sources, tuple(stage.model is not None for stage in pipeline.stages))
+    if not any(beside):
+        return alone
+    waits = _SiblingWaits(demand, sources, demand.reach[pipeline.name], alone)
+    return [
+        [waits.added(index, each, beside[index]) for each in choices] if beside[index] else choices
+        for index, choices in enumerate(alone)
+    ]
+
+
+class _SiblingWaits:
+    """How long stages wait for others of the same request; `alone` are all candidates without that.
+
+    Where a request comes to several stages at once, the batches of all have to run on the same partitions. A stage may
+    be the last of them. The others are taken to run in what is quickest for them, or with it in one batch where they
+    are of the same model.
+    """
+
+    def __init__(
+        self, demand: Demand, sources: Sources, reach: Sequence[float], alone: Sequence[Sequence[Candidate]]
+    ) -> None:
+        self._demand = demand
+        self._sources = sources
+        self._reach = reach
+        self._quickest: list[dict[str, Candidate]] = []
+        for choices in alone:
+            slowest_first = sorted(choices, key=lambda each: each.latency_ns, reverse=True)
+            self._quickest.append({each.option.kind: each for each in slowest_first})
+        self._known: dict[tuple[int, str, str, float], tuple[int, float, int]] = {}
+
+    def added(self, stage: int, candidate: Candidate, beside: Sequence[Sibling]) -> Candidate:
+        """A candidate of a stage, the waits for those beside it included."""
+        alone = candidate.predicted
+        if alone is None:
+            return candidate
+        wait50_ns = self._wait_ns(stage, candidate.option, alone.rows, beside, _MEDIAN)
+        wait99_ns = self._wait_ns(stage, candidate.option, alone.rows99, beside, _TAIL)
+        predicted = alone._replace(
+            p50_ns=alone.p50_ns + wait50_ns, p99_ns=alone.p99_ns + wait99_ns, beside99_ns=wait99_ns
+        )
+        return candidate._replace(predicted=predicted, latency_ns=predicted.p99_ns)
+
+    def _wait_ns(self, stage: int, option: Option, rows: int, beside: Sequence[Sibling], percentile: float) -> int:
+        key = stage, option.model, option.kind, percentile
+        if key not in self._known:
+            self._known[key] = self._met(option, beside, percentile)
+        others, work_ns, alike = self._known[key]
+
+        def service_ns(rows: int) -> int:
+            return self._demand.service_ns(option.model, option.kind, rows)
+
+        together = rows + alike
+        further = -(-together // option.batch) - 1
+        larger_ns = max(service_ns(min(together, option.batch)) - service_ns(rows), 0)
+        if 1 + others + further <= option.servers:
+            return larger_ns
+        return larger_ns + round((work_ns + further * service_ns(option.batch)) / option.servers)
+
+    def _met(self, option: Option, beside: Sequence[Sibling], percentile: float) -> tuple[int, float, int]:
+        """Of stages that no fewer requests reach: how many run at once, their time, and the rows of the same model."""
+        others: list[int] = []
+        work_ns = alike = 0.0
+        for stage, part in beside:
+            other = self._quickest[stage].get(option.kind)
+            if other is None or other.predicted is None or self._reach[stage] <= 1 - percentile:
+                continue
+            if other.option.model == option.model:
+                alike += part
+            elif share := self._demand.met(option.model, other.option.model, option.kind):
+                rows = other.predicted.rows if percentile == _MEDIAN else other.predicted.rows99
+                work_ns += part * share * self._demand.service_ns(other.option.model, option.kind, rows)
+                others.append(stage)
+        return at_once(self._sources, others), work_ns, math.ceil(alike)
 
 
 def problem_of(
@@ -159,7 +132,10 @@ def problem_of(
     budget_ns: int,
     percentile: float = 1.0,
 ) -> Problem:
-    """The problem of choosing one of the candidates of each stage; see `pipeline_problem`."""
+    """The problem of choosing one of the candidates of each stage.
+
+    With a `percentile` below 1 stages that more requests than that skip take no time.
+    """
     stages = []
     for index, (stage, choices) in enumerate(zip(pipeline.stages, candidates, strict=True)):
         reach = demand.reach[pipeline.name][index]
@@ -169,22 +145,13 @@ def problem_of(
                 np.array([each.latency_ns for each in choices], np.int64),
                 np.array([each.cost for each in choices], np.float64),
                 tuple(each.option for each in choices),
-                _waits_for(stage),
+                waits_for(stage),
                 reach,
                 reach > 1 - percentile,
                 demand.stage_rates[pipeline.name][index],
             )
         )
     return Problem(tuple(stages), budget_ns)
-
-
-def pipeline_problem(demand: Demand, pipeline: PipelineConfig, budget_ns: int, percentile: float = 1.0) -> Problem:
-    """The problem of one pipeline; with a `percentile` below 1 stages that more requests than that skip take no time.
-
-    A stage for whose rate there is no capacity gets its options without waits: the plan is then the best for what is
-    admitted. Raises ConfigError, which names the stage, when nothing is known of any of its models.
-    """
-    return problem_of(demand, pipeline, pipeline_candidates(demand, pipeline), budget_ns, percentile)
 
 
 def _candidates(demand: Demand, stage: StageConfig, first: str, rate: float) -> list[Candidate]:
@@ -196,13 +163,15 @@ def _candidates(demand: Demand, stage: StageConfig, first: str, rate: float) -> 
     ]
     if not found:
         models = " or ".join(stage.variants or (first,))
+        if any(demand.partitions.keys() & demand.tables.get(model, {}) for model in stage.variants or (first,)):
+            raise ConfigError(f"stage '{stage.name}': no partition that is up holds model {models}, or has room for it")
         raise ConfigError(f"stage '{stage.name}': no latencies are known of model {models} on any partition")
     return [each for each in found if each.predicted is not None] or found
 
 
 def _on_kind(demand: Demand, model: str, kind: str, moved: tuple[str, float]) -> list[Candidate]:
     """The candidates of a model on a kind; `moved` rows a second are those of the stage's first variant."""
-    table, hosts = demand.tables[model][kind], demand.hosts[kind]
+    table, hosts = demand.tables[model][kind], demand.hosts(model, kind)
     rate = demand.rate_on(model, kind, moved)
     servers = demand.servers(model, kind, moved)
     wait_ns = _longest_wait_ns(demand.models[model].policy, rate)

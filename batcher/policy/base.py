@@ -27,6 +27,12 @@ class BatchPolicy(Protocol):
 
     by_deadline: bool
     """Whether queues are ordered by deadline, else first come, first served."""
+    mixes_keys: bool
+    """Whether inputs of all dimensions wait in one queue, else in one for each batch key."""
+
+    def new_queue(self, model: str, batch_key: str) -> Queue:
+        """An empty queue of a model."""
+        ...
 
     def full_rows(self, estimate: LatencyEstimate) -> int:
         """Rows of a batch while there is more work than can be done: what the work of a row is reckoned by."""

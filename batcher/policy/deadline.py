@@ -5,14 +5,15 @@ Its objective says what to do with slack: `latency` (the default) answers soon, 
 
 from batcher.config import Limits
 from batcher.decisions import ReleaseReason
-from batcher.estimate import FULL_ENOUGH, LatencyEstimate
+from batcher.estimate import DEEP, FULL_ENOUGH, LatencyEstimate
 from batcher.lifecycle import Entry
 from batcher.placement import ModelState, PartitionState
 from batcher.policy.base import Choice
 from batcher.queue import NOBODY, Queue
 
-DEEP = 2
-"""Efficient batches in a queue from which on the rate counts for more than the head."""
+# Names of their own, since the look-up of an enum's member is slow (see `batcher.scheduler`).
+FULL, IDLE = ReleaseReason.FULL, ReleaseReason.IDLE
+DELAY, DEADLINE = ReleaseReason.DELAY, ReleaseReason.DEADLINE
 URGENT = 2
 """Batches of the expected size that would just be in time when a head no longer waits for a partition to be idle."""
 
@@ -35,11 +36,16 @@ class DeadlinePolicy:
     """
 
     by_deadline = True
+    mixes_keys = False
 
     def __init__(self, limits: Limits) -> None:
         self._hand_off_ns = limits.hand_off_ns
         self._gather_fraction = limits.gather_fraction
         self._gather_floor_ns = limits.gather_floor_ns
+
+    def new_queue(self, model: str, batch_key: str) -> Queue:
+        """A queue shared fairly between pipelines."""
+        return Queue(model, batch_key)
 
     def full_rows(self, estimate: LatencyEstimate) -> int:
         """The efficient batch size."""
@@ -53,29 +59,29 @@ class DeadlinePolicy:
         worthwhile = estimate.efficient_rows
         if partition.batches and self._yields(queue, partition):
             until_ns = now_ns + partition.batches[0].median_ns
-            return Choice(0, ReleaseReason.IDLE, until_ns, NOBODY, after_idle_ns=0)
+            return Choice(0, IDLE, until_ns, NOBODY, after_idle_ns=0)
         if pending >= DEEP * worthwhile:
-            return Choice(worthwhile, ReleaseReason.FULL)
+            return Choice(worthwhile, FULL)
         expected = min(worthwhile, max(int(model.peak), 1))
         service_ns = estimate.service_ns(expected)
         gather_ns = int(self._gather_fraction * service_ns)
         start_ns = partition.start_ns(now_ns)
         if pending >= expected or gather_ns < self._gather_floor_ns:
-            reason = ReleaseReason.FULL if pending >= worthwhile else ReleaseReason.IDLE
+            reason = FULL if pending >= worthwhile else IDLE
             return Choice(self._size(queue, estimate, min(pending, worthwhile), start_ns), reason)
         head = queue.head()
         if partition.batches:
             # Others may keep the partition busy for ever, so what is urgent does not wait until it is idle.
             urgent_ns = head.stage_deadline_ns - self._hand_off_ns - URGENT * service_ns
             if start_ns < urgent_ns:
-                return Choice(0, ReleaseReason.DEADLINE, now_ns + urgent_ns - start_ns, expected, gather_ns)
-            return Choice(self._size(queue, estimate, pending, start_ns), ReleaseReason.DEADLINE)
+                return Choice(0, DEADLINE, now_ns + urgent_ns - start_ns, expected, gather_ns)
+            return Choice(self._size(queue, estimate, pending, start_ns), DEADLINE)
         gathered_ns = max(partition.idle_since_ns, head.enqueued_ns) + gather_ns
         latest_ns = head.stage_deadline_ns - self._hand_off_ns - service_ns
         if now_ns >= min(gathered_ns, latest_ns):
-            reason = ReleaseReason.DELAY if now_ns >= gathered_ns else ReleaseReason.DEADLINE
+            reason = DELAY if now_ns >= gathered_ns else DEADLINE
             return Choice(self._size(queue, estimate, pending, start_ns), reason)
-        return Choice(0, ReleaseReason.DELAY, min(gathered_ns, latest_ns), expected)
+        return Choice(0, DELAY, min(gathered_ns, latest_ns), expected)
 
     def _yields(self, queue: Queue, partition: PartitionState) -> bool:
         """Whether the queue is to wait until the running batch has ended, for what its rows go on to."""
@@ -129,19 +135,19 @@ class DeferringPolicy(DeadlinePolicy):
         pending = queue.rows
         worthwhile = estimate.efficient_rows
         if pending >= DEEP * worthwhile:
-            return Choice(worthwhile, ReleaseReason.FULL)
+            return Choice(worthwhile, FULL)
         start_ns = partition.start_ns(now_ns)
         size = min(pending, worthwhile)
         # Rates compared by cross-multiplication.
         best_ns, batch_ns = estimate.service_ns(worthwhile), estimate.service_ns(size)
         if size * (best_ns + self._hand_off_ns) >= FULL_ENOUGH * worthwhile * (batch_ns + self._hand_off_ns):
-            return Choice(self._size(queue, estimate, size, start_ns), ReleaseReason.FULL)
+            return Choice(self._size(queue, estimate, size, start_ns), FULL)
         reserve_ns = estimate.service_ns(pending + 1) + batch_ns
         latest_ns = self._stage_end_ns(queue.head(), model, estimate) - self._hand_off_ns - reserve_ns
         if start_ns >= latest_ns:
-            return Choice(self._size(queue, estimate, pending, start_ns), ReleaseReason.DEADLINE)
+            return Choice(self._size(queue, estimate, pending, start_ns), DEADLINE)
         # Others may keep the partition busy for ever, so it is asked again when it would just be in time.
-        return Choice(0, ReleaseReason.DEADLINE, now_ns + latest_ns - start_ns)
+        return Choice(0, DEADLINE, now_ns + latest_ns - start_ns)
 
     def _stage_end_ns(self, entry: Entry, model: ModelState, estimate: LatencyEstimate) -> int:
         """When the entry's stage is to have ended, so that those after it have their shares of the time left."""

@@ -11,6 +11,11 @@ class NoBatching:
     """Send each request on its own as soon as the partition can take it."""
 
     by_deadline = False
+    mixes_keys = False
+
+    def new_queue(self, model: str, batch_key: str) -> Queue:
+        """A queue shared fairly between pipelines."""
+        return Queue(model, batch_key)
 
     def full_rows(self, estimate: LatencyEstimate) -> int:
         """One: most requests have one row."""

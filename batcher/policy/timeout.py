@@ -1,27 +1,44 @@
-"""The policy `timeout`: Triton's dynamic batcher, with preferred sizes and a maximum queue delay."""
+"""The policy `timeout`: Triton's dynamic batcher, with preferred sizes, a maximum delay and levels of priority."""
 
-from batcher.config import PolicyConfig
+from batcher.config import LevelsConfig, PolicyConfig
 from batcher.decisions import ReleaseReason
 from batcher.estimate import LatencyEstimate
+from batcher.levels import LevelQueue
 from batcher.placement import ModelState, PartitionState
 from batcher.policy.base import Choice
-from batcher.queue import Queue
+from batcher.queue import NOBODY, Queue
+from models.units import NS_PER_S
+
+UNTIL_IDLE_NS = 3600 * NS_PER_S
+"""When a queue that waits for an idle partition is asked again at the latest: as good as never."""
 
 
 class TimeoutPolicy:
     """Triton's rule (documentation of `dynamic_batching` in the model configuration).
 
-    Requests are scanned in order of arrival up to the maximum batch size. The largest preferred size that the scan
-    meets exactly is sent at once. Otherwise everything pending is sent when it cannot grow, has reached the largest
-    preferred size, or when the oldest request has waited for the maximum delay (always, when that is 0).
+    Requests that may share a batch are scanned, by level and in order of arrival, up to the maximum batch size. The
+    largest preferred size that the scan meets exactly is sent at once, or what comes before the request that would
+    exceed all of them. When the oldest request has waited for the maximum delay, everything scanned is sent instead;
+    also when nothing can be added, the largest preferred size is reached or there is no delay.
+
+    Where levels or bounds of queues are set, batches are closed only for a partition that is idle: what waits can
+    still be overtaken, and is counted.
     """
 
     by_deadline = False
+    mixes_keys = True
 
     def __init__(self, config: PolicyConfig) -> None:
         self._preferred = frozenset(config.preferred)
         self._largest = max(config.preferred, default=0)
         self._max_delay_ns = config.max_delay_ns
+        self._levels = config.levels
+        self._preserve_ordering = config.preserve_ordering
+        self._ahead = config.levels == LevelsConfig()
+
+    def new_queue(self, model: str, batch_key: str) -> LevelQueue:
+        """A queue for all batch keys."""
+        return LevelQueue(model, self._levels, preserve_ordering=self._preserve_ordering)
 
     def full_rows(self, estimate: LatencyEstimate) -> int:
         """The largest preferred size, or the maximum."""
@@ -30,25 +47,29 @@ class TimeoutPolicy:
     def choose(
         self, queue: Queue, model: ModelState, partition: PartitionState, estimate: LatencyEstimate, now_ns: int
     ) -> Choice:
-        """Decide by the sizes of the requests in the queue and the age of the first."""
-        due_ns = queue.head().enqueued_ns + self._max_delay_ns
-        exceeded = self._max_delay_ns > 0 and now_ns >= due_ns
+        """Decide by the sizes of the requests in the queue and the age of the oldest."""
+        if partition.batches and not self._ahead:
+            return Choice(0, ReleaseReason.IDLE, now_ns + UNTIL_IDLE_NS, NOBODY, 0)
         maximum = model.config.max_batch
-        largest = min(self._largest, maximum)
-        pending = best = 0
-        full = False
-        for entry in queue.entries():
+        largest = min(self._largest or maximum, maximum)
+        oldest_ns = now_ns
+        pending = best = count = 0
+        for entry in queue.companions():
             grown = pending + entry.rows
-            limit = maximum if exceeded or not largest else max(largest, pending)
-            if pending and grown > limit:
-                full = True
+            if pending and grown > largest and not best:
+                best = pending
+            if pending and grown > maximum:
                 break
             pending = grown
+            count += 1
+            oldest_ns = min(oldest_ns, entry.enqueued_ns)
             if pending in self._preferred:
                 best = pending
+        due_ns = oldest_ns + self._max_delay_ns
+        exceeded = self._max_delay_ns > 0 and now_ns >= due_ns
         if best and not exceeded:
             return Choice(best, ReleaseReason.FULL)
-        if full or pending >= (largest or maximum):
+        if count < queue.live or pending >= largest:
             return Choice(pending, ReleaseReason.FULL)
         if exceeded or not self._max_delay_ns:
             return Choice(pending, ReleaseReason.DELAY if exceeded else ReleaseReason.IDLE)

@@ -6,7 +6,9 @@ from batcher.config import Verdict
 from batcher.decisions import DispatchBatch, LoadModel, UnloadModel
 from gateway.executors.base import Post
 from gateway.executors.triton_partition import TritonPartition, Watcher
+from gateway.executors.triton_process import TritonProcess
 from gateway.executors.triton_settings import TritonSettings
+from gateway.executors.triton_statistics import TritonStatistics
 from gateway.executors.worker import WorkerExecutor
 from models.spec import ModelSpec
 
@@ -15,7 +17,8 @@ class MixedExecutor:
     """Runs batches on worker processes and on Triton servers, whichever partition they are for.
 
     Tensors are the workers' assembly's business for both, so the stages of a request may run here and there. `holds`
-    are the models that each server may hold, by its name; `verdicts` what is asked of each, by key.
+    are the models that each server may hold, by its name; `verdicts` what is asked of each, by key; `processes` those
+    of the servers that we run.
     """
 
     def __init__(
@@ -26,13 +29,19 @@ class MixedExecutor:
         verdicts: Mapping[str, Sequence[Verdict]],
         watcher: Watcher,
         clock: Callable[[], int],
+        processes: Mapping[str, TritonProcess] = {},
     ) -> None:
         self._workers = workers
         self._servers = {
-            each.name: TritonPartition(each, holds[each.name], verdicts, workers.assembly, watcher, clock)
+            each.name: TritonPartition(
+                each, holds[each.name], verdicts, workers.assembly, watcher, clock, processes.get(each.name)
+            )
             for each in servers
         }
         self.admit = workers.admit
+        self.add = workers.add
+        self.remove = workers.remove
+        self.recycle = workers.recycle
         self.combine = workers.combine
         self.take = workers.take
         self.forget = workers.forget
@@ -46,6 +55,11 @@ class MixedExecutor:
     def breakers(self) -> dict[str, str]:
         """The state of each server's circuit breaker, by its name."""
         return {name: server.breaker for name, server in self._servers.items()}
+
+    @property
+    def statistics(self) -> TritonStatistics:
+        """What the servers count themselves."""
+        return TritonStatistics(self._servers)
 
     def start(self, post: Post) -> None:
         """Start the workers and connect to the servers."""

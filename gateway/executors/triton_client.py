@@ -7,6 +7,7 @@ import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from gateway.executors.triton_statistics import ModelCounts
 from models.errors import BackendFailed, PartitionError
 from models.spec import ModelSpec
 
@@ -15,7 +16,7 @@ PROBE_TIMEOUT_S = 5.0
 """Time for a server to say how it is; a server that is gone is noticed at once."""
 
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
-_OPTIONS = (
+OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     # When to try again is for the circuit breaker to say.
@@ -23,6 +24,8 @@ _OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 100),
 )
+"""Of every channel to a server."""
+
 _T = TypeVar("_T")
 
 
@@ -38,7 +41,7 @@ class TritonClient:
     """Calls to the server at `url`, all of which raise ServerLost, ModelLost, BackendFailed or PartitionError."""
 
     def __init__(self, url: str) -> None:
-        self._channel = grpc.aio.insecure_channel(url, options=_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(url, options=OPTIONS)
         self._service = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         # Bytes both ways: see `triton_wire`.
         self._infer = self._channel.unary_unary(_INFER, request_serializer=None, response_deserializer=None)
@@ -78,6 +81,39 @@ class TritonClient:
         request = service_pb2.RepositoryModelUnloadRequest(model_name=model.name)
         await _changed(model, "unload", self._service.RepositoryModelUnload(request, timeout=LOAD_TIMEOUT_S))
 
+    async def statistics(self) -> dict[str, ModelCounts]:
+        """What the server has counted, by `name:version`."""
+        answer = await _meant(
+            self._service.ModelStatistics(service_pb2.ModelStatisticsRequest(), timeout=PROBE_TIMEOUT_S)
+        )
+        return {
+            f"{each.name}:{each.version}": ModelCounts(
+                each.inference_count,
+                each.execution_count,
+                each.inference_stats.queue.ns,
+                each.inference_stats.compute_input.ns,
+                each.inference_stats.compute_infer.ns,
+                each.inference_stats.compute_output.ns,
+            )
+            for each in answer.model_stats
+        }
+
+    async def register_memory(self, name: str, nbytes: int) -> None:
+        """Have the server map the shared memory object `name`; raises ServerLost, or BackendFailed when it refuses."""
+        request = service_pb2.SystemSharedMemoryRegisterRequest(name=name, key=f"/{name}", offset=0, byte_size=nbytes)
+        await _allowed(self._service.SystemSharedMemoryRegister(request, timeout=PROBE_TIMEOUT_S))
+
+    async def unregister_memory(self, name: str) -> None:
+        """Have the server forget it; as `register_memory`."""
+        request = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
+        await _allowed(self._service.SystemSharedMemoryUnregister(request, timeout=PROBE_TIMEOUT_S))
+
+    async def memory_names(self) -> list[str]:
+        """What clients have registered; as `register_memory`."""
+        request = service_pb2.SystemSharedMemoryStatusRequest()
+        answer = await _allowed(self._service.SystemSharedMemoryStatus(request, timeout=PROBE_TIMEOUT_S))
+        return list(answer.regions)
+
     async def close(self) -> None:
         """End all calls."""
         await self._channel.close(None)
@@ -97,10 +133,22 @@ async def _changed(model: ModelSpec, change: str, call: Awaitable[Any]) -> None:
         raise BackendFailed(f"{model.name}: the server does not {change} it: {error}") from error
 
 
+async def _allowed(call: Awaitable[_T]) -> _T:
+    """Make a call that the server need not serve."""
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            raise meaning(error.code(), error.details() or "") from error
+        raise BackendFailed(error.details() or error.code().name) from error
+
+
 def meaning(code: grpc.StatusCode, details: str) -> ServerLost | ModelLost | BackendFailed | PartitionError:
     """What a status says of the server, of the model or of the batch; Triton's words decide where a code does not."""
     text = details.strip().splitlines()[0] if details.strip() else code.name
     match code:
+        case _ if "shared memory region" in details:  # one that a server which was started again does not know
+            return ServerLost(text)
         case grpc.StatusCode.INTERNAL if "Stub process" in details:
             return ModelLost(text)
         case grpc.StatusCode.UNAVAILABLE if "maximum queue size" in details:

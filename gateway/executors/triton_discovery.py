@@ -2,13 +2,15 @@
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from gateway.executors.triton_client import LOAD_TIMEOUT_S, PROBE_TIMEOUT_S
+from gateway.executors.triton_client import LOAD_TIMEOUT_S, OPTIONS, PROBE_TIMEOUT_S, ServerLost
+from gateway.executors.triton_process import TritonProcess
 from gateway.executors.triton_settings import TritonSettings
 from models.errors import ConfigError
 from models.repository import Broken
@@ -52,19 +54,27 @@ NOTHING = Discovery()
 """Where there are no Triton servers."""
 
 
-def discover(servers: Iterable[TritonSettings], largest_batch: Callable[[str], int]) -> Discovery:
+def discover(
+    servers: Iterable[TritonSettings],
+    largest_batch: Callable[[str], int],
+    processes: Mapping[str, TritonProcess] = {},
+) -> Discovery:
     """Ask each server for the specs of its models, waiting for those that start; blocks.
 
-    `largest_batch` is what Sluice allows a model, by name. Models that a server is to hold and does not are loaded.
+    `largest_batch` is what Sluice allows a model, by name; `processes` are those of the servers that were launched.
+    Models that a server is to hold and does not are loaded.
     """
     found = Discovery()
     for server in servers:
-        with grpc.insecure_channel(server.url) as channel:
+        with grpc.insecure_channel(server.url, options=OPTIONS) as channel:
             service = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             try:
-                _wait_ready(service)
+                if process := processes.get(server.name):
+                    _wait_started(service, process, server.start_timeout_s)
+                else:
+                    _wait_ready(service, CONNECT_TIMEOUT_S)
                 names = server.models if server.models is not None else _ready_models(service)
-            except grpc.RpcError as error:
+            except (grpc.RpcError, ServerLost) as error:
                 found.unreachable[server.name] = f"triton {server.name} at {server.url}: {_reason(error)}"
                 continue
             keys: list[str] = []
@@ -79,14 +89,29 @@ def discover(servers: Iterable[TritonSettings], largest_batch: Callable[[str], i
     return found
 
 
-def _wait_ready(service: Any) -> None:
-    deadline = time.monotonic() + CONNECT_TIMEOUT_S
+def _wait_started(service: Any, process: TritonProcess, timeout_s: float) -> None:
+    """Wait for a server that was launched; raises ServerLost when it ends first."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        with suppress(grpc.RpcError):
+            if _wait_ready(service, _PAUSE_S):
+                return
+        if (reason := process.ended()) is not None:
+            raise ServerLost(reason)
+        if time.monotonic() >= deadline:
+            raise ServerLost(f"not ready within {timeout_s:g} s")
+
+
+def _wait_ready(service: Any, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
     while True:
         remaining = deadline - time.monotonic()
         request = service_pb2.ServerReadyRequest()
         # A server that is starting refuses connections: that is waited for as well.
-        if service.ServerReady(request, timeout=max(remaining, _PAUSE_S), wait_for_ready=True).ready or remaining <= 0:
-            return
+        if service.ServerReady(request, timeout=max(remaining, _PAUSE_S), wait_for_ready=True).ready:
+            return True
+        if remaining <= 0:
+            return False
         time.sleep(_PAUSE_S)
 
 

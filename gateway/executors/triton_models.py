@@ -5,7 +5,8 @@ from contextlib import suppress
 from statistics import median_low
 
 from gateway.executors.triton_client import ModelLost, TritonClient
-from gateway.executors.triton_wire import decode_batch, encode_blank
+from gateway.executors.triton_memory import TritonMemory
+from gateway.executors.triton_wire import blank_inputs, decode_batch, encode_for
 from models.errors import BackendFailed, BadTensor
 from models.profile import LatencyTable
 from models.spec import ModelSpec
@@ -24,11 +25,18 @@ class TritonModels:
     What is `broken` has died, and is loaded again before it is used.
     """
 
-    def __init__(self, client: TritonClient, specs: Mapping[str, ModelSpec], clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        client: TritonClient,
+        memory: TritonMemory | None,
+        specs: Mapping[str, ModelSpec],
+        clock: Callable[[], int],
+    ) -> None:
         self.specs = specs
         self.tables: dict[str, LatencyTable] = {}
         self.broken: set[str] = set()
         self._client = client
+        self._memory = memory
         self._clock = clock
 
     async def bring_up(self, key: str) -> None:
@@ -62,22 +70,25 @@ class TritonModels:
         spec, known = self.specs[key], key in self.tables
         cells: list[tuple[int, int]] = []
         for rows in spec.menu:
-            message = encode_blank(spec, rows)
-            await self._run_ns(spec, rows, message)
+            await self._run_ns(spec, rows)
             times: list[int] = []
             while not known and len(times) < REPEATS and sum(times) < BUDGET_NS:
-                times.append(await self._run_ns(spec, rows, message))
+                times.append(await self._run_ns(spec, rows))
             if times:
                 cells.append((rows, median_low(times)))
         if cells:
             self.tables[key] = LatencyTable(tuple(cells))
 
-    async def _run_ns(self, spec: ModelSpec, rows: int, message: bytes) -> int:
+    async def _run_ns(self, spec: ModelSpec, rows: int) -> int:
         begun_ns = self._clock()
-        answer = await self._client.infer(message, TRIAL_TIMEOUT_S)
-        ended_ns = self._clock()
+        sent = encode_for(self._memory, spec, rows, blank_inputs(spec, rows))
         try:
-            decode_batch(spec, rows, answer)
+            answer = await self._client.infer(sent.message, TRIAL_TIMEOUT_S)
+            ended_ns = self._clock()
+            decode_batch(spec, rows, answer, sent)
         except BadTensor as error:
             raise BackendFailed(f"{spec.name}: {error}") from error
+        finally:
+            if self._memory is not None and sent.slot is not None:
+                self._memory.free(sent.slot)
         return max(1, ended_ns - begun_ns)

@@ -1,45 +1,32 @@
-"""One Triton server as a partition: a circuit breaker around it, and the batches that it runs."""
+"""One Triton server as a partition: a circuit breaker around it, its models, and the batches that it runs."""
 
 import asyncio
 import enum
-import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from batcher.config import Verdict
 from batcher.decisions import DispatchBatch
-from batcher.events import (
-    BatchCompleted,
-    BatchFailed,
-    BatchRevoked,
-    FailureCause,
-    ModelLoaded,
-    ModelLoadFailed,
-    ModelUnloaded,
-    PartitionLost,
-    PartitionReady,
-)
-from gateway.answer import Tensor
-from gateway.assembly import Assembly, Outputs
+from batcher.events import ModelLoaded, ModelLoadFailed, ModelUnloaded, PartitionLost, PartitionReady
+from gateway.assembly import Assembly
 from gateway.executors.base import Post
-from gateway.executors.batch_watch import LATENCY_FACTOR
-from gateway.executors.triton_client import ModelLost, ServerLost, TritonClient
+from gateway.executors.triton_batches import TritonBatches
+from gateway.executors.triton_client import ServerLost, TritonClient
+from gateway.executors.triton_memory import TritonMemory
 from gateway.executors.triton_models import TritonModels
+from gateway.executors.triton_process import TritonProcess
 from gateway.executors.triton_settings import TritonSettings
-from gateway.executors.triton_wire import decode_batch, encode_batch
-from models.arrays import WireBytes
-from models.confidence import confidence
-from models.errors import BackendFailed, BadTensor, PartitionError, ServingError
-from models.pipeline import batch_key
-from models.spec import ModelSpec
-from models.units import NS_PER_S
+from gateway.executors.triton_statistics import ModelCounts
+from models.errors import PartitionError, ServingError
+from models.spec import ModelSpec, public_key
 from mps.back_off import BackOff
-
-logger = logging.getLogger(__name__)
 
 LAST_PROBE_S = 5.0
 """The longest that a server which is lost is left alone."""
+IDLE_S = 10.0
+"""How long a server may be sent nothing before it is asked whether it is still there."""
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
 """How long a model that could not be loaded is left alone; twice as long each time."""
 
@@ -79,9 +66,10 @@ class Watcher(Protocol):
 class TritonPartition:
     """Runs batches on one server, each as one call, and keeps it and its models going as far as that can be done.
 
-    `specs` are the models that it may hold, and begins with, by key; `verdicts` what is asked of each. A call that
-    fails by more than its content opens the breaker: the partition is lost with its batches. It is ready again when
-    the server is, and has run a batch of every size. What does not come up then is tried again beside the batches.
+    `specs` are the models that it may hold, and begins with, by key; `verdicts` what is asked of each; `process` is
+    that of a server which we run, and start again when it ends. A call that fails by more than its content opens the
+    breaker: the partition is lost with its batches. It is ready again when the server is, and has run a batch of every
+    size. What does not come up then is tried again beside the batches.
     """
 
     def __init__(
@@ -92,103 +80,62 @@ class TritonPartition:
         assembly: Assembly,
         watcher: Watcher,
         clock: Callable[[], int],
+        process: TritonProcess | None = None,
     ) -> None:
         self.breaker = Breaker.OPEN
         self._settings = settings
         self._name = settings.name
-        self._verdicts = verdicts
-        self._assembly = assembly
         self._watcher = watcher
-        self._clock = clock
+        self._process = process
         self._client = TritonClient(settings.url)
-        self._models = TritonModels(self._client, specs, clock)
+        self._memory = TritonMemory(self._client, settings.name, specs.values()) if settings.local else None
+        self._models = TritonModels(self._client, self._memory, specs, clock)
+        self._batches = TritonBatches(
+            self._client, self._memory, self._models, verdicts, assembly, settings.timeout_s, self._open, clock
+        )
         self._held: set[str] = set()
-        self._running: dict[int, tuple[DispatchBatch, asyncio.Task[None]]] = {}
         self._changing = asyncio.Lock()
         self._changes: set[asyncio.Task[None]] = set()
         self._lost = asyncio.Event()
-        self._free_ns = 0
         self._serving: asyncio.Task[None]
         self._post: Post
 
     def start(self, post: Post) -> None:
         """Connect, and report what the server holds once it is ready."""
         self._post = post
+        self._batches.start(post)
         self._serving = asyncio.get_running_loop().create_task(self._serve())
 
     async def drain(self) -> None:
-        """Give up what runs; the server stays."""
-        tasks = [self._serving, *self._changes, *(task for _, task in self._running.values())]
+        """Give up what runs; the server stays, and a process of ours is left to who launched it."""
+        if self._process is not None:
+            self._process.unwatch()
+        tasks = [self._serving, *self._changes]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._batches.drain()
+        if self._memory is not None:
+            with suppress(ServerLost):
+                await self._memory.unregister()
         await self._client.close()
-
-    # -- batches
 
     def run(self, batch: DispatchBatch) -> None:
         """Send a batch; raises PartitionError when the breaker is open."""
         if self.breaker is not Breaker.CLOSED:
             raise PartitionError(f"the Triton server {self._name} is not in service")
-        message = encode_batch(self._models.specs[batch.model], self._assembly.collect(batch))
-        task = asyncio.get_running_loop().create_task(self._run(batch, message))
-        self._running[batch.batch] = batch, task
+        self._batches.run(batch)
+
+    async def counts(self) -> dict[str, ModelCounts]:
+        """What the server has counted of our models, by `name:version`; nothing while it is lost."""
+        if self.breaker is not Breaker.CLOSED:
+            return {}
+        ours = {public_key(key) for key in self._models.specs}
+        return {model: counts for model, counts in (await self._client.statistics()).items() if model in ours}
 
     def revoke(self, batch: int) -> None:
         """Take a batch back that waits behind another one; too late is no error."""
-        if batch in self._running and next(iter(self._running)) != batch:
-            self._end(batch)
-            self._post(BatchRevoked(batch))
-
-    async def _run(self, batch: DispatchBatch, message: bytes) -> None:
-        sent_ns = self._clock()
-        limit_s = LATENCY_FACTOR * self._models.tables[batch.model].latency_ns(batch.rows) / NS_PER_S
-        try:
-            answer = await self._client.infer(message, max(self._settings.timeout_s, limit_s))
-            self._complete(batch, sent_ns, answer)
-        except ModelLost as error:
-            self._models.broken.add(batch.model)
-            self._open(f"{batch.model}: {error}")
-        except ServerLost as error:
-            self._open(str(error))
-        except BadTensor as error:
-            self._open(f"{batch.model}: {error}")
-        except BackendFailed as error:
-            self._fail(batch, FailureCause.BACKEND, str(error))
-        except PartitionError as error:
-            self._fail(batch, FailureCause.RESOURCES, str(error))
-        except Exception as error:  # whatever it is, it ends this batch and nothing else
-            logger.exception("batch %d of %s could not be completed", batch.batch, batch.model)
-            self._fail(batch, FailureCause.BACKEND, str(error))
-
-    def _complete(self, batch: DispatchBatch, sent_ns: int, answer: bytes) -> None:
-        """Take an answer; raises BadTensor for one that makes no sense."""
-        ended_ns = self._clock()
-        spec = self._models.specs[batch.model]
-        tensors = decode_batch(spec, batch.rows, answer)
-        verdicts = tuple(_confidences(tensors, verdict) for verdict in self._verdicts.get(batch.model, ()))
-        key = batch_key(
-            (output.name, tensors[output.name].shape[int(spec.batchable) :])
-            for output in spec.outputs
-            if not output.fixed
-        )
-        # The server may have begun only when it was done with the one before.
-        started_ns = max(sent_ns, self._free_ns)
-        self._free_ns = ended_ns
-        del self._running[batch.batch]
-        self._assembly.complete(batch.batch, Outputs(tensors, {}, _nothing))
-        self._post(BatchCompleted(batch.batch, started_ns, ended_ns, verdicts, key))
-
-    def _fail(self, batch: DispatchBatch, cause: FailureCause, reason: str) -> None:
-        self._end(batch.batch)
-        self._post(BatchFailed(batch.batch, cause, f"{batch.model}: {reason}"))
-
-    def _end(self, batch: int) -> None:
-        """Forget a batch that will not complete, and its call."""
-        _, task = self._running.pop(batch)
-        if task is not asyncio.current_task():
-            task.cancel()
-        self._assembly.abandon(batch)
+        self._batches.revoke(batch)
 
     # -- the server
 
@@ -203,12 +150,32 @@ class TritonPartition:
             else:
                 self._close(failed)
                 back_off.ready(time.monotonic())
-                await self._lost.wait()
+                await self._watch()
             await asyncio.sleep(min(back_off.lost(time.monotonic()), LAST_PROBE_S))
 
+    async def _watch(self) -> None:
+        """Return when the server is lost; one that has answered nothing for long is asked how it is."""
+        while True:
+            answered = self._batches.answered
+            with suppress(TimeoutError):
+                async with asyncio.timeout(IDLE_S):
+                    await self._lost.wait()
+                    return
+            if self._batches.answered == answered and not self._batches.running:
+                try:
+                    await self._client.check_server()
+                except ServerLost as error:
+                    self._open(str(error))
+
     async def _bring_up(self) -> dict[str, str]:
-        """Get the models to run; returns the reasons why some do not. Raises ServerLost."""
-        await self._client.check_server()
+        """Get the server and its models to run; returns the reasons why some do not. Raises ServerLost."""
+        if self._process is None:
+            await self._client.check_server()
+        else:
+            await self._process.wait_ready(self._client.check_server)
+            self._process.watch(self._process_ended)
+        if self._memory is not None:
+            await self._memory.register()
         failed: dict[str, str] = {}
         for key in self._models.specs:
             try:
@@ -223,7 +190,6 @@ class TritonPartition:
         """Close the breaker: the partition is in service."""
         self.breaker = Breaker.CLOSED
         self._lost.clear()
-        self._free_ns = 0
         self._held = self._models.specs.keys() - failed.keys()
         tables = {key: self._models.tables[key] for key in self._models.specs if key in self._held}
         self._watcher.triton_ready(self._name, self._settings.url, list(tables), failed)
@@ -242,9 +208,13 @@ class TritonPartition:
         for change in self._changes:
             if change is not asyncio.current_task():
                 change.cancel()
-        for batch in list(self._running):
-            self._end(batch)
-            self._post(BatchFailed(batch, FailureCause.WORKER_LOST, reason))
+        self._batches.abandon(reason)
+
+    def _process_ended(self) -> None:
+        assert self._process is not None
+        self._process.unwatch()
+        if (reason := self._process.ended()) is not None:
+            self._open(reason)
 
     # -- models
 
@@ -299,19 +269,9 @@ class TritonPartition:
 
     async def _unload(self, key: str) -> None:
         async with self._changing:
-            if batches := [task for batch, task in self._running.values() if batch.model == key]:
+            if batches := self._batches.of(key):
                 await asyncio.wait(batches)
             await self._models.unload(key)
         self._held.discard(key)
         self._watcher.model_unloaded(self._name, key)
         self._post(ModelUnloaded(self._name, key))
-
-
-def _confidences(tensors: Mapping[str, Tensor], verdict: Verdict) -> tuple[float, ...]:
-    tensor = tensors[verdict.output]
-    assert not isinstance(tensor, WireBytes), "confidences are of numbers"
-    return tuple(confidence(tensor, verdict.confidence).tolist())
-
-
-def _nothing() -> None:
-    """What outputs need to be freed that are in the answer's own memory."""

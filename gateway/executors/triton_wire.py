@@ -1,6 +1,7 @@
-"""ModelInfer messages of a whole batch: rows go from where they lie into the message, in one copy."""
+"""ModelInfer messages of a whole batch: rows go from where they lie into the message, or into memory, in one copy."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -8,30 +9,79 @@ from tritonclient.grpc import service_pb2
 
 from gateway.answer import Tensor
 from gateway.assembly import BatchInput
+from gateway.executors.triton_memory import MemorySlot, TritonMemory, aligned, known_bytes
+from gateway.layout import copy_rows
 from models.arrays import WireBytes, numpy_dtype, wire_row_offsets
 from models.errors import BadTensor
 from models.spec import ModelSpec
 from models.tensor import VARIABLE, DataType, TensorSpec, element_count
 
 _LENGTH_DELIMITED = 2
+_Found = tuple[str, tuple[int, ...], bytes | memoryview]
 _RAW_TAG = bytes([service_pb2.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | _LENGTH_DELIMITED])
+
+
+class Encoded(NamedTuple):
+    """A ModelInferRequest; with a `slot`, its inputs lie there, and of the outputs those that have `offsets` will."""
+
+    message: bytes
+    slot: MemorySlot | None = None
+    offsets: Mapping[str, int] = {}
 
 
 def encode_batch(spec: ModelSpec, inputs: Sequence[BatchInput]) -> bytes:
     """A ModelInferRequest with all rows of a batch; asks for the outputs of the spec."""
-    header = service_pb2.ModelInferRequest(model_name=spec.name, model_version=str(spec.version))
-    for each in inputs:
-        header.inputs.add(name=each.spec.name, datatype=each.spec.datatype, shape=each.shape)
-    for output in spec.outputs:
-        header.outputs.add(name=output.name)
-    message: list[object] = [header.SerializeToString()]
+    message: list[object] = [_head(spec, inputs).SerializeToString()]
     # Protobuf would take the contents as `bytes` only, and copy those twice more.
     for each in inputs:
-        message += (_RAW_TAG, _varint(sum([piece.nbytes for piece in each.pieces])), *each.pieces)
+        message += (_RAW_TAG, _varint(_nbytes(each)), *each.pieces)
     return b"".join(message)  # type: ignore[arg-type]  # arrays are buffers
 
 
-def encode_blank(spec: ModelSpec, rows: int) -> bytes:
+def encode_for(memory: TritonMemory | None, spec: ModelSpec, rows: int, inputs: Sequence[BatchInput]) -> Encoded:
+    """A batch as it is sent: in shared memory when a slot of it is free that is large enough, else in the message."""
+    slot = None
+    if memory is not None:
+        sizes = [_nbytes(each) for each in inputs]
+        outputs = [known_bytes(spec, output, rows) or 0 for output in spec.outputs]
+        # There is no telling where nothing lies.
+        slot = memory.take(sum(map(aligned, [*sizes, *outputs]))) if all(sizes) else None
+    if memory is None or slot is None:
+        return Encoded(encode_batch(spec, inputs))
+    try:
+        return _encode_in_memory(spec, rows, inputs, slot)
+    except BaseException:
+        memory.free(slot)
+        raise
+
+
+def _encode_in_memory(spec: ModelSpec, rows: int, inputs: Sequence[BatchInput], slot: MemorySlot) -> Encoded:
+    """Copy the inputs into a slot; outputs whose size is not known are to come by message."""
+    offset, places = 0, []
+    for each in inputs:
+        nbytes = _nbytes(each)
+        copy_rows(each.pieces, slot.view, offset, nbytes)
+        places.append((offset, nbytes))
+        offset += aligned(nbytes)
+    fixed = all(known_bytes(spec, tensor, rows) is not None for tensor in spec.inputs)
+    if fixed and (known := slot.messages.get((spec.key, rows))) is not None:
+        return Encoded(known[0], slot, known[1])
+    head = _head(spec, inputs)
+    for tensor, (begin, nbytes) in zip(head.inputs, places, strict=True):
+        _place(tensor, slot.name, begin, nbytes)
+    offsets = {}
+    for output, tensor in zip(spec.outputs, head.outputs, strict=True):
+        if size := known_bytes(spec, output, rows):
+            _place(tensor, slot.name, offset, size)
+            offsets[output.name] = offset
+            offset += aligned(size)
+    message = head.SerializeToString()
+    if fixed:
+        slot.messages[spec.key, rows] = message, offsets
+    return Encoded(message, slot, offsets)
+
+
+def blank_inputs(spec: ModelSpec, rows: int) -> list[BatchInput]:
     """A batch of zeros, with variable dimensions of 1."""
     inputs = []
     for tensor in spec.inputs:
@@ -40,11 +90,14 @@ def encode_blank(spec: ModelSpec, rows: int) -> bytes:
         # An empty element of BYTES is its length, which is zero.
         data = np.zeros(element_count(shape) * (tensor.datatype.itemsize or 4), np.uint8)
         inputs.append(BatchInput(tensor, shape, [data]))
-    return encode_batch(spec, inputs)
+    return inputs
 
 
-def decode_batch(spec: ModelSpec, rows: int, data: bytes) -> dict[str, Tensor]:
-    """The outputs of the spec in a ModelInferResponse, as views; raises BadTensor for an answer that makes no sense."""
+def decode_batch(spec: ModelSpec, rows: int, data: bytes, sent: Encoded | None = None) -> dict[str, Tensor]:
+    """The outputs of the spec, as views of a ModelInferResponse and of the memory named in what was sent.
+
+    Raises BadTensor for an answer that makes no sense.
+    """
     try:
         message = service_pb2.ModelInferResponse.FromString(data)
     except DecodeError as error:
@@ -53,14 +106,19 @@ def decode_batch(spec: ModelSpec, rows: int, data: bytes) -> dict[str, Tensor]:
         raise BadTensor(
             f"the answer has {len(message.outputs)} outputs, but {len(message.raw_output_contents)} raw contents"
         )
-    found = {
+    found: dict[str, _Found] = {
         each.name: (each.datatype, tuple(each.shape), raw)
         for each, raw in zip(message.outputs, message.raw_output_contents, strict=True)
     }
+    if sent is not None and sent.slot is not None:
+        for output in spec.outputs:
+            if (begin := sent.offsets.get(output.name)) is not None and output.name in found:
+                end = begin + (known_bytes(spec, output, rows) or 0)
+                found[output.name] = (*found[output.name][:2], sent.slot.view[begin:end])
     return {output.name: _tensor(output, rows if spec.batchable else None, found) for output in spec.outputs}
 
 
-def _tensor(spec: TensorSpec, rows: int | None, found: Mapping[str, tuple[str, tuple[int, ...], bytes]]) -> Tensor:
+def _tensor(spec: TensorSpec, rows: int | None, found: Mapping[str, _Found]) -> Tensor:
     """One output; `rows` is None for a model that cannot be batched."""
     if spec.name not in found:
         raise BadTensor(f"the answer has no output '{spec.name}'")
@@ -77,6 +135,27 @@ def _tensor(spec: TensorSpec, rows: int | None, found: Mapping[str, tuple[str, t
     if len(data) != element_count(shape) * spec.datatype.itemsize:
         raise BadTensor(f"output '{spec.name}' of shape {list(shape)} has {len(data)} bytes")
     return np.frombuffer(data, numpy_dtype(spec.datatype)).reshape(shape)
+
+
+def _head(spec: ModelSpec, inputs: Sequence[BatchInput]) -> Any:
+    """The message without contents."""
+    head = service_pb2.ModelInferRequest(model_name=spec.name, model_version=str(spec.version))
+    for each in inputs:
+        head.inputs.add(name=each.spec.name, datatype=each.spec.datatype, shape=each.shape)
+    for output in spec.outputs:
+        head.outputs.add(name=output.name)
+    return head
+
+
+def _place(tensor: Any, region: str, offset: int, nbytes: int) -> None:
+    """Say that a tensor lies in shared memory."""
+    tensor.parameters["shared_memory_region"].string_param = region
+    tensor.parameters["shared_memory_offset"].int64_param = offset
+    tensor.parameters["shared_memory_byte_size"].int64_param = nbytes
+
+
+def _nbytes(tensor: BatchInput) -> int:
+    return sum([piece.nbytes for piece in tensor.pieces])
 
 
 def _varint(value: int) -> bytes:

@@ -1,6 +1,7 @@
 """The executor over worker processes, one a partition."""
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -28,7 +29,7 @@ from models.errors import PartitionError
 from models.pipeline import batch_key
 from models.profile import LatencyTable
 from models.spec import ModelSpec
-from mps.messages import Done, Failed, LoadedModel, OutputTensor, Ready, Revoke, Revoked, Run
+from mps.messages import Done, Failed, LoadedModel, ModelFile, OutputTensor, Ready, Revoke, Revoked, Run
 from mps.process import WorkerProcess
 from mps.supervisor import Supervisor, WorkerSpec
 
@@ -60,7 +61,8 @@ class Watcher(Protocol):
 class _Worker:
     """A worker that is, or was, up: what it runs, in order of dispatch, and which of its output slots are in use.
 
-    `tables` are of all models that it has held, `loading` those that are on their way in.
+    `tables` are of all models that it has held, `loading` those that are on their way in, in order. One that is
+    `retired` gets nothing any more.
     """
 
     def __init__(
@@ -70,10 +72,11 @@ class _Worker:
         self.region = region
         self.batches: dict[int, DispatchBatch] = {}
         self.tables = dict(tables)
-        self.loading: set[str] = set()
+        self.loading: dict[str, None] = {}
         self.watch = BatchWatch(self.batches, self.tables, self.loading, batch_timeout_s, process.kill)
         self.slots_in_use = 0
         self.freed: list[int] = []
+        self.retired = False
         self.lost = False
 
 
@@ -101,15 +104,53 @@ class WorkerExecutor:
         self._watcher = watcher
         self._batch_timeout_s = batch_timeout_s
         self._workers: dict[str, _Worker] = {}
-        self._variable = {
-            key: frozenset(output.name for output in spec.outputs if not output.fixed) for key, spec in models.items()
-        }
-        self._first_dimension = {key: int(spec.batchable) for key, spec in models.items()}
+        self._variable: dict[str, frozenset[str]] = {}
+        self._first_dimension: dict[str, int] = {}
+        self.add(plans, models, {})
         self._post: Post
         # Tensors are the assembly's business alone.
         self.admit = self._assembly.admit
         self.take = self._assembly.take
         self.forget = self._assembly.forget
+
+    def add(
+        self,
+        plans: Mapping[str, PipelinePlan],
+        models: Mapping[str, ModelSpec],
+        files: Mapping[str, Mapping[str, ModelFile]],
+    ) -> None:
+        """Know more pipelines and models; `files` are those of the models, by partition and key."""
+        self._assembly.add(plans, models)
+        for key, spec in models.items():
+            self._variable[key] = frozenset(output.name for output in spec.outputs if not output.fixed)
+            self._first_dimension[key] = int(spec.batchable)
+        for partition, given in files.items():
+            self._files[partition].update(given)
+
+    def remove(self, pipelines: Iterable[str], models: Collection[str]) -> None:
+        """Know pipelines no more that get no requests, and models that no worker holds."""
+        self._assembly.remove(pipelines, models)
+        for key in models:
+            self._variable.pop(key, None)
+            self._first_dimension.pop(key, None)
+            for files in self._files.values():
+                files.pop(key, None)
+            self._supervisor.forget(key)
+
+    def recycle(self, partition: str) -> None:
+        """Have a new worker take the place of that of a partition, which gives all its memory back to the system.
+
+        The loss is reported at once, so that nothing is sent there any more; the worker goes when it has done what it
+        was sent, which is bounded like all batches. Nothing happens when there is no worker.
+        """
+        worker = self._workers.get(partition)
+        if worker is None or worker.retired:
+            return
+        reason = "another one takes its place, so that its memory returns"
+        self._watcher.worker_lost(partition, reason)
+        self._post(PartitionLost(partition, reason))
+        # After the scheduler has been told: until then it may send a batch.
+        asyncio.get_running_loop().call_soon(self._retire, partition, worker)
 
     @property
     def assembly(self) -> Assembly:
@@ -158,8 +199,9 @@ class WorkerExecutor:
 
     def load(self, order: LoadModel) -> None:
         """Have a worker load a model; to one that is gone nothing is sent, since its loss has been reported."""
-        if worker := self._workers.get(order.partition):
-            worker.loading.add(order.model)
+        worker = self._workers.get(order.partition)
+        if worker is not None and not worker.retired:
+            worker.loading[order.model] = None
             self._supervisor.load(order.partition, self._files[order.partition][order.model])
 
     def unload(self, order: UnloadModel) -> None:
@@ -179,10 +221,17 @@ class WorkerExecutor:
         self._post(PartitionReady(partition, tables))
 
     def worker_lost(self, partition: str, reason: str) -> None:
-        """Report the loss, and the failure of each batch that the worker had, the running one first."""
-        self._watcher.worker_lost(partition, reason)
-        self._post(PartitionLost(partition, reason))
+        """Report the loss, and the failure of each batch that the worker had, the running one first.
+
+        The model that it was to load just then may be the reason, so it has failed there; others may be tried again.
+        """
         worker = self._workers.pop(partition, None)
+        if worker is None or not worker.retired:
+            if worker is not None and worker.loading:
+                culprit = next(iter(worker.loading))
+                self._watcher.model_load_failed(partition, culprit, f"the worker of {partition} was lost: {reason}")
+            self._watcher.worker_lost(partition, reason)
+            self._post(PartitionLost(partition, reason))
         if worker is None:  # it was lost before it was ready
             return
         worker.lost = True
@@ -194,9 +243,11 @@ class WorkerExecutor:
             self._supervisor.drop_region(worker.region)
 
     def model_loaded(self, partition: str, model: LoadedModel) -> None:
-        """Report that a worker loaded a model, or could not."""
+        """Report that a worker loaded a model, or could not; of one that is retired there is nothing to report."""
         worker = self._workers[partition]
-        worker.loading.discard(model.key)
+        worker.loading.pop(model.key, None)
+        if worker.retired:
+            return
         if worker.batches:
             worker.watch.restart()
         if model.table is None:
@@ -208,7 +259,9 @@ class WorkerExecutor:
             self._post(ModelLoaded(partition, model.key, model.table))
 
     def model_unloaded(self, partition: str, key: str) -> None:
-        """Report that a worker gave a model up."""
+        """Report that a worker gave a model up, as `model_loaded`."""
+        if self._workers[partition].retired:
+            return
         self._watcher.model_unloaded(partition, key)
         self._post(ModelUnloaded(partition, key))
 
@@ -218,6 +271,8 @@ class WorkerExecutor:
         batch = worker.batches.pop(message.batch)
         if worker.batches:
             worker.watch.restart()
+        elif worker.retired:
+            self._supervisor.recycle(partition)
         match message:
             case Done():
                 located = {output.name: output for output in message.outputs}
@@ -231,6 +286,11 @@ class WorkerExecutor:
             case Revoked():
                 self._assembly.abandon(batch.batch)
                 self._post(BatchRevoked(batch.batch))
+
+    def _retire(self, partition: str, worker: _Worker) -> None:
+        worker.retired = True
+        if not worker.batches:
+            self._supervisor.recycle(partition)
 
     def _view(self, output: OutputTensor) -> Tensor:
         memory = self._supervisor.region(output.region).view

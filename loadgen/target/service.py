@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from batcher.simulator import Verdicts
 from loadgen.seeds import generator
 from models.errors import ConfigError
 from models.profile import LatencyTable
-from models.units import ms_to_ns
+from models.units import NS_PER_US, ms_to_ns
 
 _EVEN_ODDS = 0.5
 
@@ -39,9 +39,7 @@ class ServiceTimes:
         quantiles = self._by_rows.get(rows)
         if quantiles is None:
             quantiles = self._by_rows[rows] = self._between(rows)
-        step, part = divmod(chance * (len(quantiles) - 1), 1)
-        low = quantiles[int(step)]
-        return ms_to_ns(low + part * (quantiles[int(step) + 1] - low)) if part else ms_to_ns(low)
+        return ms_to_ns(_at(quantiles, chance))
 
     def _between(self, rows: int) -> list[float]:
         above = bisect_left(self._sizes, rows)
@@ -55,13 +53,56 @@ class ServiceTimes:
         return [low + part * (high - low) for low, high in pairs]
 
 
+class Pace:
+    """By which factors batches are slower, one after the other.
+
+    Pieces of successive factors are drawn with the run's seed, and each is played to its end; always 1 without pieces.
+    """
+
+    def __init__(self, pieces: Sequence[Sequence[float]], seed: int) -> None:
+        self._pieces = pieces or ((1.0,),)
+        self._rng = generator(seed, "pace")
+        self._rest: Iterator[float] = iter(())
+
+    def __call__(self) -> float:
+        """The next one."""
+        factor = next(self._rest, None)
+        if factor is None:
+            self._rest = iter(self._pieces[int(self._rng.integers(len(self._pieces)))])
+            factor = next(self._rest)
+        return factor
+
+
+class Strays:
+    """Draws, with a run's seed, out of quantiles at equal steps of probability, in microseconds; always 0 of none."""
+
+    def __init__(self, quantiles_us: Sequence[float], seed: int) -> None:
+        self._quantiles_us = quantiles_us or (0.0,)
+        self._rng = generator(seed, "strays")
+
+    def __call__(self) -> int:
+        """The next one, in nanoseconds."""
+        return round(_at(self._quantiles_us, self._rng.random()) * NS_PER_US)
+
+
+def _at(quantiles: Sequence[float], chance: float) -> float:
+    """The value that a share `chance`, in [0, 1), undercuts."""
+    step, part = divmod(chance * (len(quantiles) - 1), 1)
+    low = quantiles[int(step)]
+    return low + part * (quantiles[int(step) + 1] - low) if part else low
+
+
 class ChanceService:
-    """What the simulated machine does: times as drawn from `times`, by model key, else those of the tables."""
+    """What the simulated machine does: times as drawn from `times`, by model key, else those of the tables.
+
+    Those that are drawn take as many times as long as `paces` say.
+    """
 
     def __init__(
         self,
         tables: Mapping[str, Mapping[str, LatencyTable]],
         times: Mapping[str, ServiceTimes],
+        paces: Mapping[str, Pace],
         verdict_counts: dict[str, int],
         pipeline: PipelineConfig,
         escalation: dict[str, float],
@@ -69,6 +110,7 @@ class ChanceService:
     ) -> None:
         self._tables = tables
         self._times = times
+        self._paces = paces
         self._verdict_counts = verdict_counts
         self._curves = _confidence_curves(pipeline, escalation)
         self._rng = generator(seed, "verdicts")
@@ -78,7 +120,7 @@ class ChanceService:
         """A time out of those that batches of this size take."""
         times = self._times.get(batch.model)
         if times is not None:
-            return times.draw_ns(batch.rows, self._time_rng.random())
+            return round(times.draw_ns(batch.rows, self._time_rng.random()) * self._paces[batch.model]())
         return self._tables[batch.partition][batch.model].latency_ns(batch.rows)
 
     def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:

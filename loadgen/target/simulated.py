@@ -28,7 +28,7 @@ from loadgen.schedule import Schedule
 from loadgen.seeds import generator
 from loadgen.server_metrics import ServerSide, server_side
 from loadgen.target.base import ModelMetadata
-from loadgen.target.service import ChanceService, ServiceTimes
+from loadgen.target.service import ChanceService, Pace, ServiceTimes, Strays
 from loadgen.target.simulation_file import latency_table, read_simulation
 from loadgen.target.v2 import wire_bytes
 from models.errors import ConfigError
@@ -84,6 +84,7 @@ class SimulatedTarget:
             for spec in specs
             if (quantiles := self._file.service_ms.get(spec.name)) is not None
         }
+        self._pieces = {spec.key: self._file.pace.get(spec.name, ()) for spec in specs}
         self._host = self._file.host.config()
 
     def metadata(self) -> ModelMetadata:
@@ -98,7 +99,8 @@ class SimulatedTarget:
         config = next(config for config in self._spec.pipelines if config.name == key)
         counts = {model.key: len(model.verdicts) for model in self._spec.models}
         chances = self._file.escalation.get(self.pipeline.name, {})
-        service = ChanceService(self._tables, self._times, counts, config, chances, seed)
+        paces = {key: Pace(pieces, seed) for key, pieces in self._pieces.items()}
+        service = ChanceService(self._tables, self._times, paces, counts, config, chances, seed)
         observer = _Observer(Record.of(schedule), config)
         simulator = Simulator(
             Scheduler(self._spec, LivePlanner()),
@@ -108,6 +110,7 @@ class SimulatedTarget:
             observer.answered,
             build_plan,
             self._tables,
+            Strays(self._file.strays_us, seed),
         )
         for partition, tables in self._tables.items():
             simulator.at(0, PartitionReady(partition, tables))

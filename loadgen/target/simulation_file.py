@@ -56,9 +56,11 @@ class SimulationFile(ServingSettings, frozen=True, forbid_unknown_fields=True):
 
     `repository` is relative to the file. `latency_ms` gives the latency table of a model (by name) for every partition;
     a model without one is loaded and timed. `service_ms` gives what batches of a model really take, by their rows, as
-    quantiles at equal steps of probability; without it they take what the table says. `host` is what the gateway and
-    the ways between client, gateway and workers take, and `ways_us` how much longer or shorter than that the ways of
-    a query are, as such quantiles in microseconds. `escalation` gives, by pipeline and stage, the probability that a
+    quantiles at equal steps of probability; without it they take what the table says. `pace` gives pieces of factors by
+    which successive batches are slower than that, as the machine is for a while. `host` is what the gateway and
+    the ways between client, gateway and workers take; `ways_us` says how much longer or shorter than that the ways of
+    a query outside of the gateway are, and `strays_us` each way of a batch to its worker or back, as such quantiles in
+    microseconds. `escalation` gives, by pipeline and stage, the probability that a
     row meets the stage's `when` (0.5 unless given).
     """
 
@@ -66,8 +68,10 @@ class SimulationFile(ServingSettings, frozen=True, forbid_unknown_fields=True):
     partitions: tuple[SimulatedPartition, ...]
     latency_ms: dict[str, dict[int, float]] = msgspec.field(default_factory=dict)
     service_ms: dict[str, dict[int, tuple[float, ...]]] = msgspec.field(default_factory=dict)
+    pace: dict[str, tuple[tuple[float, ...], ...]] = msgspec.field(default_factory=dict)
     host: HostSettings = HostSettings()
     ways_us: tuple[float, ...] = ()
+    strays_us: tuple[float, ...] = ()
     escalation: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
 
 
@@ -95,6 +99,7 @@ def _mistakes(file: SimulationFile, repository: Repository) -> Iterator[str]:
         ("models", file.models),
         ("latency_ms", file.latency_ms),
         ("service_ms", file.service_ms),
+        ("pace", file.pace),
     ):
         if unknown := given.keys() - names:
             yield f"{setting}: no model {min(unknown)!r} in the repository"
@@ -113,8 +118,12 @@ def _bad_times(file: SimulationFile) -> Iterator[str]:
             ServiceTimes(quantiles)
         except ConfigError as error:
             yield f"service_ms.{model}: {error}"
-    if list(file.ways_us) != sorted(file.ways_us) or not all(map(math.isfinite, file.ways_us)):
-        yield "ways_us: expected finite ascending times"
+    for model, pieces in file.pace.items():
+        if not all(piece and all(0 < factor < math.inf for factor in piece) for piece in pieces):
+            yield f"pace.{model}: expected pieces of positive factors"
+    for setting, times_us in (("ways_us", file.ways_us), ("strays_us", file.strays_us)):
+        if list(times_us) != sorted(times_us) or not all(map(math.isfinite, times_us)):
+            yield f"{setting}: expected finite ascending times"
 
 
 def _bad_escalations(file: SimulationFile, repository: Repository) -> Iterator[str]:

@@ -30,6 +30,7 @@ class Backend(Protocol):
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run one batch; raises BackendFailed, and can be used again afterwards.
 
-        BYTES elements are `bytes` or `str` objects both ways. The outputs are the caller's, and may be the inputs.
+        BYTES elements are `bytes` or `str` objects both ways. The outputs may be the inputs, and hold until the next
+        run.
         """
         ...

@@ -88,7 +88,8 @@ def warm_up_runs(backend: Backend, config: str) -> Generator[None, None, None]:
 
 def _batch(warm_up: WarmUp, tensors: Iterable[TensorConfig], batchable: bool) -> dict[str, Array]:
     rows = (warm_up.batch_size,) if batchable else ()
-    return {tensor.name: _filled(tensor, warm_up.inputs[tensor.name], rows) for tensor in tensors}
+    given = (tensor for tensor in tensors if tensor.name in warm_up.inputs)
+    return {tensor.name: _filled(tensor, warm_up.inputs[tensor.name], rows) for tensor in given}
 
 
 def _filled(tensor: TensorConfig, given: WarmUpInput, rows: tuple[int, ...]) -> Array:

@@ -1,61 +1,181 @@
-"""Models written in Python: a `model.py` with a function `infer`, or with Triton's class `TritonPythonModel`.
+"""Models written in Python, each in a process of its own: what it does to itself, it does not do to other models.
 
-`infer(inputs)` takes and returns a dict of arrays by tensor name, whole batches with the batch dimension in front. A
-function `load(config)`, where there is one, is called once before, with the model's configuration as Triton prints it.
-The arrays that go in cannot be written to: other stages may read the same memory.
+A process that ends is started again at once; the batch that it was running has failed. See `python_model` for what
+such a model is.
 """
 
-import importlib.util
-import json
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
 import sys
-import traceback
+import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import msgspec
-import numpy as np
 
-from models.arrays import Array, datatype_of
-from models.backends import triton_python
-from models.errors import BackendFailed, BadTensor
-from models.model_config import ModelConfig, TensorConfig
-from models.tensor import VARIABLE, TensorSpec
+from models.arrays import Array
+from models.backends.python_model import tensors_of
+from models.backends.python_wire import Failed, Link, Memory, Start, Tensors
+from models.errors import BackendFailed
+from models.model_config import ModelConfig
 
-Infer = Callable[[dict[str, Array]], Mapping[str, Any]]
+LOAD_TIMEOUT_S = 300.0
+END_TIMEOUT_S = 5.0
+"""How long a model may take to finish before it is killed."""
+RELOAD_WAIT_S = 2.0
+"""How long batches wait, and with them the models that share the worker, for a process that was started again."""
+RETRY_S = 1.0
+"""A process that did not load its model is not started again for so long."""
+
+_ROOT = str(Path(__file__).resolve().parents[2])
 
 
 class PythonBackend:
-    """The functions of a `model.py`; see `Backend`. `finish` is called when the backend is gone, at the latest."""
+    """The model of a `model.py`, loaded; see `Backend`. The outputs of a run hold until the next one."""
 
-    def __init__(self, config: ModelConfig, path: str, infer: Infer, finish: Callable[[], object] | None) -> None:
-        batch = (VARIABLE,) if config.max_batch_size else ()
-        self.inputs = tuple(_whole(tensor, batch) for tensor in config.input)
-        self.outputs = tuple(_whole(tensor, batch) for tensor in config.output)
-        self._path = path
-        self._infer = infer
-        if finish is not None:
-            weakref.finalize(self, finish)
+    def __init__(self, start: Start) -> None:
+        form = msgspec.json.decode(start.config, type=ModelConfig)
+        self.inputs, self.outputs = tensors_of(form)
+        self._start = start
+        self._process = _Process(start)
+        self._retry_at = 0.0
+        try:
+            self._process.loaded(LOAD_TIMEOUT_S)
+        except EOFError:
+            raise BackendFailed(f"{start.path}: cannot be loaded: its process {self._process.end()}") from None
+        except BaseException:
+            self._process.end()
+            raise
+        self._finish = weakref.finalize(self, self._process.end)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run one batch; raises BackendFailed with the last line of the traceback and its place in `model.py`."""
-        feed = {name: array.view() for name, array in inputs.items()}
-        for array in feed.values():
-            array.flags.writeable = False
+        """Run one batch; raises BackendFailed for what the model raises, and when its process ends."""
+        if self._retry_at and time.monotonic() < self._retry_at:
+            raise BackendFailed("the process of the model could not be started again; it will be tried soon")
         try:
-            answer = self._infer(feed)
-        except BackendFailed:
-            raise
-        except (Exception, SystemExit) as error:
-            raise BackendFailed(_last_line(error, self._path)) from error
-        if not isinstance(answer, Mapping):
-            raise BackendFailed(f"{self._path}: infer: expected a dict of arrays by name, got {type(answer).__name__}")
-        unknown = answer.keys() - {tensor.name for tensor in self.outputs}
-        if unknown:
-            raise BackendFailed(f"output '{min(map(str, unknown))}' is not one of those that the model is to have")
-        return {tensor.name: _checked(tensor, answer) for tensor in self.outputs}
+            if not self._hand_over(inputs):
+                self._restart()  # it ended while it had nothing to do
+                self._hand_over(inputs)
+            return self._process.answer()
+        except EOFError:
+            raise BackendFailed(f"the process of the model {self._restart()}") from None
+        except _NotLoaded as error:
+            self._restart()
+            raise BackendFailed(f"the model could not be loaded again: {error}") from error
+
+    def _hand_over(self, inputs: Mapping[str, Array]) -> bool:
+        """Give the process a batch when it is loaded; False when it is gone."""
+        if not self._process.was_loaded:
+            self._process.loaded(self._process.started_s + RELOAD_WAIT_S - time.monotonic())
+        self._retry_at = 0.0
+        return self._process.take(inputs)
+
+    def _restart(self) -> str:
+        """Start another process, which loads while other models run; how the last one ended."""
+        self._finish.detach()
+        ended = self._process.end()
+        if not self._process.was_loaded:
+            self._retry_at = time.monotonic() + RETRY_S
+        self._process = _Process(self._start)
+        self._finish = weakref.finalize(self, self._process.end)
+        return ended
+
+
+class _NotLoaded(BackendFailed):
+    """The process says why it could not load the model."""
+
+
+class _Process:
+    """A process that loads a model from when it is made."""
+
+    def __init__(self, start: Start) -> None:
+        self.was_loaded = False
+        self.started_s = time.monotonic()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._link = Link(ours, Tensors | Failed)
+        self._inputs, self._outputs = (Memory(os.memfd_create(f"sluice-python-{name}")) for name in ("in", "out"))
+        # Closed with this process, whose end the other one is not to survive.
+        life, self._life = os.pipe()
+        fds = {"socket": theirs.fileno(), "inputs": self._inputs.fd, "outputs": self._outputs.fd, "life": life}
+        path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
+        try:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-P", "-m", "models.backends.python_process"),
+                    *(part for name, fd in fds.items() for part in (f"--{name}", str(fd))),
+                ],
+                pass_fds=tuple(fds.values()),
+                env=os.environ | {"PYTHONPATH": path},
+                stdin=subprocess.DEVNULL,
+            )
+        finally:
+            theirs.close()
+            os.close(life)
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._poll = select.poll()
+        self._poll.register(self._link, select.POLLIN)
+        self._poll.register(self._pidfd, select.POLLIN)
+        with contextlib.suppress(ConnectionError):  # the end is told by what receives
+            self._link.send(start)
+
+    def loaded(self, timeout_s: float) -> None:
+        """Return when the model is loaded.
+
+        Raises BackendFailed when it is not within that time, _NotLoaded when it will not be, or has taken too long for
+        that, and EOFError when the process ends.
+        """
+        try:
+            answer = self._receive(max(timeout_s, 0))
+        except TimeoutError:
+            if time.monotonic() - self.started_s >= LOAD_TIMEOUT_S:
+                raise _NotLoaded(f"it was not loaded within {LOAD_TIMEOUT_S:g} s") from None
+            raise BackendFailed("the process of the model is being started again") from None
+        if isinstance(answer, Failed):
+            raise _NotLoaded(answer.message)
+        self.was_loaded = True
+
+    def take(self, inputs: Mapping[str, Array]) -> bool:
+        """Give it a batch; False when it is gone."""
+        try:
+            self._link.send(self._inputs.write(inputs))
+        except ConnectionError:
+            return False
+        return True
+
+    def answer(self) -> dict[str, Array]:
+        """The outputs of the batch that it took; raises BackendFailed, or EOFError when the process ends."""
+        answer = self._receive()
+        if isinstance(answer, Failed):
+            raise BackendFailed(answer.message)
+        return self._outputs.read(answer)
+
+    def _receive(self, timeout_s: float | None = None) -> Tensors | Failed:
+        """The next message; raises EOFError when the process ends, TimeoutError when nothing comes in time."""
+        ready = self._poll.poll(None if timeout_s is None else timeout_s * 1000)
+        if not ready:
+            raise TimeoutError
+        # The socket alone does not tell: what the process has started itself may hold it open.
+        if all(fd == self._pidfd for fd, _ in ready):
+            raise EOFError("the process is gone")
+        answer: Tensors | Failed = self._link.receive()
+        return answer
+
+    def end(self) -> str:
+        """Have it finish, kill it where it does not, and say how it ended."""
+        self._link.close()
+        try:
+            status = self._process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait()
+        for fd in (self._inputs.fd, self._outputs.fd, self._life, self._pidfd):
+            os.close(fd)
+        return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
 
 
 def load(path: str, threads: int, config: str = "") -> PythonBackend:
@@ -63,63 +183,6 @@ def load(path: str, threads: int, config: str = "") -> PythonBackend:
 
     `threads` is how many cores there are, which is for the model to heed. Raises BackendFailed.
     """
-    del threads
     if not config:
         raise BackendFailed(f"{path}: expected a config.pbtxt that says what its inputs and outputs are")
-    form = msgspec.json.decode(config, type=ModelConfig)
-    try:
-        module = _import(path, form.name)
-        if hasattr(module, "TritonPythonModel"):
-            model = triton_python.TritonModel(module.TritonPythonModel(), json.loads(config), Path(path))
-            return PythonBackend(form, path, model.infer, model.finalize)
-        if hasattr(module, "load"):
-            module.load(json.loads(config))
-    except (Exception, SystemExit) as error:
-        raise BackendFailed(f"{path}: cannot be loaded: {_last_line(error, path)}") from error
-    if not callable(getattr(module, "infer", None)):
-        raise BackendFailed(f"{path}: expected a function infer(inputs) or a class TritonPythonModel")
-    return PythonBackend(form, path, module.infer, None)
-
-
-def _import(path: str, name: str) -> ModuleType:
-    """The module of a file; modules beside it, and beside its version directory, can be imported by it meanwhile."""
-    spec = importlib.util.spec_from_file_location(f"sluice_model_{name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Triton's name for what its models import.
-    sys.modules["triton_python_backend_utils"] = triton_python
-    beside = [str(Path(path).parent), str(Path(path).parent.parent)]
-    sys.path[:0] = beside
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        del sys.path[: len(beside)]
-    return module
-
-
-def _whole(tensor: TensorConfig, batch: tuple[int, ...]) -> TensorSpec:
-    spec = tensor.spec()
-    return TensorSpec(spec.name, spec.datatype, batch + tensor.model_shape)
-
-
-def _checked(tensor: TensorSpec, answer: Mapping[str, Any]) -> Array:
-    if tensor.name not in answer:
-        raise BackendFailed(f"output '{tensor.name}' is missing")
-    array = np.asarray(answer[tensor.name])
-    try:
-        datatype = datatype_of(array.dtype)
-    except BadTensor as error:
-        raise BackendFailed(f"output '{tensor.name}': {error}") from error
-    if datatype is not tensor.datatype:
-        raise BackendFailed(f"output '{tensor.name}': expected {tensor.datatype}, got {datatype}")
-    if not tensor.accepts(array.shape):
-        raise BackendFailed(f"output '{tensor.name}': expected shape {list(tensor.shape)}, got {list(array.shape)}")
-    return array
-
-
-def _last_line(error: BaseException, path: str) -> str:
-    """The last line of a traceback, and where in the file `path` it came from."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    said = traceback.format_exception_only(error)[-1].strip()
-    return f"{said} ({Path(path).name}:{lines[-1]})" if lines else said
+    return PythonBackend(Start(path, threads, config))

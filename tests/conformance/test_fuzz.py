@@ -179,6 +179,7 @@ HEADER_VALUES = st.one_of(
 )
 
 
+@pytest.mark.behaviour("L0_http_fuzz", "random requests and headers never cause a 500 or a hang")
 @settings(
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
@@ -213,6 +214,7 @@ def test_the_infer_route_answers_everything(
         connection.close()
 
 
+@pytest.mark.behaviour("L0_http_fuzz", "random messages never cause INTERNAL or a hang", through="grpc")
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(**MESSAGE)
 def test_the_call_answers_everything(server: GatewayServer, data: bytes, shape: list[int], datatype: str) -> None:

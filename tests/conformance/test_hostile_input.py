@@ -75,7 +75,22 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+WRONG = [
+    *["nothing", "no JSON", "no inputs", "inputs of null", "input without name", "input without shape"],
+    *["input without datatype", "shape as text", "shape of floats", "negative dimension", "too few elements"],
+    *["too many elements", "elements of another type", "data that is no list", "not UTF-8", "huge dimension"],
+]
+"""What Triton takes for a failure of its own."""
+
+
+def replayed(name: str) -> pytest.MarkDecorator:
+    """What of Triton a body replays."""
+    if name.startswith("noise"):
+        return pytest.mark.behaviour("L0_http_fuzz", "a body of random bytes is refused with 400")
+    return pytest.mark.behaviour("L0_http", "a body with {name} is refused with 400", triton="500" * (name in WRONG))
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=replayed(name)) for name in HOSTILE])
 def test_hostile_bodies_are_400_and_harm_nobody(server: GatewayServer, name: str) -> None:
     status, headers, body = server.request("POST", "/v2/models/identity/infer", HOSTILE[name])
     assert (status, headers["content-type"]) == (400, "application/json")
@@ -100,6 +115,7 @@ HEADERS: dict[str, tuple[dict[str, str], bytes, int, str]] = {
 }
 
 
+@pytest.mark.behaviour("L0_http", "a request with {case} is refused, the next one answered")
 @pytest.mark.parametrize("case", HEADERS)
 def test_headers_that_do_not_fit_the_body_are_refused(server: GatewayServer, case: str) -> None:
     given, body, status, sentence = HEADERS[case]
@@ -109,6 +125,7 @@ def test_headers_that_do_not_fit_the_body_are_refused(server: GatewayServer, cas
     assert server.request("POST", "/v2/models/identity/infer", REQUEST)[0] == 200
 
 
+@pytest.mark.behaviour("L0_http", "an ambiguous raw request, to model {model}, is refused with 400")
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [("pair", "Raw request must only have 1 input"), ("matrix", "more than one variable-sized dimension")],
@@ -128,6 +145,7 @@ def conversation(server: GatewayServer, *parts: bytes) -> bytes:
         return b"".join(iter(lambda: connection.recv(65_536), b""))
 
 
+@pytest.mark.behaviour("L0_http", "request_many_chunks: a body in very many chunks is refused with 400")
 def test_a_body_in_very_many_chunks_is_bounded(server: GatewayServer) -> None:
     head = b"POST /v2/models/identity/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
     answer = conversation(server, head, b"1\r\nA\r\n" * (MAX_BODY + 2), b"0\r\n\r\n")
@@ -135,6 +153,7 @@ def test_a_body_in_very_many_chunks_is_bounded(server: GatewayServer) -> None:
     assert b"the body has more than %d bytes, which is the limit" % MAX_BODY in answer
 
 
+@pytest.mark.behaviour("L0_http", "input_size_limit: a body that is declared too large is refused with 400")
 def test_much_that_is_declared_and_little_that_is_sent_takes_no_memory(server: GatewayServer) -> None:
     head = b"POST /v2/models/identity/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n"
     answer = conversation(server, head % (1 << 30), bytes(1000))
@@ -167,6 +186,7 @@ TYPED = {
 }
 
 
+@pytest.mark.behaviour("L0_grpc", "a message with {case} is refused with INVALID_ARGUMENT", through="grpc")
 @pytest.mark.parametrize("case", TYPED)
 def test_messages_that_make_no_sense_are_refused(server: GatewayServer, case: str) -> None:
     message, sentence = TYPED[case]
@@ -180,6 +200,7 @@ def test_messages_that_make_no_sense_are_refused(server: GatewayServer, case: st
         assert stub.ModelInfer(good, timeout=20).raw_output_contents[0] == struct.pack("<2f", 1, 2)
 
 
+@pytest.mark.behaviour("L0_http", "what is not HTTP is refused with 400 and an error in JSON")
 def test_what_is_not_http_gets_an_error_in_json(server: GatewayServer) -> None:
     status, headers, body = server.request("GET", "/v2/health/live", headers={"Content-Length": "x"})
     assert (status, headers["content-type"]) == (400, "application/json")

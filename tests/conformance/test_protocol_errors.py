@@ -295,8 +295,41 @@ CASES: dict[str, tuple[Call, tuple[int, grpc.StatusCode], str]] = {
 }
 
 
+SOURCES = {
+    "L0_server_status": ["unknown model", "unknown version", "broken model"],
+    "L0_input_validation": [
+        *["no inputs", "missing input", "unknown input", "extra input", "unknown output", "wrong datatype"],
+        *["no datatype", "wrong dimension", "wrong rank", "dimension of -1", "rows of -1", "no rows", "rows disagree"],
+        *["too many rows", "short data", "long data"],
+    ],
+    "L0_http": ["duplicate input", "duplicate output", "overflowing shape", "dimensions that overflow"],
+    "L0_string_io": ["short element", "endless element", "surplus element", "element not UTF-8"],
+    "L0_parameters": ["reserved parameter", "reserved name", "negative timeout"],
+    "L0_model_queue": ["negative priority", "priority as text"],
+    "L0_infer": ["classes of strings", "negative classes", "classes as text", "classes in shared memory"],
+    "L0_shared_memory": [
+        *["unknown input region", "unknown output region", "offset beyond the region", "more than the region"],
+        *["output beyond the region", "negative size in a region", "region without a size", "size without a region"],
+        *["shared data of the wrong size"],
+    ],
+}
+DIFFERENT = {"sequence": ("L0_sequence_batcher", "200"), "output larger than its place": ("L0_shared_memory", "500")}
+
+
+def replayed(case: str) -> list[pytest.MarkDecorator]:
+    """What of Triton a case replays; some ask for what Triton has not."""
+    (http, code), text = CASES[case][1], f"a bad request: {case}"
+    text = f"{text} is refused with {http}, {code.name}"
+    if case in DIFFERENT:
+        source, triton = DIFFERENT[case]
+        return [pytest.mark.behaviour(source, text, triton=triton, through="socket grpc")]
+    return [
+        pytest.mark.behaviour(source, text, through="socket grpc") for source, cases in SOURCES.items() if case in cases
+    ]
+
+
 @pytest.mark.parametrize("protocol", [over_http, over_grpc])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=replayed(case)) for case in CASES])
 def test_a_bad_request_is_refused_with_status_and_sentence(
     server: GatewayServer, case: str, protocol: Callable[[GatewayServer, Call], tuple[object, str]]
 ) -> None:
@@ -307,6 +340,7 @@ def test_a_bad_request_is_refused_with_status_and_sentence(
     assert protocol(server, Call())[0] in (200, grpc.StatusCode.OK)
 
 
+@pytest.mark.behaviour("L0_infer_zero", "a variable dimension may be 0", through="socket grpc")
 @pytest.mark.parametrize("protocol", [over_http, over_grpc])
 def test_variable_items_may_be_empty(
     server: GatewayServer, protocol: Callable[[GatewayServer, Call], tuple[object, str]]

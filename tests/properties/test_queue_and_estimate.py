@@ -162,11 +162,7 @@ def test_the_largest_size_within_a_budget_is_the_largest(
 @given(estimate=estimates())
 def test_the_efficient_size_is_a_batch_size_and_no_smaller_one_is_as_good(estimate: LatencyEstimate) -> None:
     hand_off_ns = estimate._hand_off_ns
-    rates = {
-        rows: rows / (estimate.service_ns(rows) + hand_off_ns)
-        for rows in range(1, estimate.max_rows + 1)
-        if estimate.service_ns(rows) + hand_off_ns
-    }
+    rates = {rows: rows / max(estimate.service_ns(rows) + hand_off_ns, 1) for rows in range(1, estimate.max_rows + 1)}
     efficient = estimate.efficient_rows
     assert 1 <= efficient <= estimate.max_rows
     assert rates[efficient] >= 0.97 * max(rates.values())

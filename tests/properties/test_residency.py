@@ -8,7 +8,10 @@ from batcher.planner.residency import ModelNeed, place_models
 
 KINDS = ("slow", "fast")
 NEEDS = st.builds(
-    ModelNeed, st.integers(1, 12), st.dictionaries(st.sampled_from(KINDS), st.floats(0, 4, allow_subnormal=False))
+    ModelNeed,
+    st.integers(1, 12),
+    st.dictionaries(st.sampled_from(KINDS), st.floats(0, 4, allow_subnormal=False)),
+    st.integers(1, 5),
 )
 MODELS = st.lists(NEEDS, min_size=1, max_size=6).map(lambda needs: {f"m{n}:1": need for n, need in enumerate(needs)})
 

@@ -166,7 +166,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 if decision.reason is not ReleaseReason.RETRY:
                     for entry in batch.entries:
                         late_ns = ended_ns - entry.stage_deadline_ns
-                        assert not entry.request.evicts or late_ns <= 0, (
+                        assert not entry.request.pipeline.evicts or late_ns <= 0, (
                             f"{entry.request.identity} is {late_ns} ns late"
                         )
 
@@ -221,11 +221,33 @@ class SchedulerMachine(RuleBasedStateMachine):
         key=st.sampled_from(["x=8", "x=16", "x=24"]),
         memory_bytes=st.integers(0, 8),
         times=st.integers(1, 3),
+        priority=st.integers(0, 3),
+        timeout_ns=st.sampled_from([0, 0, MS // 2, 5 * MS]),
     )
-    def arrive(self, pipeline: str, rows: int, slo_ns: int, key: str, memory_bytes: int, times: int) -> None:
+    def arrive(
+        self,
+        pipeline: str,
+        rows: int,
+        slo_ns: int,
+        key: str,
+        memory_bytes: int,
+        times: int,
+        priority: int,
+        timeout_ns: int,
+    ) -> None:
+        expires_ns = self.now_ns + timeout_ns if timeout_ns else 0
         for _ in range(times):
             request = len(self.arrived)
-            event = RequestArrived(request, pipeline, rows, self.now_ns + slo_ns, key, memory_bytes)
+            event = RequestArrived(
+                request,
+                pipeline,
+                rows,
+                self.now_ns + slo_ns,
+                key,
+                memory_bytes,
+                priority=priority,
+                expires_ns=expires_ns,
+            )
             self.arrived[request] = event
             self.tell(event)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 import pytest
 
-from batcher.config import PartitionConfig, PipelineConfig, PolicyConfig, PolicyName, SchedulerSpec
+from batcher.config import PartitionConfig, PipelineConfig, PolicyConfig, PolicyName, SchedulerSpec, StageConfig
 from batcher.decisions import (
     AnyDecision,
     BuildPlan,
@@ -40,6 +40,7 @@ from tests.support.scheduling import (
     S,
     cascade,
     chain,
+    ensemble,
     model,
     single,
     spec_of,
@@ -61,15 +62,19 @@ def two_kinds(**tables: LatencyTable) -> Tables:
 
 
 class Machine:
-    """Batches take what the tables say, and up to a tenth more; every row is as sure as `confidence` says."""
+    """Batches take what the tables say, and up to `spread` more; every row is as sure as `confidence` says."""
 
-    def __init__(self, tables: Tables, seed: int, confidence: float | None) -> None:
+    def __init__(self, tables: Tables, seed: int, confidence: float | None, spread: float = 0.1) -> None:
+        self._spread = spread
         self._tables = tables
         self._random = random.Random(seed)
         self._confidence = confidence
 
     def batch_ns(self, batch: DispatchBatch) -> int:
-        return int(self._tables[batch.partition][batch.model].latency_ns(batch.rows) * self._random.uniform(1, 1.1))
+        return int(
+            self._tables[batch.partition][batch.model].latency_ns(batch.rows)
+            * self._random.uniform(1, 1 + self._spread)
+        )
 
     def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
         sure = self._confidence
@@ -89,19 +94,21 @@ class Run:
         build: Callable[[SchedulerSpec, Observed], Plan] | None = build_plan,
         *,
         confidence: float | None = None,
+        spread: float = 0.1,
         check_every: int = 20,
     ) -> None:
         self.scheduler = Scheduler(spec, LivePlanner())
         self.outcomes: dict[int, Outcome] = {}
         self.decided: Counter[type[AnyDecision]] = Counter()
         self.rows: Counter[str] = Counter()
+        self.models: Counter[str] = Counter()
         self.plans: list[Plan | None] = []
         self.journal: list[bytes] = []
         self._steps = 0
         self._check_every = check_every
         self._writer = JournalWriter(self.journal.append, spec)
         self.simulator = FaultySimulator(
-            self.scheduler, Machine(tables, 1, confidence), self._observe, build_plan=build, tables=tables
+            self.scheduler, Machine(tables, 1, confidence, spread), self._observe, build_plan=build, tables=tables
         )
         for partition in spec.partitions:
             self.simulator.at(0, PartitionReady(partition.name, dict(tables[partition.name])))
@@ -114,6 +121,7 @@ class Run:
             self.decided[type(decision)] += 1
             if isinstance(decision, DispatchBatch):
                 self.rows[decision.partition] += decision.rows
+                self.models[decision.model] += decision.rows
             if isinstance(decision, SETTLING):
                 assert decision.request not in self.outcomes, f"request {decision.request} is settled twice"
                 self.outcomes[decision.request] = decision.outcome
@@ -201,7 +209,11 @@ def test_an_objective_that_nothing_can_meet_leaves_the_quickest_there_is() -> No
     run = Run(spec, two_kinds(m=GAINING))
     counts = run.counts(poisson("m:1", 100, 2, 20 * MS))
     assert counts[Outcome.COMPLETED] == counts.total()
-    assert [plan.pipelines[0].feasible for plan in run.plans if plan is not None] == [False] * len(run.plans)
+    assert run.plans
+    assert [plan is not None and plan.pipelines[0].feasible for plan in run.plans] == [False] * len(run.plans)
+    assert [plan is not None and plan.pipelines[0].latency_ns > 100 * US for plan in run.plans] == [True] * len(
+        run.plans
+    )
 
 
 def test_more_than_the_partitions_can_do_is_planned_for_as_well() -> None:
@@ -258,6 +270,35 @@ def test_partitions_may_be_lost_at_any_time_while_models_move(seed: int, late: L
     assert replay(run.journal, LivePlanner()) is None
 
 
+def test_what_is_admitted_with_a_place_is_in_time_while_variants_change_and_models_move() -> None:
+    """One variant is quick by itself, the other one in bulk, and each partition has room for one and another model."""
+    keys = ("quick:1", "bulk:1", "tail:1")
+    models = [msgspec.structs.replace(model(key, 16), memory_bytes=1) for key in keys]
+    stages = (StageConfig("s", "quick:1", variants=keys[:2]), StageConfig("tail", "tail:1", (0,)))
+    pipeline = PipelineConfig("p:1", stages, Late.EVICT, slo_ns=80 * MS)
+    partitions = [PartitionConfig(name, "cpu1", memory_bytes=2) for name in ("a", "b")]
+    held = {
+        "quick:1": LatencyTable.from_ms({1: 3, 2: 6, 4: 12, 8: 24, 16: 48}),
+        "bulk:1": LatencyTable.from_ms({1: 8, 2: 8, 4: 9, 8: 10, 16: 14}),
+        "tail:1": LatencyTable.from_ms({1: 1, 2: 1.1, 4: 1.3, 8: 1.7, 16: 2.5}),
+    }
+    run = Run(spec_of(models, [pipeline], partitions=partitions), {"a": held, "b": held}, spread=0.0)
+    calm = [*poisson("p:1", 20, 4, 80 * MS)]
+    busy = [(4 * S + now_ns, moved(event, 4 * S)) for now_ns, event in poisson("p:1", 600, 4, 80 * MS, 2, 10_000)]
+    calm_again = [(8 * S + now_ns, moved(event, 8 * S)) for now_ns, event in poisson("p:1", 20, 4, 80 * MS, 3, 20_000)]
+    counts = run.counts(iter([*calm, *busy, *calm_again]))
+    assert counts.keys() <= {Outcome.COMPLETED, Outcome.REJECTED_DEADLINE}, dict(counts)
+    assert counts[Outcome.COMPLETED] >= 0.8 * counts.total(), dict(counts)
+    chosen = [plan.pipelines[0].stages[0].model for plan in run.plans if plan is not None and plan.pipelines]
+    assert {"quick:1", "bulk:1"} == set(chosen)
+    assert min(run.models["quick:1"], run.models["bulk:1"]) > 50
+    assert run.decided[UnloadModel] >= 1
+
+
+def moved(event: RequestArrived, later_ns: int) -> RequestArrived:
+    return msgspec.structs.replace(event, deadline_ns=event.deadline_ns + later_ns)
+
+
 # -- what it is for
 
 
@@ -282,6 +323,17 @@ def test_a_pipeline_with_far_deadlines_is_not_starved_by_one_with_tight_ones_tha
     run.counts(iter(sorted([*greedy, *modest])))
     kept = sum(run.outcomes[event.request] is Outcome.COMPLETED for _, event in modest)
     assert kept >= 0.99 * len(modest)
+
+
+def test_models_side_by_side_on_one_partition_are_admitted_as_far_as_all_of_them_can_be_in_time() -> None:
+    """Three that take 5 ms each by themselves, within 25 ms; the partition could do 220 of each in the best batches."""
+    table = LatencyTable.from_ms({1: 5, 2: 6, 4: 8, 8: 12})
+    keys = ("a:1", "b:1", "c:1")
+    spec = spec_of([model(key) for key in keys], [planned_for(ensemble(*keys), 25 * MS)])
+    run = Run(spec, {"cpu0": dict.fromkeys(keys, table)}, check_every=500)
+    counts = run.counts(poisson("ensemble:1", 150, 4, 25 * MS))
+    assert counts[Outcome.COMPLETED] >= 0.4 * counts.total(), dict(counts)
+    assert counts[Outcome.COMPLETED_LATE] <= 0.1 * counts.total(), dict(counts)
 
 
 # -- against fixed assignments

@@ -64,11 +64,15 @@ class ExactMachine:
 
 
 class Run(NamedTuple):
-    """What came of a simulation: every request that arrived, its outcome, and its rejection if it was rejected."""
+    """What came of a simulation: every request that arrived, its outcome, its rejection if any, and what it cost.
+
+    A cost is that of the time of the batches that a request was in, its share by rows.
+    """
 
     outcomes: dict[int, Outcome]
     rejected: dict[int, RejectRequest]
     arrived: dict[int, RequestArrived]
+    costs: Counter[int]
 
 
 def simulate(
@@ -76,7 +80,8 @@ def simulate(
 ) -> Run:
     """A run to the end with a planner that builds no plans."""
     scheduler = Scheduler(spec, LivePlanner())
-    run = Run({}, {}, {event.request: event for _, event in arrivals})
+    run = Run({}, {}, {event.request: event for _, event in arrivals}, Counter())
+    prices = {partition.name: partition.price for partition in spec.partitions}
     steps = 0
 
     def observe(now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
@@ -85,6 +90,9 @@ def simulate(
         if steps % check_every == 0:
             scheduler.check()
         for decision in decisions:
+            if isinstance(decision, DispatchBatch):
+                cost = prices[decision.partition] * machine.batch_ns(decision) / S
+                run.costs.update({each.request: cost * each.rows / decision.rows for each in decision.members})
             if isinstance(decision, RejectRequest):
                 run.rejected[decision.request] = decision
             if isinstance(decision, Settlement):
@@ -92,7 +100,8 @@ def simulate(
                 run.outcomes[decision.request] = decision.outcome
 
     kinds = {partition.name: partition.kind for partition in spec.partitions}
-    simulator = Simulator(scheduler, ExactMachine(kinds, seed), observe)
+    machine = ExactMachine(kinds, seed)
+    simulator = Simulator(scheduler, machine, observe)
     for name, kind in kinds.items():
         simulator.at(0, PartitionReady(name, TABLES[kind]))
     simulator.run(arrivals)
@@ -162,3 +171,20 @@ def test_no_request_that_was_admitted_with_a_hard_objective_is_late(
             assert float(told[1]) >= float(told[2]) == run.arrived[request].max_cost, rejection
         else:
             assert rejection.retry_after_ns > 0, rejection  # by how much the soonest end is after the deadline
+
+
+@pytest.mark.parametrize("kind", HARD)
+def test_soft_requests_with_a_limit_of_cost_cost_no_more_and_are_in_time(kind: str) -> None:
+    pipeline = msgspec.structs.replace(HARD[kind], late=Late.SERVE)
+    arrivals = mixed(kind, "poisson", 2.0, 300.0, 3, S // 2)
+    run = simulate(spec(MACHINES["unequal"], pipeline, SOFT), arrivals, 3)
+    limited = {request: event.max_cost for request, event in run.arrived.items() if event.max_cost is not None}
+    admitted = [request for request in limited if run.outcomes[request] is Outcome.COMPLETED]
+    assert {run.outcomes[request] for request in limited} <= {
+        Outcome.COMPLETED,
+        Outcome.REJECTED_DEADLINE,
+        Outcome.REJECTED_COST,
+    }
+    assert len(admitted) > 0.1 * len(limited)
+    for request in admitted:
+        assert run.costs[request] <= limited[request] * (1 + 1e-9), request

@@ -1,6 +1,7 @@
 """A Triton server in this process whose every answer a test decides; it speaks the real protocol."""
 
 import asyncio
+import mmap
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -24,7 +25,8 @@ NOT_HEALTHY = (
 class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     """Holds models `x` FP32 [N, 2] -> `y` = 2x; `calls` are the changes that were ordered, `batches` what was inferred.
 
-    `answer` replaces what it answers to a batch, or raises (code, words) as `Refusal`.
+    `memory` are the regions that were registered, None when it takes none. `answer` replaces what it answers to a
+    batch, or raises (code, words) as `Refusal`.
     """
 
     def __init__(self) -> None:
@@ -34,9 +36,11 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self.answer: Callable[[Any], Awaitable[Any]] = double
         self.load_refusal: Refusal | None = None
         self.decoupled = False
+        self.up = True
+        self.memory: dict[str, mmap.mmap] | None = None
 
     async def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return service_pb2.ServerReadyResponse(ready=True)
+        return service_pb2.ServerReadyResponse(ready=self.up)
 
     async def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
         return service_pb2.ModelReadyResponse(ready=request.name in self.ready)
@@ -55,6 +59,14 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         answer = service_pb2.ModelConfigResponse()
         answer.config.max_batch_size = 16
         answer.config.model_transaction_policy.decoupled = self.decoupled
+        return answer
+
+    async def ModelStatistics(self, request: Any, context: Any) -> Any:  # noqa: N802
+        answer = service_pb2.ModelStatisticsResponse()
+        for name in sorted(self.ready):
+            each = answer.model_stats.add(name=name, version="1", inference_count=7, execution_count=3)
+            for number, phase in enumerate(("queue", "compute_input", "compute_infer", "compute_output"), 1):
+                getattr(each.inference_stats, phase).ns = number * 1_000_000_000
         return answer
 
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -78,13 +90,60 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.batches.append(request)
         try:
-            return await self.answer(request)
+            return self._into_memory(request, await self.answer(self._out_of_memory(request)))
         except Refusal as refusal:
             await context.abort(*refusal.args)
+
+    async def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if self.memory is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "shared memory is disabled")
+        assert self.memory is not None
+        self.memory[request.name] = mapped(request.key, request.byte_size)
+        return service_pb2.SystemSharedMemoryRegisterResponse()
+
+    async def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:  # noqa: N802
+        assert self.memory is not None
+        self.memory.pop(request.name).close()
+        return service_pb2.SystemSharedMemoryUnregisterResponse()
+
+    async def SystemSharedMemoryStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
+        answer = service_pb2.SystemSharedMemoryStatusResponse()
+        for name in self.memory or ():
+            answer.regions[name].name = name
+        return answer
+
+    def _place(self, tensor: Any) -> memoryview | None:
+        """Where a tensor lies, or is to lie, when that is in memory."""
+        if "shared_memory_region" not in tensor.parameters:
+            return None
+        region = tensor.parameters["shared_memory_region"].string_param
+        memory = None if self.memory is None else self.memory.get(region)
+        if memory is None:
+            raise Refusal(grpc.StatusCode.NOT_FOUND, f"Unable to find shared memory region: '{region}'")
+        begin = tensor.parameters["shared_memory_offset"].int64_param
+        return memoryview(memory)[begin : begin + tensor.parameters["shared_memory_byte_size"].int64_param]
+
+    def _out_of_memory(self, request: Any) -> Any:
+        for tensor in request.inputs:
+            if (place := self._place(tensor)) is not None:
+                request.raw_input_contents.append(bytes(place))
+        return request
+
+    def _into_memory(self, request: Any, answer: Any) -> Any:
+        for tensor in request.outputs:
+            if (place := self._place(tensor)) is not None:
+                place[:] = answer.raw_output_contents[0]
+                answer.raw_output_contents[0] = b""
+        return answer
 
 
 class Refusal(Exception):
     """A status code and its words."""
+
+
+def mapped(key: str, nbytes: int) -> mmap.mmap:
+    with open(f"/dev/shm{key}", "r+b") as file:
+        return mmap.mmap(file.fileno(), nbytes)
 
 
 async def double(request: Any) -> Any:

@@ -2,16 +2,34 @@
 
 import msgspec
 
-from batcher.config import Limits, PartitionConfig, PipelineConfig, StageConfig, WhenConfig
+from batcher.config import (
+    LevelsConfig,
+    Limits,
+    PartitionConfig,
+    PipelineConfig,
+    PolicyConfig,
+    PolicyName,
+    StageConfig,
+    WhenConfig,
+)
+from models.dynamic_batching import QueuePolicy, TimeoutAction
 from models.pipeline import Late
 from models.profile import LatencyTable
 from tests.support.scheduling import CERTAINTY, GAINING, MS, cascade, ensemble, model, single
 
+LEVELS = LevelsConfig(
+    2,
+    2,
+    QueuePolicy(max_queue_size=2, default_timeout_us=3000, allow_timeout_override=True),
+    {1: QueuePolicy(timeout_action=TimeoutAction.DELAY, default_timeout_us=1000)},
+)
 MODELS = (
     model("small:1", 8, verdicts=(CERTAINTY,)),
     model("large:1", 4, verdicts=(CERTAINTY,)),
     model("spare:1", 8, verdicts=(CERTAINTY,)),
     model("shapes:1", 8),
+    model("levels:1", 8, PolicyConfig(PolicyName.TIMEOUT, (2, 4), 2 * MS, levels=LEVELS)),
+    model("ordered:1", 4, PolicyConfig(PolicyName.TIMEOUT, preserve_ordering=True), verdicts=(CERTAINTY,)),
 )
 MAX_BATCH = {config.key: config.max_batch for config in MODELS}
 FAST = {
@@ -19,6 +37,8 @@ FAST = {
     "large:1": LatencyTable.from_ms({1: 3, 2: 3.5, 4: 6}),
     "spare:1": LatencyTable.from_ms({1: 0.5, 8: 2}),
     "shapes:1": LatencyTable.from_ms({1: 0.1, 8: 0.4}),
+    "levels:1": GAINING,
+    "ordered:1": LatencyTable.from_ms({1: 1, 4: 3}),
 }
 SLOW = {
     key: LatencyTable(tuple((rows, 3 * latency_ns) for rows, latency_ns in table.cells)) for key, table in FAST.items()
@@ -48,6 +68,10 @@ PIPELINES = (
     ensemble("small:1", "small:1", name="twice:1", late=Late.EVICT),
     VOTED,
     EITHER,
+    single("levels:1", keyed=True),
+    single("levels:1", Late.EVICT, name="tight:1", keyed=True),
+    cascade("ordered:1", "levels:1", name="tiers:1"),
+    ensemble("levels:1", "ordered:1", "small:1", name="mixed:1"),
 )
 PARTITIONS = (
     PartitionConfig("cpu0", "fast", price=4),

@@ -181,7 +181,7 @@ class FaultySimulator(Simulator):
         super()._handle(event)
         if isinstance(event, PartitionLost):
             self._free_ns.pop(event.partition, None)
-            held = [batch for batch, (partition, _) in self._started_ns.items() if partition == event.partition]
+            held = [batch for batch, (partition, *_) in self._started_ns.items() if partition == event.partition]
             for batch in held:
                 del self._started_ns[batch]
                 self.at(self.now_ns, BatchFailed(batch, FailureCause.WORKER_LOST, event.reason))

@@ -23,6 +23,7 @@ class TritonServer(NamedTuple):
     """A running Triton; `log` is the file with all it has printed."""
 
     process: subprocess.Popen[bytes]
+    http_port: int
     grpc_port: int
     log: Path
 
@@ -32,15 +33,21 @@ class TritonServer(NamedTuple):
 
     def kill_stubs(self, model: str) -> int:
         """`kill -9` the processes that run a model; returns how many there were."""
-        killed = 0
-        for process in Path("/proc").iterdir():
-            with suppress(OSError):
-                arguments = (process / "cmdline").read_bytes().split(b"\0")
-                parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent == self.process.pid and any(f"/{model}/".encode() in each for each in arguments):
-                    os.kill(int(process.name), signal.SIGKILL)
-                    killed += 1
-        return killed
+        stubs = [pid for pid, line in children(self.process.pid) if f"/{model}/" in line]
+        for pid in stubs:
+            os.kill(pid, signal.SIGKILL)
+        return len(stubs)
+
+
+def children(parent: int) -> list[tuple[int, str]]:
+    """The processes that a process has started, and the command line of each."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if int((process / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append((int(process.name), line))
+    return found
 
 
 @contextmanager
@@ -58,10 +65,32 @@ def triton_server(
     `load` are the models to begin with. The log is kept in `scratch`. Raises RuntimeError with the log when it does not
     get ready.
     """
+    grpc_port = grpc_port or free_ports(1)[0]
+    line, environment = command_line(directory, repository, grpc_port, load, arguments)
+    log = scratch / f"triton-{grpc_port}.log"
+    with log.open("ab") as output:
+        process = subprocess.Popen(line, env=environment, stdout=output, stderr=subprocess.STDOUT)
+    http_port = next(int(each.partition("=")[2]) for each in line if each.startswith("--http-port="))
+    server = TritonServer(process, http_port, grpc_port, log)
+    try:
+        _wait_ready(server)
+        yield server
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        remove_memory(grpc_port)
+
+
+def command_line(
+    directory: Path, repository: Path, grpc_port: int, load: Sequence[str] = ("*",), arguments: Sequence[str] = ()
+) -> tuple[list[str], dict[str, str]]:
+    """How to start the Triton in `directory` as `triton_server` does, and the environment that it needs."""
     start, environment = command(directory)
-    http_port, metrics_port, free_port = _free_ports(3)
-    grpc_port = grpc_port or free_port
-    memory = f"sluice-test-{os.getpid()}-{grpc_port}-"
+    http_port, metrics_port = free_ports(2)
     line = [
         *start,
         f"--model-repository={repository}",
@@ -74,25 +103,20 @@ def triton_server(
         f"--metrics-port={metrics_port}",
         "--allow-gpu-metrics=false",
         "--exit-timeout-secs=3",
-        f"--backend-config=python,shm-region-prefix-name={memory}",
+        f"--backend-config=python,shm-region-prefix-name={_memory(grpc_port)}",
         *arguments,
     ]
-    log = scratch / f"triton-{grpc_port}.log"
-    with log.open("ab") as output:
-        process = subprocess.Popen(line, env=environment, stdout=output, stderr=subprocess.STDOUT)
-    server = TritonServer(process, grpc_port, log)
-    try:
-        _wait_ready(server)
-        yield server
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        for left in Path("/dev/shm").glob(f"{memory}*"):  # by a process that was killed
-            left.unlink()
+    return line, environment
+
+
+def remove_memory(grpc_port: int) -> None:
+    """Remove what the models of a server that was killed have left behind."""
+    for left in Path("/dev/shm").glob(f"{_memory(grpc_port)}*"):
+        left.unlink()
+
+
+def _memory(grpc_port: int) -> str:
+    return f"sluice-test-{os.getpid()}-{grpc_port}-"
 
 
 def _wait_ready(server: TritonServer) -> None:
@@ -106,7 +130,8 @@ def _wait_ready(server: TritonServer) -> None:
     raise RuntimeError(f"Triton did not get ready:\n{server.log.read_text(errors='replace')}")
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:

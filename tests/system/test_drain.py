@@ -8,6 +8,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from tests.support.onnx_models import save_spin
 from tests.support.processes import alive, children
 from tests.support.server import GatewayServer, gateway_server
@@ -35,6 +37,11 @@ def wait_for_requests(server: GatewayServer, count: int) -> None:
     raise TimeoutError(text)
 
 
+@pytest.mark.behaviour(
+    "L0_lifecycle",
+    "shutdown: what is in flight is answered, what comes is 503: Server is stopping",
+    through="http grpc",
+)
 def test_a_drain_answers_what_is_in_flight_and_leaves_nothing_behind(tmp_path: Path) -> None:
     repository = tmp_path / "models"
     save_spin(repository / "spin" / "1" / "model.onnx", 10, 200_000)

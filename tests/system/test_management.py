@@ -81,6 +81,7 @@ def refused(protocol: str, http: str, grpc_name: str) -> str:
     return http if protocol == "http" else f"StatusCode.{grpc_name}"
 
 
+@pytest.mark.behaviour("L0_model_config", "the configuration of a model; NOT_FOUND for others")
 def test_configuration(client: Any, protocol: str) -> None:
     answer = client.get_model_config("first", **as_json(protocol))
     config = answer if protocol == "http" else answer["config"]
@@ -92,6 +93,7 @@ def test_configuration(client: Any, protocol: str) -> None:
     assert caught.value.status() == refused(protocol, "404", "NOT_FOUND")
 
 
+@pytest.mark.behaviour("L0_server_status", "statistics count requests, rows and batches, and their times add up")
 def test_statistics_count_every_request_and_row(client: Any, protocol: str) -> None:
     def counts() -> tuple[int, int, int, int]:
         (entry,) = client.get_inference_statistics("second", **as_json(protocol))["model_stats"]
@@ -114,6 +116,7 @@ def test_statistics_count_every_request_and_row(client: Any, protocol: str) -> N
     assert [entry["name"] for entry in every] == ["first", "second"]
 
 
+@pytest.mark.behaviour("L0_metrics", "nv_inference_request_success and nv_inference_compute_infer_duration_us")
 def test_the_counts_are_exposed_as_metrics(server: GatewayServer) -> None:
     with tritonclient.http.InferenceServerClient(server.http_url) as client:
         client.infer("first", given(tritonclient.http))
@@ -123,6 +126,7 @@ def test_the_counts_are_exposed_as_metrics(server: GatewayServer) -> None:
     assert int(values['nv_inference_compute_infer_duration_us{model="first",version="1"}']) >= 1
 
 
+@pytest.mark.behaviour("L0_lifecycle", "the index with states and reasons; load and unload are refused in mode none")
 def test_the_repository_index_and_its_control_mode(client: Any, protocol: str) -> None:
     def index() -> list[dict[str, str]]:
         answer = client.get_model_repository_index(**as_json(protocol))
@@ -140,6 +144,8 @@ def test_the_repository_index_and_its_control_mode(client: Any, protocol: str) -
         assert caught.value.status() == refused(protocol, "503", "UNAVAILABLE")
 
 
+@pytest.mark.behaviour("L0_shared_memory", "register, status, register twice, unregister, unregister all")
+@pytest.mark.behaviour("L0_cuda_shared_memory", "CUDA shared memory is 501, UNIMPLEMENTED", triton="served")
 def test_system_shared_memory_and_none_of_cuda(client: Any, protocol: str) -> None:
     block = multiprocessing.shared_memory.SharedMemory(create=True, size=64)
     try:
@@ -162,6 +168,7 @@ def test_system_shared_memory_and_none_of_cuda(client: Any, protocol: str) -> No
     assert caught.value.status() == refused(protocol, "501", "UNIMPLEMENTED")
 
 
+@pytest.mark.behaviour("L0_trace", "settings of a model trace that many requests; a trace_file is 501, UNIMPLEMENTED")
 def test_trace_settings_trace_requests_to_the_file(client: Any, protocol: str, server: GatewayServer) -> None:
     def settings(**changes: Any) -> dict[str, Any]:
         answer = client.update_trace_settings("first", changes, **as_json(protocol))
@@ -183,6 +190,8 @@ def test_trace_settings_trace_requests_to_the_file(client: Any, protocol: str, s
     assert caught.value.status() == refused(protocol, "501", "UNIMPLEMENTED")
 
 
+@pytest.mark.behaviour("L0_logging", "log settings are read and changed")
+@pytest.mark.behaviour("L0_http", "restricted_api: without the key 403, UNAVAILABLE")
 def test_log_settings_are_for_those_with_the_key(client: Any, protocol: str) -> None:
     with pytest.raises(InferenceServerException, match="This protocol is restricted") as caught:
         client.get_log_settings()
@@ -195,6 +204,8 @@ def test_log_settings_are_for_those_with_the_key(client: Any, protocol: str) -> 
     client.update_log_settings({"log_verbose_level": 0}, headers=KEY[protocol])
 
 
+@pytest.mark.behaviour("L0_grpc", "a stream answers each request by its id; a bad one does not end it", through="grpc")
+@pytest.mark.behaviour("L0_decoupled", "triton_enable_empty_final_response marks the final response", through="grpc")
 def test_a_stream_answers_each_request_and_survives_a_bad_one(server: GatewayServer) -> None:
     replies: queue.Queue[tuple[Any, Any]] = queue.Queue()
     with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
@@ -220,6 +231,9 @@ def test_a_stream_answers_each_request_and_survives_a_bad_one(server: GatewaySer
     assert errors == ["Request for unknown model: 'other' is not found"]
 
 
+@pytest.mark.behaviour(
+    "L0_server_status", "the asyncio clients ask for statistics, index and shared memory", through="http.aio grpc.aio"
+)
 def test_the_asyncio_clients_manage_as_well(server: GatewayServer, protocol: str) -> None:
     async def run() -> None:
         async with AIO[protocol].InferenceServerClient(url(server, protocol)) as client:
@@ -233,6 +247,7 @@ def test_the_asyncio_clients_manage_as_well(server: GatewayServer, protocol: str
     asyncio.run(run())
 
 
+@pytest.mark.behaviour("L0_grpc", "grpc.health.v1 says SERVING when ready", through="grpc")
 def test_health_is_served_to_orchestrators(server: GatewayServer) -> None:
     with grpc.insecure_channel(server.grpc_url) as channel:
         reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
@@ -248,6 +263,7 @@ def certificate(directory: Path, name: str, signer: str | None = None) -> None:
     subprocess.run(command, cwd=directory, check=True, capture_output=True)
 
 
+@pytest.mark.behaviour("L0_https", "TLS with certificates of clients; strangers are turned away", through="https grpc")
 def test_tls_over_both_protocols_with_certificates_of_clients(tmp_path: Path) -> None:
     for name, signer in (("authority", None), ("server", "authority"), ("client", "authority"), ("stranger", None)):
         certificate(tmp_path, name, signer)

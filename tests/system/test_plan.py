@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -90,7 +92,21 @@ def test_what_cannot_be_met_is_told_and_is_the_exit_status(sluice: Sluice, repos
     assert "an objective of" in done.out
     done = sluice("plan", "cascade", "--repository", repository, "--rate", 1e9)
     assert done.status == 1
-    assert "requests/s too many for this objective" in done.out
+    assert "requests/s too many for these partitions" in done.out
+    done = sluice("plan", "cascade", "--repository", repository, "--rate", 1e300)
+    assert done.status == 1
+    assert "at 1e+300 requests/s" in done.out
+    assert max(map(len, done.out.splitlines())) < 250
+
+
+def test_an_objective_beyond_a_day_counts_as_one(sluice: Sluice, repository: Path) -> None:
+    (repository / "cascade" / "pipeline.yaml").write_text(CASCADE.replace("slo_ms: 200", "slo_ms: 1.0e+300"))
+    plan = ("plan", "cascade", "--repository", repository, "--partitions", "cpu1")
+    for given in ((), ("--slo-ms", "1e300")):
+        done = sluice(*plan, *given)
+        assert done.status == 0, done.err
+        assert "p99 within 8.64e+07 ms" in done.out
+        assert "assumed: an objective of 86400000 ms, a day: a longer one counts as that" in done.out
 
 
 def test_a_gpu_that_is_not_here_is_planned_for_with_simulated_profiles(sluice: Sluice, repository: Path) -> None:
@@ -119,6 +135,48 @@ def test_the_partitions_and_prices_of_the_configuration(sluice: Sluice, reposito
     assert stage.arithmetic is not None
     assert stage.arithmetic.price_per_s == 1
     assert stage.cost_per_1000_rows == pytest.approx(stage.arithmetic.compute_ms)
+
+
+def test_a_price_beyond_all_sums_is_told(sluice: Sluice, repository: Path) -> None:
+    config = repository / "sluice.yaml"
+    config.write_text("prices: {core_hour: 1.0e+308}")
+    done = sluice("plan", "cascade", "--repository", repository, "--config", config)
+    assert done.status == 2
+    assert "expected a finite number: see `prices`" in done.err
+
+
+def test_whoever_reads_the_output_may_stop(repository: Path) -> None:
+    plan = ("plan", "cascade", "--repository", str(repository), "--partitions", "cpu1")
+    command = [sys.executable, "-m", "gateway.cli", *plan]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        told = process.stderr.read()
+    assert process.returncode == 141
+    assert all(line.startswith("sluice: timing") for line in told.splitlines()), told
+
+
+def test_the_memory_and_the_triton_servers_of_the_configuration(sluice: Sluice, repository: Path) -> None:
+    core = available_cores()[0]
+    sizes = {name: (repository / name / "1" / "model.onnx").stat().st_size for name in ("small", "large")}
+    config = repository / "sluice.yaml"
+    document: dict[str, object] = {"triton": [{"name": "far", "url": "127.0.0.1:1"}]}
+
+    def planned(memory_bytes: int) -> Done:
+        memory_mb = memory_bytes / (1 << 20)
+        partitions = [{"name": name, "cores": [core], "memory_mb": memory_mb} for name in ("p", "q")]
+        config.write_text(json.dumps(document | {"partitions": partitions}))
+        return sluice("plan", "cascade", "--repository", repository, "--config", config)
+
+    done = planned(max(sizes.values()) + 1)
+    assert done.status == 0, done.err
+    assert "assumed: Triton servers are left out: far" in done.out
+    assert f"assumed: large:1 takes {sizes['large'] / (1 << 20):.3g} MiB where it is held" in done.out
+    assert "held by p: large:1\nheld by q: small:1\n" in done.out
+    done = planned(min(sizes.values()))
+    assert done.status == 2
+    assert "stage 'large': no partition that is up holds model large:1, or has room for it" in done.err
 
 
 def test_a_model_file_by_itself(sluice: Sluice, tmp_path: Path) -> None:

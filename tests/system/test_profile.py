@@ -126,6 +126,20 @@ def test_export_and_import(profile: Profiling, tmp_path: Path) -> None:
     assert (tmp_path / "mlp.profile.json").read_bytes() == stored
 
 
+def test_a_slower_kind_is_measured(profile: Profiling, tmp_path: Path) -> None:
+    model = save_mlp(tmp_path / "mlp.onnx", [4, 3])
+    done = profile(model, "--partitions", "cpu1/x3", "--batches", "1")
+    assert done.status == 0, done.err
+    assert "mlp:1: measuring on cpu1/x3" in done.out
+
+
+@pytest.mark.parametrize("batches", ["0,3", "", "1,,2", "few"])
+def test_batch_sizes_that_are_none(capsys: pytest.CaptureFixture[str], batches: str) -> None:
+    with pytest.raises(SystemExit):
+        main(["profile", "mlp.onnx", "--batches", batches])
+    assert f"expected batch sizes of at least 1 such as 1,2,4, got '{batches}'" in capsys.readouterr().err
+
+
 def test_what_is_stale_is_shown_as_such(profile: Profiling, tmp_path: Path) -> None:
     model = save_mlp(tmp_path / "mlp.onnx", [4, 3])
     assert profile(model, "--simulate", "bert", "--partitions", "mig-7g").status == 0
@@ -144,6 +158,7 @@ def test_what_is_stale_is_shown_as_such(profile: Profiling, tmp_path: Path) -> N
             ["mlp.onnx", "--partitions", "mig-1g"],
             "--partitions: mig-1g cannot be measured here, expected kinds cpu1 to",
         ),
+        (["mlp.onnx", "--partitions", "cpu1/x0.5"], "expected a finite slowdown of at least 1, got 0.5"),
         (["mlp.onnx", "--partitions", "cpu512"], "--partitions: cpu512 has more than the"),
         (["mlp.onnx", "--batches", "128"], "mlp:1: --batches: 128 is more than the model's largest batch, 64"),
         (["mlp.onnx", "--simulate", "bert"], "--simulate: expected --partitions with the kinds to compute"),

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +19,7 @@ from tritonclient import grpc as tritongrpc
 from models.arrays import Array
 from tests.support.onnx_models import save_fixed_batch, save_mlp
 from tests.support.server import GatewayServer, gateway_server
-from tests.support.triton import TritonServer, triton_server
+from tests.support.triton import TritonServer, children, command_line, free_ports, remove_memory, triton_server
 from tests.support.triton_models import add_model
 from tests.support.triton_setup import TritonUnavailable, set_up
 
@@ -159,3 +161,67 @@ def test_the_batch_of_a_triton_that_hangs_runs_elsewhere(directory: Path, mlp: P
             finally:
                 os.kill(triton.process.pid, signal.SIGCONT)
             wait_for(lambda: lines(gateway, "triton ready") == 1 + lines(gateway, "triton lost"))
+
+
+def test_a_triton_is_launched_started_again_when_it_dies_and_ended(directory: Path, mlp: Path, tmp_path: Path) -> None:
+    add_model(tmp_path / "triton", "mlp", mlp)
+    (port,) = free_ports(1)
+    command, needed = command_line(directory, tmp_path / "triton", port)
+    core = max(os.sched_getaffinity(0))
+    entry = {
+        "name": "triton",
+        "url": f"127.0.0.1:{port}",
+        "command": command,
+        "cores": [core],
+        "environment": {name: needed[name] for name in ("LD_LIBRARY_PATH", "PATH")},
+    }
+    with gateway_server(None, tmp_path, {"partitions": 1, "triton": [entry]}) as gateway:
+        x = rows(2)
+        assert np.array_equal(infer(gateway.grpc_url, "mlp", x), direct(mlp, x))
+        (first,) = tritons(gateway)
+        assert os.sched_getaffinity(first) == {core}
+        os.kill(first, signal.SIGKILL)
+        assert np.array_equal(infer(gateway.grpc_url, "mlp", x), direct(mlp, x))
+        assert "the process was killed by SIGKILL" in gateway.log.read_text()
+        (second,) = tritons(gateway)
+        assert second != first
+        left = [second, *(pid for pid, _ in children(second))]
+        assert len(left) > 1
+    assert not any(Path(f"/proc/{pid}").exists() for pid in left)
+    remove_memory(port)
+
+
+def tritons(gateway: GatewayServer) -> list[int]:
+    """The servers that a gateway has launched."""
+    return [pid for pid, line in children(gateway.process.pid) if "tritonserver" in line.split()[0]]
+
+
+def test_a_triton_that_does_not_start_is_reported_with_its_output(directory: Path, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    command, _ = command_line(directory, tmp_path / "nowhere", port)
+    settings = tmp_path / "sluice.yaml"
+    entry = {"name": "triton", "url": f"127.0.0.1:{port}", "command": command}
+    settings.write_text(json.dumps({"partitions": 1, "triton": [entry]}))
+    serve = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(settings)]
+    ended = subprocess.run(serve, check=False, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert "sluice: there is no model that can be served" in ended.stderr
+    assert "triton could not be asked for its models partition=triton" in ended.stderr
+    assert "the process exited with status 1; its output:" in ended.stderr
+    assert "failed to stat file" in ended.stderr
+
+
+def test_a_local_triton_shares_memory_until_the_gateway_stops(directory: Path, mlp: Path, tmp_path: Path) -> None:
+    add_model(tmp_path / "triton", "mlp", mlp)
+    with (
+        triton_server(directory, tmp_path / "triton", tmp_path) as triton,
+        tritongrpc.InferenceServerClient(triton.url) as client,
+    ):
+        entry = {"name": "triton", "url": triton.url}
+        with gateway_server(None, tmp_path, {"partitions": 1, "triton": [entry]}) as gateway:
+            for count in (1, 8, 5):
+                x = rows(count, seed=count)
+                assert np.array_equal(infer(gateway.grpc_url, "mlp", x), direct(mlp, x))
+            assert len(client.get_system_shared_memory_status().regions) == 4
+        assert not client.get_system_shared_memory_status().regions
+    assert not [name for name in os.listdir("/dev/shm") if f"-{gateway.process.pid}-" in name]

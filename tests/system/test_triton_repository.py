@@ -78,6 +78,12 @@ def repository(tmp_path: Path) -> Path:
     return directory
 
 
+@pytest.mark.behaviour("L0_simple_ensemble", "an ensemble of Python and ONNX models, from its config.pbtxt")
+@pytest.mark.behaviour(
+    "L0_infer_reshape",
+    "a reshaped input",
+)
+@pytest.mark.behaviour("L0_backend_python", "an exception of a model is 500 with its message, and the model lives on")
 def test_a_triton_repository_is_served(tmp_path: Path, repository: Path) -> None:
     raw = [[1, 2, 3, 4], [40, 30, 20, 10]]
     net = onnxruntime.load(str(repository / "net" / "1" / "model.onnx"), 1)

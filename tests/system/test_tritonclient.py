@@ -76,6 +76,7 @@ def client(server: GatewayServer, protocol: str) -> Iterator[Any]:
         yield connected
 
 
+@pytest.mark.behaviour("L0_http", "health, metadata and readiness, with and without a version")
 def test_health_and_metadata(client: Any, protocol: str) -> None:
     def plain(message: Any, *fields: str) -> list[Any]:
         return [message[field] if isinstance(message, dict) else getattr(message, field) for field in fields]
@@ -95,6 +96,7 @@ def test_health_and_metadata(client: Any, protocol: str) -> None:
     assert (name, datatype, [int(each) for each in shape]) == ("x", "FP32", [-1, 3])
 
 
+@pytest.mark.behaviour("L0_infer", "{datatype}, raw: the answer is bit for bit what was sent, and has the id")
 @pytest.mark.parametrize("datatype", list(DataType))
 def test_every_datatype_comes_back_as_it_went(client: Any, protocol: str, datatype: DataType) -> None:
     values = VALUES[datatype]
@@ -105,6 +107,7 @@ def test_every_datatype_comes_back_as_it_went(client: Any, protocol: str, dataty
     assert answered == "r-1"
 
 
+@pytest.mark.behaviour("L0_infer", "{datatype}, in JSON: the answer is what was sent", through="http")
 @pytest.mark.parametrize("datatype", [datatype for datatype in DataType if datatype not in RAW_ONLY])
 def test_every_datatype_but_half_floats_comes_back_in_json(server: GatewayServer, datatype: DataType) -> None:
     values = VALUES[datatype]
@@ -120,6 +123,7 @@ def test_every_datatype_but_half_floats_comes_back_in_json(server: GatewayServer
         np.testing.assert_array_equal(answer, values)
 
 
+@pytest.mark.behaviour("L0_infer", "a version may be named; without an id there is none in the answer")
 def test_single_rows_and_versions_and_absent_ids(client: Any, protocol: str) -> None:
     row = VALUES[DataType.INT32][:1]
     result = client.infer("identity_int32", [tensor(SYNC[protocol], row, "INT32")], model_version="1")
@@ -129,12 +133,14 @@ def test_single_rows_and_versions_and_absent_ids(client: Any, protocol: str) -> 
     assert (response["model_version"] if protocol == "http" else response.model_version) == "1"
 
 
+@pytest.mark.behaviour("L0_server_status", "an unknown model is 404, NOT_FOUND")
 def test_an_unknown_model_is_not_found(client: Any, protocol: str) -> None:
     with pytest.raises(InferenceServerException, match="other") as caught:
         client.infer("other", [tensor(SYNC[protocol], VALUES[DataType.INT32], "INT32")])
     assert caught.value.status() == ("404" if protocol == "http" else "StatusCode.NOT_FOUND")
 
 
+@pytest.mark.behaviour("L0_http", "a full queue is 503, UNAVAILABLE: Exceeds maximum queue size")
 def test_overload_is_told_at_once_and_the_rest_is_served(server: GatewayServer, protocol: str) -> None:
     library = SYNC[protocol]
     row = np.zeros((1, 64), np.float32)
@@ -155,6 +161,7 @@ def test_overload_is_told_at_once_and_the_rest_is_served(server: GatewayServer, 
     assert [result for result in results if result != "ok" and not result.startswith(refused)] == []
 
 
+@pytest.mark.behaviour("L0_parameters", "custom parameters are passed, and timeout is accepted")
 def test_a_client_may_give_an_objective(client: Any, protocol: str) -> None:
     given = [tensor(SYNC[protocol], VALUES[DataType.INT8], "INT8")]
     answer = client.infer("identity_int8", given, parameters={"slo_ms": 5000}, timeout=5_000_000)
@@ -163,6 +170,7 @@ def test_a_client_may_give_an_objective(client: Any, protocol: str) -> None:
         client.infer("identity_int8", given, parameters={"slo_ms": "soon"})
 
 
+@pytest.mark.behaviour("L0_infer", "class_count: the largest values as value:index, in order")
 def test_an_output_may_be_told_as_classes(client: Any, protocol: str) -> None:
     library = SYNC[protocol]
     wanted = library.InferRequestedOutput("y", class_count=2)
@@ -171,6 +179,7 @@ def test_an_output_may_be_told_as_classes(client: Any, protocol: str) -> None:
     assert answer.as_numpy("y").tolist() == [[b"5:1", b"3:2"], [b"9:0", b"8:2"]]
 
 
+@pytest.mark.behaviour("L0_shared_memory", "inputs and outputs in one region, until it is unregistered")
 def test_tensors_go_through_shared_memory(client: Any, protocol: str) -> None:
     library = SYNC[protocol]
     values = VALUES[DataType.FP32]
@@ -192,6 +201,7 @@ def test_tensors_go_through_shared_memory(client: Any, protocol: str) -> None:
         shm.destroy_shared_memory_region(region)
 
 
+@pytest.mark.behaviour("L0_data_compression", "{algorithm} of request and response", through="http")
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
 def test_bodies_may_be_compressed_both_ways(server: GatewayServer, algorithm: str) -> None:
     values = np.array([[b"a" * 5000, b"b", b"c"]], np.object_)
@@ -215,6 +225,9 @@ def run_aio(server: GatewayServer, protocol: str, talk: Callable[[Any, ModuleTyp
     return asyncio.run(run())
 
 
+@pytest.mark.behaviour(
+    "L0_http", "python_http_aio: requests at the same time, and one that is refused", through="http.aio grpc.aio"
+)
 def test_the_asyncio_clients_get_their_own_answers_at_once(server: GatewayServer, protocol: str) -> None:
     async def talk(client: Any, library: ModuleType) -> list[list[list[int]]]:
         assert await client.is_server_ready()

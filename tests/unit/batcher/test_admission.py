@@ -16,6 +16,7 @@ from tests.support.scheduling import (
     chain,
     completed,
     dispatch,
+    ensemble,
     model,
     serving,
     single,
@@ -88,6 +89,31 @@ def test_the_longest_path_of_a_cascade_counts() -> None:
     assert step(scheduler, 0, arrival(3, 4450 * US, "cascade:1")) == []
 
 
+@pytest.mark.parametrize(("partitions", "most_us"), [(1, 3450), (2, 2300), (3, 1150)])
+def test_stages_side_by_side_wait_for_each_other_on_too_few_partitions(partitions: int, most_us: int) -> None:
+    keys = ("a:1", "b:1", "c:1")
+    names = [f"cpu{number}" for number in range(partitions)]
+    scheduler = serving(spec_of([model(key) for key in keys], [ensemble(*keys)], partitions=names), ONE)
+    # A probe, which might be in time if the estimates are far too high.
+    assert outcomes(list(step(scheduler, 0, arrival(1, MS, "ensemble:1")))) == []
+    step(scheduler, 0, RequestCancelled(1))
+    now_ns = 10 * MS
+    assert outcomes(list(step(scheduler, now_ns, arrival(2, now_ns + most_us * US - 1, "ensemble:1")))) == [
+        Outcome.REJECTED_DEADLINE
+    ]
+    assert outcomes(list(step(scheduler, now_ns, arrival(3, now_ns + most_us * US, "ensemble:1")))) == []
+
+
+def test_behind_others_the_stages_of_a_request_are_all_to_come() -> None:
+    """One partition: two batches of another request are ahead, which runs its first until 1 ms, then its own three."""
+    keys = ("a:1", "b:1", "c:1")
+    scheduler = serving(spec_of([model(key, 1) for key in keys], [ensemble(*keys)]), ONE)
+    assert outcomes(list(step(scheduler, 0, arrival(1, 4 * MS, "ensemble:1")))) == []
+    soonest_ns = MS + 5 * 1150 * US
+    assert outcomes(list(step(scheduler, 0, arrival(2, soonest_ns - 1, "ensemble:1")))) == [Outcome.REJECTED_DEADLINE]
+    assert outcomes(list(step(scheduler, 0, arrival(3, soonest_ns, "ensemble:1")))) == []
+
+
 def test_a_later_stage_s_partition_that_is_behind_counts() -> None:
     models = [model("small:1", 1), model("large:1", 1), model("other:1", 1)]
     spec = spec_of(models, [chain("small:1", "large:1"), single("other:1")], partitions=("cpu0", "cpu1"))
@@ -136,7 +162,7 @@ def test_the_bound_of_requests_under_way_is_a_pipeline_s_own() -> None:
         RejectRequest(
             3,
             Outcome.REJECTED_QUEUE_FULL,
-            "Exceeds maximum queue size: 2 requests of this pipeline are under way",
+            "2 requests of this pipeline are under way",
             1150 * US,
         )
     ]

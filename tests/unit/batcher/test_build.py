@@ -147,6 +147,11 @@ def test_a_pipeline_s_objective_and_weight_and_a_model_s_memory() -> None:
     assert [config.memory_bytes for config in spec.models] == [4096, 0]
 
 
+def test_an_objective_beyond_a_day_counts_as_one() -> None:
+    served = Pipeline("p", 1, (X,), (PROBS,), single_model(SMALL).stages, {}, 8, slo_ms=1e300)
+    assert build_spec([SMALL], [served], [CPU0]).pipelines[0].slo_ns == 86_400 * 1_000_000_000
+
+
 def test_a_policy_is_a_model_s_own_or_the_default() -> None:
     none, timeout = PolicyConfig(PolicyName.NONE), PolicyConfig(PolicyName.TIMEOUT, (4,), 1_000)
     spec = build_spec(

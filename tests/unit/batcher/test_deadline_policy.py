@@ -12,6 +12,7 @@ from tests.support.scheduling import (
     S,
     arrival,
     cascade,
+    chain,
     completed,
     dispatch,
     model,
@@ -208,3 +209,40 @@ def test_an_idle_partition_is_used_before_one_that_has_a_batch_running() -> None
     scheduler = serving(spec_of([model("m:1", 1)], partitions=("cpu0", "cpu1")), ONE)
     assert step(scheduler, 0, arrival(1, S)) == [dispatch(1, [1], FULL)]
     assert step(scheduler, 900 * US, arrival(2, S)) == [dispatch(2, [2], FULL, partition="cpu1")]
+
+
+# -- batches whose rows go on
+
+
+def one_of_a_chain(took_ms: float, deadline_ns: int) -> Scheduler:
+    """A batch of the first of two stages began at 0, and 1 us later the first stage is asked for again."""
+    spec = spec_of([model("a:1", 1), model("b:1", 1)], [chain("a:1", "b:1"), single("a:1")])
+    scheduler = serving(spec, LatencyTable.from_ms({1: took_ms}))
+    assert step(scheduler, 0, arrival(1, S, "chain:1")) == [dispatch(1, [1], FULL, model="a:1")]
+    assert step(scheduler, US, arrival(2, deadline_ns, "a:1")) == []
+    return scheduler
+
+
+def test_nothing_is_closed_ahead_of_rows_that_go_on_to_something_more_urgent() -> None:
+    scheduler = one_of_a_chain(10, 2 * S)
+    assert step(scheduler, 9850 * US) == []
+    assert step(scheduler, 10 * MS, completed(1, 0, 10 * MS)) == [dispatch(2, [Member(1, 1, 1)], FULL, model="b:1")]
+    assert step(scheduler, 19_850 * US) == [dispatch(3, [2], FULL, model="a:1")]
+
+
+def test_what_is_more_urgent_than_rows_that_go_on_is_closed_ahead_of_them() -> None:
+    scheduler = one_of_a_chain(10, S // 2)
+    assert step(scheduler, 9850 * US) == [dispatch(2, [2], FULL, model="a:1")]
+
+
+def test_a_partition_is_not_left_idle_for_more_than_a_tenth_of_a_batch_for_rows_that_go_on() -> None:
+    scheduler = one_of_a_chain(1.4, 2 * S)
+    assert step(scheduler, 1250 * US) == [dispatch(2, [2], FULL, model="a:1")]
+
+
+def test_rows_that_would_make_a_small_batch_of_the_next_stage_are_not_waited_for() -> None:
+    spec = spec_of([model("a:1", 1), model("b:1", 4)], [chain("a:1", "b:1"), single("a:1")])
+    scheduler = serving(spec, LatencyTable.from_ms({1: 10}))
+    step(scheduler, 0, arrival(1, S, "chain:1"))
+    step(scheduler, US, arrival(2, 2 * S, "a:1"))
+    assert step(scheduler, 9850 * US) == [dispatch(2, [2], FULL, model="a:1")]

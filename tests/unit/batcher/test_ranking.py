@@ -6,7 +6,7 @@ The fast partition takes 1 ms for a row and costs 4 a second, the slow one 3 ms 
 import pytest
 
 from batcher.config import Limits, PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
-from batcher.decisions import BuildPlan, CompleteRequest, Member, ReleaseReason
+from batcher.decisions import BuildPlan, CompleteRequest, DispatchBatch, Member, ReleaseReason
 from batcher.events import PartitionLost, PartitionReady, PlanBuilt
 from batcher.outcome import Outcome
 from batcher.planner.live import LivePlanner
@@ -168,6 +168,49 @@ def test_without_a_plan_a_stage_leaves_the_later_ones_the_time_that_they_take() 
     assert first == [dispatch(1, [1], FULL, partition="fast0")]
     scheduler = two_kinds(chain("m:1", "n:1"))
     assert step(scheduler, 0, arrival(1, 4300 * US, "chain:1")) == [dispatch(1, [1], FULL, partition="slow0")]
+
+
+# -- with more than a full batch waiting
+
+TWO_SPEEDS = {
+    "fast": {"m:1": LatencyTable.from_ms({1: 1, 4: 2}), "n:1": LatencyTable.from_ms({1: 10})},
+    "slow": {"m:1": LatencyTable.from_ms({1: 3, 4: 6})},
+}
+
+
+def two_speeds(busy: str) -> Scheduler:
+    """Rows of m take 0.5 and 1.5 ms in batches of four, no hand-off; the fast partition runs one of `busy` since 0."""
+    spec = spec_of(
+        [model("m:1", 4), model("n:1", 1)],
+        partitions=(PartitionConfig("fast0", "fast"), SLOW),
+        limits=Limits(hand_off_ns=0),
+    )
+    scheduler = planned(spec, TWO_SPEEDS)
+    (first,) = step(scheduler, 0, arrival(1, S, busy))
+    assert isinstance(first, DispatchBatch)
+    assert first.partition == "fast0"
+    return scheduler
+
+
+def test_a_tight_head_is_left_to_the_partition_that_will_be_free_in_time_and_others_fill_a_batch() -> None:
+    scheduler = two_speeds("m:1")
+    arrivals = [arrival(2, 5 * MS), *(arrival(number, 20 * MS) for number in range(3, 7))]
+    assert step(scheduler, 100 * US, *arrivals) == [dispatch(2, range(3, 7), FULL, partition="slow0")]
+    assert step(scheduler, MS, completed(1, 0, MS)) == [CompleteRequest(1, Outcome.COMPLETED)]
+    assert scheduler.next_wakeup_ns() == 1200 * US
+    assert step(scheduler, 1200 * US) == [dispatch(3, [2], ReleaseReason.DELAY, partition="fast0")]
+
+
+def test_a_head_that_has_no_other_partition_goes_by_itself_when_its_time_is_worth_no_more_than_two_rows() -> None:
+    scheduler = two_speeds("n:1")
+    arrivals = [arrival(2, 3200 * US), *(arrival(number, 20 * MS) for number in range(3, 7))]
+    assert step(scheduler, 100 * US, *arrivals) == [dispatch(2, [2], FULL, partition="slow0")]
+
+
+def test_with_two_full_batches_waiting_a_head_that_would_make_a_small_one_yields() -> None:
+    scheduler = two_speeds("n:1")
+    arrivals = [arrival(2, 3200 * US), *(arrival(number, 20 * MS) for number in range(3, 10))]
+    assert step(scheduler, 100 * US, *arrivals) == [dispatch(2, range(3, 7), FULL, partition="slow0")]
 
 
 # -- which partition of several equals

@@ -1,7 +1,6 @@
 """Hard objectives are admitted with reserved places only; the cost of a request is limited by `max_cost`."""
 
 import msgspec
-import pytest
 
 from batcher.config import PartitionConfig
 from batcher.decisions import AnyDecision, CompleteRequest, RejectRequest, ReleaseReason
@@ -17,7 +16,6 @@ from tests.support.scheduling import (
     US,
     S,
     arrival,
-    chain,
     completed,
     dispatch,
     model,
@@ -94,7 +92,7 @@ def test_of_two_kinds_the_cheap_one_is_enough_only_for_those_with_time() -> None
     assert step(scheduler, 0, limited(2, 5 * MS, 0.005)) == [dispatch(1, [2], FULL, partition="cheap")]
 
 
-def test_a_soft_request_that_cannot_cost_as_little_is_rejected() -> None:
+def test_a_soft_request_is_admitted_only_at_its_price() -> None:
     scheduler = serving(spec_of([model("m:1")], [single("m:1")]), GAINING)
     assert step(scheduler, 0, limited(1, S, 0.00114)) == [
         RejectRequest(1, Outcome.REJECTED_COST, "costs 0.00115 at least, max_cost is 0.00114")
@@ -102,18 +100,43 @@ def test_a_soft_request_that_cannot_cost_as_little_is_rejected() -> None:
     assert step(scheduler, 0, limited(2, S, 0.00115)) == [dispatch(1, [2])]
 
 
-def test_the_least_cost_is_the_share_of_a_typical_batch_on_what_is_up_of_all_stages() -> None:
-    partitions = [PartitionConfig("dear", "fast", price=10), PartitionConfig("cheap", "slow", price=1)]
-    scheduler = Scheduler(spec_of([model("m:1")], [chain("m:1", "m:1")], partitions=partitions))
-    pipeline = scheduler.pipelines["chain:1"]
-    step(scheduler, 0, PartitionReady("dear", {"m:1": GAINING}), PartitionReady("cheap", {"m:1": GAINING}))
-    assert pipeline.least_cost(1, 150 * US) == pytest.approx(2 * 0.00115)
-    # Eight rows in 1.4 ms, 1.55 ms with the hand-off.
-    assert pipeline.least_cost(8, 150 * US) == pytest.approx(2 * 0.00155)
-    scheduler.dispatcher.models["m:1"].typical_rows = 8.0
-    assert pipeline.least_cost(1, 150 * US) == pytest.approx(2 * 0.00155 / 8)
-    step(scheduler, 0, PartitionLost("cheap", "killed"))
-    assert pipeline.least_cost(1, 150 * US) == pytest.approx(10 * 2 * 0.00155 / 8)
+def test_a_soft_request_never_runs_where_it_costs_more_than_it_may() -> None:
+    partitions = [PartitionConfig("dear", "fast", price=100), PartitionConfig("cheap", "slow", price=1)]
+    scheduler = Scheduler(spec_of([model("m:1", 1)], [single("m:1")], partitions=partitions))
+    slow = LatencyTable.from_ms({1: 5})
+    step(scheduler, 0, PartitionReady("dear", {"m:1": ONE}), PartitionReady("cheap", {"m:1": slow}))
+    assert step(scheduler, 0, limited(1, 3 * MS, 0.0115)) == [
+        RejectRequest(1, Outcome.REJECTED_COST, "costs 0.115 at least, max_cost is 0.0115")
+    ]
+    assert step(scheduler, 0, limited(2, 6 * MS, 0.0115)) == [dispatch(1, [2], FULL, partition="cheap")]
+    # The cheap one is taken until 5 ms, and the dear one idles.
+    assert step(scheduler, 0, limited(3, 10 * MS, 0.0115)) == [
+        RejectRequest(3, Outcome.REJECTED_COST, "costs 0.115 at least, max_cost is 0.0115")
+    ]
+    assert step(scheduler, 0, limited(4, 11 * MS, 0.0115)) == []
+    assert step(scheduler, 0, arrival(5, 3 * MS)) == [dispatch(2, [5], FULL, partition="dear")]
+    assert step(scheduler, MS, completed(2, 0, MS)) == [CompleteRequest(5, Outcome.COMPLETED)]
+    assert step(scheduler, 5 * MS, completed(1, 0, 5 * MS)) == [
+        CompleteRequest(2, Outcome.COMPLETED),
+        dispatch(3, [4], FULL, partition="cheap"),
+    ]
+
+
+def test_a_limit_of_cost_may_come_while_others_run_and_wait() -> None:
+    scheduler = serving(spec_of([model("m:1", 1)], [single("m:1")]), ONE)
+    step(scheduler, 0, arrival(1, S), arrival(2, S))
+    # One runs, taken to have just begun, and nothing is reserved for the other: it can wait.
+    assert step(scheduler, 500 * US, limited(3, 2 * MS, 1.0)) == [
+        RejectRequest(
+            3, Outcome.REJECTED_DEADLINE, "could be complete in 2.3 ms at the soonest, 1.5 ms are left", 800 * US
+        )
+    ]
+    assert step(scheduler, 500 * US, limited(4, 2800 * US, 1.0)) == []
+    assert step(scheduler, MS, completed(1, 0, MS)) == [CompleteRequest(1, Outcome.COMPLETED), dispatch(2, [4], FULL)]
+    assert step(scheduler, 2 * MS, completed(2, MS, 2 * MS)) == [
+        CompleteRequest(4, Outcome.COMPLETED),
+        dispatch(3, [2], FULL),
+    ]
 
 
 def test_no_place_can_be_had_of_a_worker_that_is_about_to_come_back() -> None:

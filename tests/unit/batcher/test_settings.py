@@ -1,6 +1,6 @@
-from batcher.config import PolicyConfig, PolicyName
+from batcher.config import LevelsConfig, PolicyConfig, PolicyName
 from batcher.settings import ModelSettings, PolicySettings, ServingSettings
-from models.dynamic_batching import DynamicBatching
+from models.dynamic_batching import DynamicBatching, QueuePolicy
 from models.spec import ModelSpec
 
 BATCHING = DynamicBatching(preferred=(4, 8), max_queue_delay_us=250)
@@ -13,3 +13,15 @@ def test_a_model_is_batched_as_its_configuration_asks_unless_the_settings_name_a
     assert ServingSettings().policies([PLAIN, ASKING]) == {"asking:2": timeout}
     settings = ServingSettings(models={"asking": ModelSettings(policy=PolicySettings(PolicyName.NONE))})
     assert settings.policies([PLAIN, ASKING]) == {"asking:2": PolicyConfig(PolicyName.NONE)}
+
+
+def test_levels_and_bounds_of_queues_reach_the_scheduler() -> None:
+    bounded, usual = QueuePolicy(max_queue_size=3), QueuePolicy(default_timeout_us=7)
+    batching = DynamicBatching(
+        priority_levels=2, default_priority_level=1, default_queue_policy=usual, priority_queue_policy={2: bounded}
+    )
+    policies = ServingSettings().policies([ModelSpec("m", 1, (), (), 8, dynamic_batching=batching)])
+    levels = LevelsConfig(2, 1, usual, {2: bounded})
+    assert policies == {"m:1": PolicyConfig(PolicyName.TIMEOUT, levels=levels)}
+    ordered = ModelSpec("m", 1, (), (), 8, dynamic_batching=DynamicBatching(preserve_ordering=True))
+    assert ServingSettings().policies([ordered])["m:1"].preserve_ordering

@@ -1,5 +1,9 @@
 """The simulator on a host that takes time: when the event loop gets to what comes, and when clients have answers."""
 
+from collections.abc import Iterable
+from functools import partial
+from itertools import repeat
+
 from batcher.config import PolicyConfig, PolicyName
 from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch
 from batcher.events import AnyEvent, BatchCompleted, PartitionReady, RequestArrived
@@ -39,12 +43,13 @@ class OneMillisecond:
 class Run:
     """A run without batching, and what became of its requests."""
 
-    def __init__(self, host: Host | None, arrived_ns: list[int]) -> None:
+    def __init__(self, host: Host | None, arrived_ns: list[int], strays_ns: Iterable[int] = repeat(0)) -> None:
         self.answered_ns: dict[int, int] = {}
         self.handled_ns: list[tuple[str, int]] = []
         self.batches: list[BatchCompleted] = []
         spec = spec_of([model("m:1", policy=PolicyConfig(PolicyName.NONE))])
-        simulator = Simulator(Scheduler(spec), OneMillisecond(), self.observe, host, self.answered_ns.__setitem__)
+        answered, stray_ns = self.answered_ns.__setitem__, partial(next, iter(strays_ns))
+        simulator = Simulator(Scheduler(spec), OneMillisecond(), self.observe, host, answered, stray_ns=stray_ns)
         simulator.at(0, PartitionReady("cpu0", {"m:1": ONE}))
         simulator.run((time_ns, arrival(request, 10**12)) for request, time_ns in enumerate(arrived_ns))
 
@@ -99,3 +104,22 @@ def test_a_host_changes_when_things_happen_not_what_becomes_of_requests() -> Non
 def test_times_of_a_host_are_the_same_in_every_run() -> None:
     arrived_ns = [number * 700 * US for number in range(1, 200)]
     assert Run(HOST, arrived_ns).answered_ns == Run(HOST, arrived_ns).answered_ns
+
+
+def test_ways_of_batches_stray() -> None:
+    host = Host(hand_off_ns=30 * US, return_ns=40 * US)
+    run = Run(host, [5 * MS, 15 * MS], [500 * US, 200 * US, -50 * US, -10 * US])
+    assert [(batch.started_ns, batch.ended_ns) for batch in run.batches] == [
+        (5 * MS + 530 * US, 6 * MS + 530 * US),
+        (15 * MS, 16 * MS),  # no way takes less than no time
+    ]
+    assert [time_ns for event, time_ns in run.handled_ns if event == "BatchCompleted"] == [
+        6 * MS + 770 * US,
+        16 * MS + 30 * US,
+    ]
+
+
+def test_a_worker_tells_of_its_batches_in_order() -> None:
+    run = Run(Host(), [5 * MS, 5 * MS], [0, 3 * MS, 0, 0])
+    assert [time_ns for event, time_ns in run.handled_ns if event == "BatchCompleted"] == [9 * MS, 9 * MS]
+    assert [batch.batch for batch in run.batches] == [1, 2]

@@ -126,7 +126,7 @@ def test_different_shapes_never_share_a_batch() -> None:
     scheduler = scheduler_with()
     queue(scheduler, [1], key="x=16")
     queue(scheduler, [1], key="x=8")
-    assert batches(scheduler, 20 * S) == [(10, 1), (10, 1)]
+    assert batches(scheduler, 20 * S) == [(0, 1), (10, 1)]
 
 
 def test_a_request_that_arrives_later_completes_a_preferred_size_at_once() -> None:

@@ -24,9 +24,10 @@ from gateway.log_settings import LogSettings
 from gateway.metrics import Metrics, PipelineMeter
 from gateway.repository_api import RepositoryApi
 from gateway.restricted import Restrictions
-from gateway.runtime import Runtime, Submission
+from gateway.runtime import Runtime
 from gateway.shared_memory import SharedMemory
 from gateway.statistics import Statistics
+from gateway.submission import Submission
 from gateway.trace import Trace, Traces
 from gateway.trace_settings import TraceFileSettings, TraceSettings
 from models.pipeline import Pipeline, Source, Stage
@@ -64,6 +65,8 @@ class InstantRuntime:
         memory_bytes: int,
         id: str = "",
         max_cost: float | None = None,
+        priority: int = 0,
+        expires_ns: int = 0,
     ) -> Submission:
         self.submitted.append(
             {
@@ -75,6 +78,8 @@ class InstantRuntime:
                 "memory_bytes": memory_bytes,
                 "id": id,
                 "max_cost": max_cost,
+                "priority": priority,
+                "expires_ns": expires_ns,
             }
         )
         self.arrived.set()
@@ -106,7 +111,7 @@ class InstantRuntime:
 
 
 class Exposition:
-    def exposition(self) -> bytes:
+    async def scrape(self) -> bytes:
         return b"sluice_requests_total 3\n"
 
 

@@ -1,136 +1,20 @@
-import itertools
 import re
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from batcher.config import Verdict
-from batcher.decisions import DispatchBatch, Member, ReleaseReason
+from batcher.decisions import Member
 from gateway import layout
-from gateway.answer import Tensor
-from gateway.assembly import Assembly, Outputs
-from gateway.input_slots import InputSlots
-from gateway.plan import OF_REQUEST, PipelinePlan, StagePlan, Wire
-from models.arrays import Array, WireBytes, encode_bytes, numpy_dtype
+from gateway.assembly import Outputs
+from gateway.rows import part
+from models.arrays import Array, WireBytes, encode_bytes
 from models.errors import PartitionError
-from models.pipeline import Combiner, Confidence
 from models.pipeline_memory import OutputMemory
-from models.spec import ModelSpec
-from models.tensor import DataType, TensorSpec
-from mps.arena import Region
-from mps.messages import InputTensor, OutputTensor, Segment
-
-X = TensorSpec("x", DataType.FP32, (2,))
-PROBS = TensorSpec("probs", DataType.FP32, (2,))
-TEXT = TensorSpec("text", DataType.BYTES, (1,))
-MODELS = {
-    "small:1": ModelSpec("small", 1, (X,), (PROBS,), 8),
-    "large:1": ModelSpec("large", 1, (X,), (PROBS,), 8),
-    "chained:1": ModelSpec("chained", 1, (X, PROBS), (PROBS,), 8),
-    "turned:1": ModelSpec("turned", 1, (PROBS, X), (PROBS,), 8),
-    "words:1": ModelSpec("words", 1, (TEXT,), (TEXT,), 8),
-    "single:1": ModelSpec("single", 1, (TensorSpec("x", DataType.FP32, ()),), (X,), 0),
-}
-FROM_REQUEST = Wire(OF_REQUEST, "x")
-FIRST_PROBS = (Wire(0, "probs"),)
-
-
-def stage(**inputs: Wire) -> StagePlan:
-    return StagePlan(inputs, None, "", ())
-
-
-def plan(stages: Sequence[StagePlan], outputs: dict[str, tuple[Wire, ...]], batchable: bool = True) -> PipelinePlan:
-    return PipelinePlan(batchable, tuple(stages), outputs, OutputMemory(8, 0))
-
-
-PLANS = {
-    "small:1": plan([stage(x=FROM_REQUEST)], {"probs": FIRST_PROBS}),
-    "cascade:1": plan([stage(x=FROM_REQUEST), stage(x=FROM_REQUEST)], {"probs": (Wire(1, "probs"), Wire(0, "probs"))}),
-    "chain:1": plan(
-        [stage(x=FROM_REQUEST), stage(x=FROM_REQUEST, probs=Wire(0, "probs"))], {"probs": (Wire(1, "probs"),)}
-    ),
-    "ensemble:1": plan(
-        [
-            stage(x=FROM_REQUEST),
-            stage(x=FROM_REQUEST),
-            StagePlan(
-                {"0": Wire(0, "probs"), "1": Wire(1, "probs")},
-                Combiner.MEAN,
-                "probs",
-                (Verdict("probs", Confidence.MAX),),
-            ),
-        ],
-        {"probs": (Wire(2, "probs"),)},
-    ),
-    "words:1": plan([stage(text=Wire(OF_REQUEST, "text"))], {"text": (Wire(0, "text"),)}),
-    "single:1": plan([stage(x=FROM_REQUEST)], {"x": (Wire(0, "x"),)}, batchable=False),
-}
-
-
-class LocalRegions:
-    """Regions as one process sees them: what a worker would read through its own mapping."""
-
-    def __init__(self) -> None:
-        self.regions: dict[int, Region] = {}
-        self._numbers = itertools.count(1)
-
-    def share_region(self, region: Region) -> int:
-        number = next(self._numbers)
-        self.regions[number] = region
-        return number
-
-    def drop_region(self, number: int) -> None:
-        self.regions.pop(number).close()
-
-    def read(self, tensor: InputTensor) -> bytes:
-        return b"".join(
-            bytes(self.regions[part.region].view[part.offset : part.offset + part.nbytes]) for part in tensor.segments
-        )
-
-    def array(self, tensor: InputTensor) -> Array:
-        return np.frombuffer(self.read(tensor), numpy_dtype(tensor.datatype)).reshape(tensor.shape)
-
-
-class Bench:
-    """An assembly, and a worker's side of it whose output region is number `output`."""
-
-    def __init__(self, input_bytes: int = 1 << 16) -> None:
-        self.regions = LocalRegions()
-        self.slots = InputSlots(self.regions, input_bytes)
-        self.assembly = Assembly(PLANS, MODELS, self.slots)
-        self.output = self.regions.share_region(Region.create("test-outputs", 1 << 16))
-        self.freed: list[int] = []
-        self._next_offset = 0
-
-    def admit(self, request: int, pipeline: str, **inputs: Tensor) -> int:
-        rows = next(iter(inputs.values())).shape[0] if PLANS[pipeline].batchable else 1
-        return self.assembly.admit(request, pipeline, inputs, rows, sum(each.nbytes for each in inputs.values()))
-
-    def begin(self, batch: int, model: str, *members: Member) -> tuple[InputTensor, ...]:
-        rows = sum(member.rows for member in members)
-        return self.assembly.begin(DispatchBatch(batch, "cpu0", model, rows, members, ReleaseReason.IDLE))
-
-    def complete(self, batch: int, name: str, array: Array) -> None:
-        """The batch ran and its one output lies in the output region."""
-        view = self.regions.regions[self.output].view
-        offset = self._next_offset
-        self._next_offset += array.nbytes
-        target = np.ndarray(array.shape, array.dtype, view, offset)
-        target[...] = array
-        located = OutputTensor(name, DataType.FP32, array.shape, self.output, offset, array.nbytes)
-        self.assembly.complete(batch, Outputs({name: target}, {name: located}, lambda: self.freed.append(batch)))
-
-
-def rows(*values: float) -> Array:
-    """One row a value: `[value, value + 0.5]`."""
-    return np.array([[value, value + 0.5] for value in values], np.float32)
-
-
-def take(bench: Bench, request: int, name: str = "probs") -> tuple[Tensor, Callable[[], None]]:
-    tensors, release = bench.assembly.take(request)
-    return tensors[name], release
+from models.tensor import DataType
+from mps.messages import Segment
+from tests.support.assembly_bench import Bench, rows, take
 
 
 def test_the_rows_of_a_batch_lie_side_by_side_in_one_segment() -> None:
@@ -385,3 +269,50 @@ def test_a_batch_larger_than_the_arena_gets_a_region_of_its_own_within_bounds() 
 def test_memory_of_outputs_is_counted_by_row_and_variable_ones_like_the_inputs() -> None:
     assert Bench().admit(1, "small:1", x=rows(1, 2, 3)) == 3 * 8
     assert OutputMemory(row_bytes=8, variable=2).output_bytes(3, 100) == 3 * 8 + 2 * 100
+
+
+def test_a_batch_has_the_optional_inputs_that_its_requests_give() -> None:
+    bench = Bench()
+    bench.admit(1, "some:1", x=rows(1))
+    bench.admit(2, "without:1", x=rows(2))
+    bench.admit(3, "some:1", x=rows(3), k=rows(4))
+    both = bench.begin(1, "some:1", Member(1, 0, 1), Member(2, 0, 1))
+    assert [(tensor.name, bench.regions.array(tensor)[:, 0].tolist()) for tensor in both] == [("x", [1, 2])]
+    alone = bench.begin(2, "some:1", Member(3, 0, 1))
+    assert [(tensor.name, bench.regions.array(tensor)[:, 0].tolist()) for tensor in alone] == [("x", [3]), ("k", [4])]
+    with pytest.raises(ValueError, match="the requests of the batch have different inputs"):
+        bench.begin(3, "some:1", Member(1, 0, 1), Member(3, 0, 1))
+
+
+def test_what_a_model_without_a_batch_dimension_makes_is_a_row_of_a_batch() -> None:
+    bench = Bench()
+    for request in (1, 2):
+        bench.admit(request, "to-rows:1", x=rows(request)[0])
+        (tensor,) = bench.begin(request, "whole:1", Member(request, 0, 1))
+        assert (tensor.shape, bench.regions.array(tensor).tolist()) == ((2,), [request, request + 0.5])
+        bench.complete(request, "y", rows(request + 2))
+    (batch,) = bench.begin(3, "small:1", Member(1, 1, 1), Member(2, 1, 1))
+    assert (batch.shape, bench.regions.array(batch)[:, 0].tolist()) == ((2, 2), [3, 4])
+    bench.complete(3, "probs", rows(5, 6))
+    assert [take(bench, request)[0] for request in (1, 2)] == [pytest.approx([5, 5.5]), pytest.approx([6, 6.5])]
+
+
+def test_a_row_of_a_batch_is_all_that_a_model_without_a_batch_dimension_gets() -> None:
+    bench = Bench()
+    for request in (1, 2):
+        bench.admit(request, "from-rows:1", x=rows(request))
+    bench.begin(1, "small:1", Member(1, 0, 1), Member(2, 0, 1))
+    bench.complete(1, "probs", rows(3, 4))
+    (tensor,) = bench.begin(2, "whole:1", Member(2, 1, 1))
+    assert (tensor.shape, bench.regions.array(tensor).tolist()) == ((2,), [4, 4.5])
+    bench.complete(2, "y", rows(6))
+    tensors, _ = bench.assembly.take(2)
+    assert [(name, tensor.shape) for name, tensor in tensors.items()] == [("y", (1, 1, 2)), ("probs", (1, 2))]
+
+
+def test_strings_of_a_model_without_a_batch_dimension_go_on_as_a_row() -> None:
+    text, offsets = encode_bytes(np.array([[b"a", b"bc"]], np.object_), 1)
+    outputs = Outputs({"text": WireBytes(text, (2,), offsets)}, {}, lambda: None)
+    outputs.as_row()
+    (tensor,) = outputs.tensors.values()
+    assert (tensor.shape, part(tensor, 0, 1).shape) == ((1, 2), (1, 2))

@@ -1,5 +1,6 @@
 import re
 
+import msgspec
 import pytest
 
 from gateway.catalogue import Catalogue
@@ -28,6 +29,12 @@ BROKEN = [
 
 def new_catalogue() -> Catalogue:
     return Catalogue("1.2.3", PIPELINES, BROKEN, WORKERS)
+
+
+def test_it_tells_whose_answers_may_be_given_again() -> None:
+    cached = [msgspec.structs.replace(each, response_cache=each.version == 2) for each in PIPELINES]
+    assert Catalogue("1.2.3", cached, BROKEN, WORKERS).caching() == ["mlp"]
+    assert new_catalogue().caching() == []
 
 
 def test_a_pipeline_is_served_once_a_worker_has_loaded_all_its_models() -> None:

@@ -276,11 +276,6 @@ def test_outputs_that_are_elsewhere_or_classes_are_told_as_such() -> None:
     )
     assert blobs == []
     assert json.loads(head)["outputs"] == [
-        {
-            "name": "h",
-            "datatype": "FP16",
-            "shape": [1, 1],
-            "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 2, "shared_memory_offset": 4},
-        },
+        {"name": "h", "datatype": "FP16", "shape": [1, 1]},
         {"name": "x", "datatype": "BYTES", "shape": [1, 1], "data": ["0.5:1"]},
     ]

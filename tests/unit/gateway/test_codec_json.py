@@ -10,7 +10,6 @@ import pytest
 from gateway.codec_json import decode_data, encode_data
 from models.arrays import Array, WireBytes, encode_bytes
 from models.errors import BadTensor
-from models.tensor import DataType
 
 
 def decode(datatype: str, text: str) -> Array | list[str]:
@@ -58,7 +57,7 @@ def test_strings_stay_a_flat_list() -> None:
         ("FP32", "[true]", "Expected `float`, got `bool`"),
         ("FP32", "[null]", "got `null`"),
         ("FP32", '["1"]', "got `str`"),
-        ("FP32", "[3.5e38]", "Expected `float` <"),
+        ("FP32", "[3.5e38]", "out of range of FP32"),
         ("FP64", "[1e400]", "out of range"),
         ("BOOL", "[1]", "Expected `bool`"),
         ("BYTES", "[1]", "Expected `str`"),
@@ -78,20 +77,20 @@ def test_data_that_does_not_fit_is_refused_by_the_name_of_its_tensor(datatype: s
 
 def test_arrays_are_written_flat_and_as_short_as_their_type_allows() -> None:
     array = np.array([[0.1, 2], [3, 4]], np.float32)
-    assert encode_data("y", DataType.FP32, array) == b"[0.1,2.0,3.0,4.0]"
-    assert encode_data("y", DataType.BOOL, np.array([True, False])) == b"[true,false]"
-    assert encode_data("y", DataType.UINT64, np.array([2**64 - 1], np.uint64)) == b"[18446744073709551615]"
+    assert encode_data("y", array) == b"[0.1,2.0,3.0,4.0]"
+    assert encode_data("y", np.array([True, False])) == b"[true,false]"
+    assert encode_data("y", np.array([2**64 - 1], np.uint64)) == b"[18446744073709551615]"
 
 
 def test_nan_and_infinities_are_written_as_such() -> None:
-    text = encode_data("y", DataType.FP32, np.array([1, math.nan, math.inf, -math.inf], np.float32))
+    text = encode_data("y", np.array([1, math.nan, math.inf, -math.inf], np.float32))
     assert text == b"[1.0,NaN,Infinity,-Infinity]"
 
 
 def test_bytes_are_written_as_text_from_the_rows_they_span() -> None:
     buffer, offsets = encode_bytes(np.array([["skipped"], ["ä"], ["b"]], np.object_))
     tensor = WireBytes(buffer, (2, 1), offsets[1:])
-    assert json.loads(encode_data("y", DataType.BYTES, tensor)) == ["ä", "b"]
+    assert json.loads(encode_data("y", tensor)) == ["ä", "b"]
     buffer, offsets = encode_bytes(np.array([b"\xff"], np.object_))
     with pytest.raises(BadTensor, match="output 'y' is not UTF-8 text"):
-        encode_data("y", DataType.BYTES, WireBytes(buffer, (1,), offsets))
+        encode_data("y", WireBytes(buffer, (1,), offsets))

@@ -93,9 +93,10 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
     [
         (
             "port: 1",
-            "Object contains unknown field `port`; expected limits, host, http_port, grpc_port, partitions, "
-            "triton, max_body_bytes, allow_client_shm, tls, restricted, trace, trace_requests, drain_timeout_s, "
-            "policy, max_batch_size, models, default_slo_ms, prices",
+            "Object contains unknown field `port`; expected limits, repository, control, load_models, poll_s, "
+            "recycle, host, http_port, grpc_port, partitions, triton, max_body_bytes, allow_client_shm, "
+            "cache_bytes, tls, restricted, trace, trace_requests, drain_timeout_s, policy, max_batch_size, models, "
+            "default_slo_ms, prices",
         ),
         (
             "restricted: [{groups: [infer], header: key, value: v}]",
@@ -107,6 +108,7 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
         ),
         ("restricted: [{groups: [trace], header: A B, value: v}]", "restricted[0]: expected at least one group"),
         ("trace: {level: TIMESTAMPS}", "trace: expected a file for level TIMESTAMPS"),
+        ("cache_bytes: -1", "expected a cache_bytes of at least 0"),
         ("trace: {rate: 0}", "trace: expected a rate from 1 to 2147483647"),
         (
             "models: {mlp: {policy: {delay: 1}}}",

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,13 +14,21 @@ from gateway.request import InferRequest, InferResponse, Parameters, WireTensor
 from models import errors
 from models.arrays import WireBytes
 from models.pipeline import Pipeline
-from models.tensor import DataType
+from models.tensor import DataType, TensorSpec
 from tests.unit.gateway.front import ARRIVED_NS, Front, front, identity
 
 MS = 1_000_000
 FIXED = identity("m", ("x", DataType.FP32, (2,)))
 TWO = identity("two", ("a", DataType.INT32, (1,)), ("b", DataType.INT32, (1,)))
 VARIABLE = identity("v", ("x", DataType.FP32, (-1, 3)), ("s", DataType.BYTES, (-1,)))
+PARTIAL = msgspec.structs.replace(
+    identity("p", ("x", DataType.FP32, (2,))),
+    inputs=(
+        TensorSpec("x", DataType.FP32, (2,)),
+        TensorSpec("k", DataType.FP32, (2,), optional=True),
+        TensorSpec("v", DataType.FP32, (-1,), optional=True),
+    ),
+)
 WHOLE = identity("w", ("x", DataType.FP32, (1, 2)), ("s", DataType.BYTES, (2,)), max_batch_size=0)
 
 
@@ -57,6 +66,8 @@ def test_the_runtime_gets_views_rows_and_deadline() -> None:
         "memory_bytes": 24,
         "id": "7",
         "max_cost": None,
+        "priority": 0,
+        "expires_ns": 0,
     }
     assert array.tolist() == [[0, 1], [2, 3], [4, 5]]
     assert np.shares_memory(array, np.frombuffer(body, np.uint8))
@@ -99,6 +110,17 @@ def test_outputs_come_in_the_order_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "key"), [(["x"], ""), (["k", "x"], "k=2"), (["x", "v"], "v=2"), (["v", "k", "x"], "k=2;v=2")]
+)
+def test_the_batch_key_tells_which_optional_inputs_are_there(given: list[str], key: str) -> None:
+    served = front(PARTIAL)
+    infer(served, "p", *(x(name=name) for name in given))
+    (submitted,) = served.runtime.submitted
+    assert submitted["batch_key"] == key
+    assert submitted["inputs"].keys() == set(given)
+
+
+@pytest.mark.parametrize(
     ("pipeline", "inputs", "kind", "sentence"),
     [
         (
@@ -113,6 +135,18 @@ def test_outputs_come_in_the_order_asked_for() -> None:
             [],
             errors.UnknownInput,
             "expected 1 inputs but got 0 inputs for model 'm': missing required input(s) 'x'",
+        ),
+        (
+            PARTIAL,
+            [x(name="k")],
+            errors.UnknownInput,
+            "expected number of inputs between 1 and 3 but got 1 inputs for model 'p': missing required input(s) 'x'",
+        ),
+        (
+            msgspec.structs.replace(PARTIAL, inputs=PARTIAL.inputs[1:]),
+            [],
+            errors.UnknownInput,
+            "expected number of inputs between 1 and 2 but got 0 inputs for model 'p'",
         ),
         (
             FIXED,
@@ -285,6 +319,21 @@ def test_a_priority_is_part_of_the_terms(priority: int) -> None:
     served = front(FIXED)
     request = InferRequest([x()], (), "", {"priority": priority})
     assert served.dataplane.check(served.dataplane.signature("m", ""), request)[1].priority == priority
+
+
+@pytest.mark.parametrize(
+    ("parameters", "priority", "expires_ns"),
+    [
+        ({}, 0, 0),
+        ({"priority": 3, "timeout": 30_000}, 3, ARRIVED_NS + 30 * MS),
+        ({"priority": 2**64, "timeout": 2**64 - 1}, 0, ARRIVED_NS + 2**62),
+    ],
+)
+def test_priority_and_timeout_reach_the_runtime(parameters: Parameters, priority: int, expires_ns: int) -> None:
+    served = front(FIXED)
+    infer(served, "m", x(), parameters=parameters)
+    (given,) = served.runtime.submitted
+    assert (given["priority"], given["expires_ns"]) == (priority, expires_ns)
 
 
 @pytest.mark.parametrize(("value", "cost"), [(0, 0.0), (2e-6, 2e-6), (3, 3.0)])

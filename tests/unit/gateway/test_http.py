@@ -132,6 +132,7 @@ def test_metadata(served: Front) -> None:
         "version": "1.2.3",
         "extensions": [
             "classification",
+            "schedule_policy",
             "model_configuration",
             "system_shared_memory",
             "binary_tensor_data",

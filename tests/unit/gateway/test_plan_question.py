@@ -103,11 +103,25 @@ def test_stages_that_hardly_any_or_all_requests_reach(probability: float, p99_ms
 
 
 def test_only_what_the_latency_hangs_on_is_critical() -> None:
-    found = asked(what_if(ensemble("a", "b"), {"a": {"cpu1": FLAT}, "b": {"cpu1": SLOW}}), 50)
+    both = (QUICK, PartitionConfig("second", "cpu1"))
+    found = asked(what_if(ensemble("a", "b"), {"a": {"cpu1": FLAT}, "b": {"cpu1": SLOW}}, partitions=both), 50)
     assert found.plan.p99_ms == 30
     assert [each.stage for each in found.plan.stages if each.critical] == ["b#1"]
     assert found.plan.stages[2].arithmetic is None
     assert "vote: a combiner, which takes no time" in report(found, explain=True)
+
+
+@pytest.mark.parametrize(("partitions", "feasible", "p99_ms"), [(1, False, 30.45), (2, False, 20.3), (3, True, 10.15)])
+def test_models_side_by_side_on_too_few_partitions(partitions: int, feasible: bool, p99_ms: float) -> None:
+    """Three of 10 ms, and an objective of 20 ms; the hand-off takes 0.15 ms."""
+    keys = ("a", "b", "c")
+    cores = [PartitionConfig(f"cpu{number}", "cpu1") for number in range(partitions)]
+    spec = spec_of([model(key) for key in keys], [ensemble(*keys)], partitions=cores)
+    found = asked(WhatIf(spec, {key: {"cpu1": LatencyTable.from_ms({1: 10})} for key in keys}, {}), 20)
+    assert (found.feasible, found.plan.p50_ms, found.plan.p99_ms) == (feasible, p99_ms, p99_ms)
+    assert (found.infeasible.nearest_slo_ms if found.infeasible else None) == (None if feasible else p99_ms)
+    text = report(found, explain=True)
+    assert ("+ stages beside it 20.300 = 30.450 ms" in text) == (partitions == 1)
 
 
 def test_a_stage_s_capacity_limits_the_rate() -> None:
@@ -119,6 +133,23 @@ def test_a_stage_s_capacity_limits_the_rate() -> None:
     assert found.bottleneck.capacity == pytest.approx(400 / 3)
     assert found.bottleneck.utilisation == pytest.approx(0.075)
     assert found.bottleneck.total_utilisation == pytest.approx(0.1)
+
+
+def test_models_that_are_on_different_partitions_do_not_share_these() -> None:
+    # Each has a partition to itself, and can do 100 rows a second there.
+    models = [msgspec.structs.replace(model(key, 1), memory_bytes=1) for key in "ab"]
+    partitions = [PartitionConfig(name, "cpu1", memory_bytes=1) for name in ("p", "q")]
+    spec = spec_of(models, [chain("a", "b")], partitions=partitions, limits=Limits(hand_off_ns=0))
+    case = WhatIf(spec, {key: {"cpu1": FLAT} for key in "ab"}, {})
+    found = asked(case, 1000, 60)
+    assert found.feasible
+    assert found.residency == {"p": ("a",), "q": ("b",)}
+    assert (found.bottleneck.capacity, found.bottleneck.utilisation) == pytest.approx((100, 0.6))
+    assert found.bottleneck.total_utilisation == pytest.approx(0.6)
+    assert found.highest_rate == pytest.approx(90, rel=0.01)
+    text = report(found)
+    assert "held by p: a\nheld by q: b\n" in text
+    assert not asked(case, 1000, 95).feasible
 
 
 def test_the_objective_limits_the_rate() -> None:

@@ -37,3 +37,8 @@ def test_one_point_and_none() -> None:
     assert plot({"a": [(3, 7)]}, width=3, height=2, lines=False).splitlines()[-3:] == ["  +---", "   3  ", "   o a"]
     assert plot({"a": []}) == "(nothing to plot)"
     assert plot({"a": [(0, 1), (float("nan"), 2)]}, log_x=True) == "(nothing to plot)"
+
+
+def test_a_step_function_keeps_its_value_up_to_the_next_point() -> None:
+    text = plot({"front": [(0, 4), (4, 2), (8, 0)]}, width=9, height=5, steps=True)
+    assert text.splitlines()[:5] == ["4 |o....", "  |    .", "2 |    o....", "  |        .", "0 |        o"]

@@ -2,6 +2,7 @@
 
 import random
 from copy import deepcopy
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -15,13 +16,14 @@ from batcher.events import AnyEvent, BatchCompleted, BatchRevoked, PartitionRead
 from batcher.journal import JournalWriter, Step
 from batcher.scheduler import Scheduler
 from batcher.simulator import Simulator, Verdicts
-from loadgen.calibrate import Load, host_settings, processor_ns, service_quantiles_ms, ways_us
-from loadgen.live_steps import BatchRun, digest, read_journal
+from loadgen.calibrate import Load, host_settings, processor_ns, strays_us, ways_us
+from loadgen.live_steps import Activity, BatchRun, digest, read_journal
 from loadgen.record import Record, Status
 from loadgen.result import RunConfig, RunResult
 from loadgen.schedule import Schedule
 from loadgen.stats import measure
 from loadgen.target.simulation_file import HostSettings
+from models.errors import ConfigError
 from models.profile import LatencyTable
 from models.units import NS_PER_S
 
@@ -84,7 +86,8 @@ class Machine:
     def load(self) -> Load:
         """The load as measured: the processor time is that of everything that keeps the loop busy."""
         (activity,) = digest(self.steps, [(1, 11 * NS_PER_S)]).activities
-        used_us = activity.requests * (TRUTH.receive_us + TRUTH.answer_us + 2 * TRUTH.handle_us + TRUTH.dispatch_row_us)
+        request_us = TRUTH.receive_us + TRUTH.answer_us + 2 * TRUTH.handle_us + TRUTH.dispatch_row_us
+        used_us = len(activity.arrived_ns) * request_us
         used_us += len(activity.batches) * (TRUTH.dispatch_us + TRUTH.complete_us + TRUTH.answers_us) + 30_000
         return Load(self.result, activity, round(used_us * 1e3))
 
@@ -107,7 +110,18 @@ def test_ways_that_are_always_the_same_do_not_stray(loads: list[Load]) -> None:
     assert ways_us(loads[:1])[1:90] == (0.0,) * 89
 
 
-def test_ways_stray_as_far_as_latencies_beyond_the_time_of_the_batches(loads: list[Load]) -> None:
+def test_strays_are_how_batches_differ_on_their_ways_to_a_worker_and_back() -> None:
+    def ways(out_us: int, back_us: int) -> BatchRun:
+        sent_ns = 2 * NS_PER_S
+        times_ns = (sent_ns, sent_ns + out_us * 1000, sent_ns + 10**6, sent_ns + 10**6 + back_us * 1000)
+        return BatchRun("wide:1", 1, *times_ns, None, False, 0)
+
+    batches = [ways(50, 300)] * 60 + [ways(90, 300)] * 40
+    strays = strays_us([Load(Machine(20).result, Activity(batches=batches), 1)])
+    assert (strays[79], strays[81]) == (0.0, 40.0)
+
+
+def test_ways_stray_as_far_as_latencies_beyond_the_time_inside(loads: list[Load]) -> None:
     record, activity = loads[0].result.record, loads[0].activity
     late = deepcopy(record)
     late.done_ns[::4] += 200_000
@@ -115,36 +129,35 @@ def test_ways_stray_as_far_as_latencies_beyond_the_time_of_the_batches(loads: li
     assert ways_us([Load(result, activity, 1)])[76:90] == (200.0,) * 14
 
 
-def test_service_times_are_found_by_batch_size(loads: list[Load]) -> None:
-    quantiles = service_quantiles_ms([load.activity.batches for load in loads])
-    assert {rows: (times[0], times[-1]) for rows, times in quantiles.items() if rows in (1, 3, 16)} == {
-        1: (1.0, 1.0),
-        3: (1.4, 1.4),
-        16: (2.6, 2.6),
-    }
+def test_batches_count_from_the_end_of_the_warm_up() -> None:
+    load = Machine(50).load()
+    settled_ns = [batch.dispatched_ns for batch in load.batches]
+    assert settled_ns == [batch.dispatched_ns for batch in load.activity.batches if batch.dispatched_ns >= NS_PER_S]
+    assert len(settled_ns) == pytest.approx(450, abs=60)
 
 
-def batch(rows: int, took_ms: float) -> BatchRun:
-    return BatchRun("wide:1", rows, 0, 0, round(took_ms * 1e6), 0, None, False, 0)
+def test_a_run_begins_when_its_schedule_does() -> None:
+    machine = Machine(50)
+    later = Load(replace(machine.result, start_ns=5 * NS_PER_S), machine.load().activity, 1)
+    assert min(batch.dispatched_ns for batch in later.batches) == pytest.approx(6 * NS_PER_S, abs=NS_PER_S // 5)
 
 
-def test_times_of_a_size_spread_as_those_of_sizes_like_it() -> None:
-    batches = [batch(2, took_ms) for took_ms in np.linspace(1.0, 3.0, 201)]
-    batches += [batch(3, 4.0)] * 201
-    quantiles = service_quantiles_ms([batches])
-    assert quantiles[2][10] == pytest.approx(2.0)
-    assert quantiles[3][10] == pytest.approx(4.0)
-    assert quantiles[3][0] == pytest.approx(2 * quantiles[2][0])
-    assert quantiles[3][-1] == pytest.approx(6.0, rel=0.02)
+def test_a_refused_request_is_no_measure_of_the_ways_and_spoils_none() -> None:
+    machine = Machine(20)
+    activity, record = machine.load().activity, machine.result.record
+    record.status[60] = Status.SHED
+    refused = Load(machine.result, replace(activity, completed_ns=np.delete(activity.completed_ns, 60).tolist()), 1)
+    assert len(refused.come_ns) == len(refused.go_ns) == (record.due_ns >= NS_PER_S).sum() - 1
+    assert np.median(refused.come_ns) == pytest.approx(95_000, abs=1000)
+    assert np.median(refused.go_ns) == pytest.approx(150_000, abs=1000)
 
 
-def test_a_size_that_hardly_ran_has_no_times_of_its_own() -> None:
-    assert service_quantiles_ms([[batch(1, 1.0)] * 5 + [batch(2, 9.0)] * 4]).keys() == {1}
-
-
-def test_a_slow_spell_of_one_run_is_not_taken_for_the_usual_spread() -> None:
-    usual, slow = [batch(4, 2.0)] * 100, [batch(4, 2.0)] * 60 + [batch(4, 8.0)] * 40
-    assert service_quantiles_ms([usual, slow, usual])[4] == (2.0,) * 21
+def test_without_an_answer_there_is_nothing_to_measure() -> None:
+    machine = Machine(20)
+    machine.result.record.status[:] = Status.SHED
+    refused = Load(machine.result, replace(machine.load().activity, completed_ns=[]), 1)
+    with pytest.raises(ConfigError, match="calibration: no lone request was answered"):
+        host_settings([refused], [refused])
 
 
 def test_windows_of_a_journal_are_told_apart(tmp_path: Path) -> None:
@@ -158,10 +171,10 @@ def test_windows_of_a_journal_are_told_apart(tmp_path: Path) -> None:
     first, second = journal.activities
     due_ns = machine.result.record.due_ns
     assert journal.tables == {"wide:1": TABLE}
-    assert first.requests == pytest.approx(((due_ns > NS_PER_S) & (due_ns < 2 * NS_PER_S)).sum(), abs=1)
-    assert second.requests == pytest.approx((due_ns > 3 * NS_PER_S).sum(), abs=1)
-    assert len(second.inside_ns) == pytest.approx(second.requests, abs=5)
-    assert sum(run.rows for run in second.batches) == pytest.approx(second.requests, abs=5)
+    assert len(first.arrived_ns) == pytest.approx(((due_ns > NS_PER_S) & (due_ns < 2 * NS_PER_S)).sum(), abs=1)
+    assert len(second.arrived_ns) == pytest.approx((due_ns > 3 * NS_PER_S).sum(), abs=1)
+    assert len(second.completed_ns) == pytest.approx(len(second.arrived_ns), abs=5)
+    assert sum(run.rows for run in second.batches) == pytest.approx(len(second.arrived_ns), abs=5)
 
 
 def test_a_partition_whose_batch_was_taken_back_is_idle_again() -> None:

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from loadgen import cli
 from loadgen.comparison import LoadComparison, comparison_json, table
 from loadgen.result import RunConfig, RunResult
 from loadgen.server_metrics import BatchSizes, ServerSide
@@ -33,6 +34,22 @@ def test_bounds_are_points_of_attainment_and_shares_of_the_rest() -> None:
         ("mean batch", 4.0, 4.5, False),
     ]
     assert all(cell.within for cell in LoadComparison(0.2, 200.0, [(run(20, 4.0), run(21, 4.3))]).cells)
+
+
+@pytest.mark.parametrize(
+    ("pair", "code"),
+    [
+        ((run(20, 4.0), run(21, 4.1)), cli.MET),
+        ((run(20, 4.0), run(21, 5.0)), cli.MISSED),
+        ((run(20, 4.0, late_ms=10), run(21, 4.1)), cli.INVALID),
+    ],
+)
+def test_the_exit_code_says_whether_all_is_within_bounds(
+    pair: tuple[RunResult, RunResult], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = [LoadComparison(0.2, 200.0, [(run(20, 4.0), run(20, 4.0))]), LoadComparison(0.4, 400.0, [pair])]
+    monkeypatch.setattr(cli, "validate", lambda validation, write, report: (1000.0, loads))
+    assert cli.main(["validate-sim", "--target", "sim:any.yaml", "--model", "m"]) == code
 
 
 def test_the_table_is_markdown() -> None:

@@ -61,7 +61,8 @@ def test_the_json_of_a_run() -> None:
     assert report["schema_version"] == 1
     assert report["kind"] == "run"
     assert report["config"]["rate"] == 1000
-    assert report["seeds"].keys() == {"master", "arrivals", "samples", "data", "verdicts", "service", "ways"}
+    streams = {"arrivals", "samples", "data", "verdicts", "service", "ways", "strays", "pace"}
+    assert report["seeds"].keys() == {"master"} | streams
     assert report["metrics"]["latency_ms"]["p99"] == 10
     assert report["validity"] == {"valid": True, "reasons": []}
     assert report["slo_met"] is True

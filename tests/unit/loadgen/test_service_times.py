@@ -1,6 +1,6 @@
 import pytest
 
-from loadgen.target.service import ServiceTimes
+from loadgen.target.service import Pace, ServiceTimes, Strays
 from models.errors import ConfigError
 
 
@@ -34,3 +34,27 @@ def test_sizes_between_two_measured_ones_take_what_lies_between() -> None:
 def test_what_are_no_quantiles_is_refused(quantiles: dict[int, list[float]]) -> None:
     with pytest.raises(ConfigError, match="service times: expected"):
         ServiceTimes(quantiles)
+
+
+def test_strays_are_drawn_out_of_their_quantiles_by_seed() -> None:
+    draws = [[stray() for _ in range(1000)] for stray in (Strays((-40, 0, 200), seed) for seed in (1, 1, 2))]
+    assert draws[0] == draws[1] != draws[2]
+    assert -40_000 <= min(draws[0]) < -35_000
+    assert 180_000 < max(draws[0]) <= 200_000
+    assert sorted(draws[0])[500] == pytest.approx(0, abs=15_000)
+
+
+def test_without_quantiles_nothing_strays() -> None:
+    assert Strays((), 1)() == 0
+
+
+def test_pieces_of_a_pace_are_played_to_their_ends() -> None:
+    pace = Pace(((1.0, 2.0, 3.0), (5.0, 6.0, 7.0)), 1)
+    played = [tuple(pace() for _ in range(3)) for _ in range(100)]
+    assert set(played) == {(1.0, 2.0, 3.0), (5.0, 6.0, 7.0)}
+    assert played.count((1.0, 2.0, 3.0)) == pytest.approx(50, abs=20)
+
+
+def test_without_pieces_nothing_is_slower() -> None:
+    pace = Pace((), 1)
+    assert [pace() for _ in range(5)] == [1.0] * 5

@@ -52,6 +52,21 @@ def test_ways_stray_by_chance(tmp_path: Path) -> None:
     assert took_ns.mean() == pytest.approx(10_150_000, rel=0.001)
 
 
+def test_batches_are_slower_by_the_pace(tmp_path: Path) -> None:
+    service_ms, pace = {"small": {"4": [10.0]}}, {"small": [[1.0, 1.5]]}
+    result = run_server_scenario(config(write_simulation(tmp_path, service_ms=service_ms, pace=pace), "small", 0.01))
+    took_ns = result.record.done_ns - result.record.due_ns
+    assert took_ns[:4].tolist() == [10_000_000, 15_000_000, 10_000_000, 15_000_000]
+
+
+def test_ways_of_batches_stray_by_chance(tmp_path: Path) -> None:
+    target = write_simulation(tmp_path, host={"hand_off_us": 100, "return_us": 100}, strays_us=[-100, 0, 300])
+    result = run_server_scenario(config(target, "small", rate=0.01, queries=2000))
+    took_ns = result.record.done_ns - result.record.due_ns
+    assert 10_000_000 <= took_ns.min() < took_ns.max() <= 10_800_000
+    assert took_ns.mean() == pytest.approx(10_300_000, rel=0.002)
+
+
 def test_queries_share_batches_and_every_row_is_counted_once(tmp_path: Path) -> None:
     result = run_server_scenario(config(write_simulation(tmp_path, policy={"name": "deadline"}), "small", rate=300))
     assert (result.record.status == Status.OK).all()
@@ -144,6 +159,9 @@ def test_the_same_seed_gives_the_same_record(tmp_path: Path) -> None:
         ({"latency_ms": {"medium": {"4": 1.0}}}, "small", "sim.yaml: latency_ms: no model 'medium'"),
         ({"service_ms": {"small": {"4": []}}}, "small", "sim.yaml: service_ms.small: service times: expected"),
         ({"ways_us": [2, 1]}, "small", "sim.yaml: ways_us: expected finite ascending times"),
+        ({"pace": {"small": [[1.0, 0.0]]}}, "small", "sim.yaml: pace.small: expected pieces of positive factors"),
+        ({"pace": {"medium": []}}, "small", "sim.yaml: pace: no model 'medium'"),
+        ({"strays_us": [2, 1]}, "small", "sim.yaml: strays_us: expected finite ascending times"),
         ({"host": {"send_us": -1}}, "small", "sim.yaml: host: expected finite times of at least 0"),
         ({"latency_ms": {"small": {"4": 0.0}}}, "small", "sim.yaml: latency_ms.small: .* must be positive"),
         ({"models": {"medium": {}}}, "small", "sim.yaml: models: no model 'medium'"),

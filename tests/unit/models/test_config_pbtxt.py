@@ -6,7 +6,7 @@ from tritonclient.grpc import model_config_pb2
 
 from models.config_fields import HONOURED, REFUSED
 from models.config_pbtxt import decode_config, decode_config_json, encode_config
-from models.dynamic_batching import DynamicBatching
+from models.dynamic_batching import DynamicBatching, QueuePolicy, TimeoutAction
 from models.errors import ConfigError
 from models.model_config import ModelConfig, Reshape, Step
 
@@ -81,6 +81,31 @@ def test_text_that_is_no_configuration(text: str, message: str) -> None:
         decode_config(text, "m.pbtxt")
 
 
+def test_dynamic_batching_is_read_in_full() -> None:
+    text = """
+dynamic_batching {
+  preferred_batch_size: [ 4, 8 ]
+  max_queue_delay_microseconds: 100
+  priority_levels: 18446744073709551615
+  default_priority_level: 2
+  default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 5 max_queue_size: 7 }
+  priority_queue_policy { key: 18446744073709551615 value { allow_timeout_override: true } }
+}
+"""
+    last = 2**64 - 1
+    assert decode_config(text, "").dynamic_batching == DynamicBatching(
+        preferred=(4, 8),
+        max_queue_delay_us=100,
+        priority_levels=last,
+        default_priority_level=2,
+        default_queue_policy=QueuePolicy(timeout_action=TimeoutAction.DELAY, default_timeout_us=5, max_queue_size=7),
+        priority_queue_policy={last: QueuePolicy(allow_timeout_override=True)},
+    )
+    assert decode_config("dynamic_batching { preserve_ordering: true }", "").dynamic_batching == DynamicBatching(
+        preserve_ordering=True
+    )
+
+
 def test_a_key_may_be_in_the_maps_of_two_steps() -> None:
     step = '{ model_name: "a" input_map { key: "x" value: "a" } output_map { key: "x" value: "b" } }'
     decode_config(f"ensemble_scheduling {{ step [ {step}, {step} ] }}", "")
@@ -99,15 +124,11 @@ REFUSALS = [
     ("sequence_batching { }", "sequence_batching: not supported: requests are independent of one another"),
     ("model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled: not supported"),
     ("model_repository_agents { agents { } }", "model_repository_agents: not supported"),
-    ("input { optional: true }", "input.optional: not supported: a request must have all inputs of a model"),
     ("input { allow_ragged_batch: true }", "input.allow_ragged_batch: not supported"),
     ("output { is_shape_tensor: true }", "output.is_shape_tensor: not supported: there is no TensorRT backend"),
     ("optimization { cuda { graphs: true } }", "optimization.cuda: not supported: models run on cores"),
     ("optimization { graph { level: 1 } }", "optimization.graph: not supported"),
-    ("response_cache { enable: true }", "response_cache.enable: not supported: answers are not cached yet"),
     ("instance_group { rate_limiter { } }", "instance_group.rate_limiter: not supported"),
-    ("dynamic_batching { priority_levels: 2 }", "dynamic_batching.priority_levels: not supported"),
-    ("dynamic_batching { default_queue_policy { max_queue_size: 1 } }", "dynamic_batching.default_queue_policy: not"),
     ("ensemble_scheduling { max_inflight_requests: 2 }", "ensemble_scheduling.max_inflight_requests: not supported"),
     (
         'model_warmup { inputs { key: "x" value { input_data_file: "x.bin" } } }',

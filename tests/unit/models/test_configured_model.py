@@ -224,6 +224,19 @@ def test_a_python_model_is_what_its_configuration_says(tmp_path: Path) -> None:
         only(tmp_path)
 
 
+def test_only_a_python_model_can_do_without_an_input(tmp_path: Path) -> None:
+    (tmp_path / "pre" / "2").mkdir(parents=True)
+    (tmp_path / "pre" / "2" / "model.py").write_text("")
+    optional = 'input { name: "k" data_type: TYPE_INT64 dims: 1 optional: true }'
+    (tmp_path / "pre" / "config.pbtxt").write_text(PYTHON + optional)
+    spec = only(tmp_path).spec
+    assert [(tensor.name, tensor.optional) for tensor in spec.inputs] == [("words", False), ("k", True)]
+    assert [tensor["optional"] for tensor in json.loads(spec.config)["input"]] == [False, True]
+    (tmp_path / "pre" / "config.pbtxt").unlink()
+    with pytest.raises(ConfigError, match="input 'x': optional: only models of backend python can be run without"):
+        configured(tmp_path / "other", 'input { name: "x" optional: true }')
+
+
 def test_the_configuration_that_is_shown_without_a_file(tmp_path: Path) -> None:
     save_identity(tmp_path / "echo" / "1" / "model.onnx", DataType.BYTES, [2])
     config = model_config_json(single_model(only(tmp_path).spec))
@@ -231,6 +244,7 @@ def test_the_configuration_that_is_shown_without_a_file(tmp_path: Path) -> None:
     assert (config["max_batch_size"], config["input"][0]["dims"]) == (64, [2])
     assert config["input"][0]["data_type"] == "TYPE_STRING"
     assert config["version_policy"] == {"all": {}}
+    assert config["instance_group"] == [group("echo", 2)]
     # Defaults are there, and numbers of 64 bits are numbers.
     assert (config["parameters"], config["model_warmup"], config["runtime"]) == ({}, [], "")
     assert config["input"][0]["optional"] is False
@@ -244,5 +258,41 @@ def test_the_configuration_that_is_shown_of_a_file(tmp_path: Path) -> None:
     assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 100
     assert config["dynamic_batching"]["preferred_batch_size"] == [4]
     assert config["dynamic_batching"]["preserve_ordering"] is False
-    assert config["instance_group"][0]["kind"] == "KIND_CPU"
+    assert [config["backend"], *config["instance_group"]] == ["onnxruntime", group("m", 2)]
     assert config["version_policy"] == {"latest": {"num_versions": 1}}
+
+
+def group(name: str, count: int, kind: str = "KIND_CPU") -> dict[str, object]:
+    """An instance group as Triton prints it."""
+    return {
+        "name": name,
+        "kind": kind,
+        "count": count,
+        "gpus": [],
+        "secondary_devices": [],
+        "profile": [],
+        "passive": False,
+        "host_policy": "",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "groups", "replicas"),
+    [
+        ("", [group("m", 2)], 1),
+        ("instance_group { kind: KIND_CPU count: 1 }", [group("m_0", 1)], 1),
+        ("instance_group { }", [group("m_0", 2)], 1),
+        ("instance_group { count: 3 name: 'a' }", [group("a", 3)], 3),
+        (
+            "instance_group [ { kind: KIND_MODEL }, { count: 4 } ]",
+            [group("m_0", 1, "KIND_MODEL"), group("m_1", 4)],
+            5,
+        ),
+    ],
+)
+def test_instance_groups_are_completed_as_in_triton(
+    tmp_path: Path, text: str, groups: list[dict[str, object]], replicas: int
+) -> None:
+    spec = configured(tmp_path, text)
+    assert model_config_json(single_model(spec))["instance_group"] == groups
+    assert spec.replicas == replicas

@@ -3,57 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from models.config_check import check_config
-from models.config_pbtxt import decode_config
-from models.configured_model import complete_ensemble
 from models.errors import ConfigError
-from models.pipeline import Pipeline, Source, Stage
+from models.pipeline import Source, Stage
 from models.repository import Repository
-from models.spec import ModelSpec
-from models.tensor import DataType, TensorSpec
+from models.tensor import TensorSpec
+from tests.support.ensembles import FP32, HEAD, NET, PREP, ensemble
 from tests.support.onnx_models import save_mlp
-
-FP32, INT64 = DataType.FP32, DataType.INT64
-RAW, X, PROBS = TensorSpec("raw", FP32, (4,)), TensorSpec("x", FP32, (3,)), TensorSpec("probs", FP32, (10,), ("a", "b"))
-SPECS = [
-    ModelSpec("prep", 1, (RAW,), (X, TensorSpec("n", INT64, (1,))), 8),
-    ModelSpec("net", 1, (X,), (PROBS,), 8),
-    ModelSpec("net", 3, (X,), (PROBS,), 8),
-    ModelSpec("any", 1, (TensorSpec("x", FP32, (-1,)),), (PROBS,), 8),
-    ModelSpec("pair", 1, (X, TensorSpec("probs", FP32, (10,))), (TensorSpec("y", FP32, (1,)),), 8),
-    ModelSpec("small", 1, (X,), (PROBS,), 2),
-    ModelSpec("fixed", 1, (X,), (PROBS,), 0),
-    ModelSpec("back", 1, (TensorSpec("probs", FP32, (10,)),), (X,), 8),
-    ModelSpec("v2.5", 1, (X,), (X,), 8),
-]
-MODELS = {spec.key: spec for spec in SPECS}
-
-HEAD = """
-platform: "ensemble"
-max_batch_size: 8
-input { name: "IN" data_type: TYPE_FP32 dims: 4 }
-output { name: "OUT" data_type: TYPE_FP32 dims: 10 }
-"""
-PREP = """
-step {
-  model_name: "prep" model_version: -1
-  input_map { key: "raw" value: "IN" }
-  output_map { key: "x" value: "mid" }
-}
-"""
-NET = """
-step {
-  model_name: "net" model_version: -1
-  input_map { key: "x" value: "mid" }
-  output_map { key: "probs" value: "OUT" }
-}
-"""
-
-
-def ensemble(steps: str = PREP + NET, head: str = HEAD) -> Pipeline:
-    config = decode_config(f"{head}\nensemble_scheduling {{ {steps} }}", "e/config.pbtxt")
-    check_config(config, "e", "e/config.pbtxt")
-    return complete_ensemble(config, MODELS, "e", 1, Path("e/config.pbtxt"))
 
 
 def test_an_ensemble_is_a_pipeline() -> None:
@@ -112,7 +67,11 @@ step {
 BAD_STEPS = [
     ("no steps", "", "ensemble_scheduling: expected at least one step"),
     ("no model name", PREP.replace('"prep"', '""') + NET, "step 0: model_name: expected the name of a model"),
-    ("unknown model", PREP + NET.replace('"net"', '"nett"'), "step 1.model: no model 'nett'; there is any, back,"),
+    (
+        "unknown model",
+        PREP + NET.replace('"net"', '"nett"'),
+        "step 1.model: no model 'nett'; there is any, any_rows, back,",
+    ),
     ("unknown version", PREP + NET.replace("-1", "2"), "step 1.version: model 'net' has no version 2; there is 1, 3"),
     (
         "bad version",
@@ -204,9 +163,16 @@ BAD_STEPS = [
         r"step 1 \('small'\): max_batch_size of the ensemble is 8, but 2 of the model",
     ),
     (
-        "a model without a batch dimension",
-        PREP + NET.replace('"net"', '"fixed"'),
-        r"step 1 \('fixed'\): max_batch_size: the ensemble has a batch dimension, but not the model; expected both",
+        "a batch for a model without a batch dimension",
+        PREP + NET.replace('"net"', '"rows"'),
+        r"step 1 \('rows'\): input 'x': expected FP32 \[2, 3\], but 'mid', output 'x' of step 0 \('prep'\), is",
+    ),
+    (
+        "as many rows as there happen to be",
+        PREP
+        + 'step { model_name: "any_rows" input_map { key: "x" value: "mid" } output_map { key: "x" value: "more" } }'
+        + NET.replace('"mid"', '"more"'),
+        r"step 2 \('net'\): input 'x': expected FP32 \[3\], but 'more', output 'x' of step 1 \('any_rows'\), is",
     ),
     (
         "a tensor that is not used",
@@ -244,10 +210,6 @@ BAD_HEADS = [
     ),
     (HEAD.replace("dims: 4", ""), "input 'IN': expected data_type and dims"),
     (HEAD[: HEAD.index("output")], "output: expected at least one output"),
-    (
-        HEAD.replace("max_batch_size: 8", ""),
-        r"step 0 \('prep'\): max_batch_size: only the model has one; expected both",
-    ),
     (HEAD.replace('platform: "ensemble"', ""), "platform: expected 'ensemble' with ensemble_scheduling, got ''"),
     (HEAD + 'backend: "onnxruntime"', "backend: platform ensemble goes with none, not with onnxruntime"),
     (HEAD + "instance_group { count: 1 }", "instance_group: an ensemble has no instances of its own"),
@@ -270,6 +232,56 @@ def test_bad_steps(steps: str, message: str) -> None:
 def test_bad_ensembles_of_good_steps(head: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^e/config.pbtxt: {message}"):
         ensemble(head=head)
+
+
+SOME = """
+step {
+  model_name: "some" model_version: -1
+  input_map { key: "x" value: "mid" }
+  output_map { key: "probs" value: "OUT" }
+}
+"""
+
+
+def test_an_optional_input_of_a_step_may_be_left_out_or_be_optional_in_the_ensemble() -> None:
+    left_out = ensemble(PREP + SOME)
+    assert left_out.stages[1].inputs == {"x": Source("prep", "x")}
+    taken = SOME.replace("output_map", 'input_map { key: "k" value: "K" } output_map')
+    passed_on = ensemble(PREP + taken, HEAD + 'input { name: "K" data_type: TYPE_FP32 dims: 4 optional: true }')
+    assert passed_on.stages[1].inputs == {"x": Source("prep", "x"), "k": Source("request", "K")}
+    assert [(tensor.name, tensor.optional) for tensor in passed_on.inputs] == [("IN", False), ("K", True)]
+
+
+def test_what_a_step_needs_is_not_optional_in_the_ensemble() -> None:
+    head = HEAD.replace("dims: 4", "dims: 4 optional: true")
+    with pytest.raises(ConfigError, match=r"step 0 \('prep'\): input_map: expected at least one input that is not opt"):
+        ensemble(head=head)
+    head += 'input { name: "Z" data_type: TYPE_FP32 dims: 3 }'
+    both = """step {
+      model_name: "pair" model_version: -1
+      input_map { key: "x" value: "Z" } input_map { key: "probs" value: "IN" }
+      output_map { key: "y" value: "OUT" }
+    }"""
+    with pytest.raises(ConfigError, match=r"input 'probs': 'IN' is optional in the ensemble, but not in the model"):
+        ensemble(both, head)
+
+
+@pytest.mark.parametrize(
+    ("head", "net", "max_batch_size"),
+    [
+        (HEAD, "fixed", 1),
+        (HEAD.replace("max_batch_size: 8", ""), "net", 0),
+        (HEAD.replace("max_batch_size: 8", ""), "fixed", 0),
+        (HEAD.replace("max_batch_size: 8", "").replace("dims: 4", "dims: [ 1, 4 ]"), "net", 0),
+        (HEAD.replace("max_batch_size: 8", "").replace("dims: 10", "dims: [ -1, 10 ]"), "net", 0),
+        (HEAD, "net", 8),
+    ],
+)
+def test_a_request_is_one_row_where_only_some_have_a_batch_dimension(head: str, net: str, max_batch_size: int) -> None:
+    pipeline = ensemble(PREP + NET.replace('"net"', f'"{net}"'), head)
+    assert pipeline.max_batch_size == max_batch_size
+    assert [stage.name for stage in pipeline.stages] == ["prep", net]
+    assert json.loads(pipeline.config)["max_batch_size"] == (8 if "max_batch_size" in head else 0)
 
 
 def test_an_ensemble_in_a_repository(tmp_path: Path) -> None:

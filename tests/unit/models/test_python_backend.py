@@ -1,4 +1,3 @@
-import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -6,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.backends import python, triton_python
+from models.backends import python, python_model, triton_python
 from models.backends.configured import load_backend
-from models.backends.python import PythonBackend
+from models.backends.python_model import PythonModel
 from models.errors import BackendFailed
 from models.tensor import DataType, TensorSpec
 
@@ -69,11 +68,12 @@ class TritonPythonModel:
 """
 
 
-def load(directory: Path, text: str, config: dict[str, Any] | None = None) -> PythonBackend:
+def load(directory: Path, text: str, config: dict[str, Any] | None = None) -> PythonModel:
+    """The model, in this process."""
     path = directory / "1" / "model.py"
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
-    return python.load(str(path), 1, json.dumps(config or CONFIG))
+    return python_model.load(str(path), 1, json.dumps(config or CONFIG))
 
 
 def test_a_function(tmp_path: Path) -> None:
@@ -170,8 +170,7 @@ def test_a_triton_model(tmp_path: Path) -> None:
     with pytest.raises(BackendFailed, match=r"^x is negative$"):
         backend.run({"x": -X})
     assert not (tmp_path / "1" / "finalized").exists()
-    del backend
-    gc.collect()
+    backend.finish()
     assert (tmp_path / "1" / "finalized").exists()
 
 

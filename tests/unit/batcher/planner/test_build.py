@@ -5,7 +5,7 @@ from batcher.config import Limits, PartitionConfig, PipelineConfig, SchedulerSpe
 from batcher.planner.build import build_plan
 from batcher.plans import Front, Observed, PipelinePlan
 from models.profile import LatencyTable
-from tests.support.scheduling import MS, cascade, chain, model, single, spec_of
+from tests.support.scheduling import MS, S, cascade, chain, model, single, spec_of
 
 HALVING = LatencyTable.from_ms({1: 10, 2: 10, 4: 10})
 SLOWER = LatencyTable.from_ms({1: 30, 2: 30, 4: 30})
@@ -95,6 +95,18 @@ def test_without_room_for_all_a_model_that_was_never_loaded_gets_it_when_it_alon
     assert residency_of(Observed(tables, {"m": 1.3, "n": 1.0}, {}, held), "a") == {"a": ("m",)}
 
 
+@pytest.mark.parametrize(("rate", "feasible"), [(80.0, True), (120.0, False)])
+def test_a_plan_counts_on_the_partitions_that_it_gives_a_model(rate: float, feasible: bool) -> None:
+    """There is room for one model each: a can do 100 rows a second, where both partitions could do 180 of the two."""
+    models = [msgspec.structs.replace(model(key, 1), memory_bytes=1) for key in ("a", "b")]
+    partitions = [PartitionConfig(name, "cpu1", memory_bytes=1) for name in ("p0", "p1")]
+    tables = {"a": {"cpu1": LatencyTable.from_ms({1: 10})}, "b": {"cpu1": LatencyTable.from_ms({1: 1})}}
+    spec = spec_of(models, [chain("a", "b", slo_ns=S)], partitions=partitions, limits=Limits(hand_off_ns=0))
+    found = build_plan(spec, Observed(tables, {"chain:1": rate}, {}))
+    assert found.residency == {"p0": ("a",), "p1": ("b",)}
+    assert [each.feasible for each in found.pipelines] == [feasible]
+
+
 def test_a_model_that_is_nowhere_yet_leaves_its_pipelines_without_a_plan() -> None:
     assert plan_of(chain("a", "b"), {"a": {"cpu1": HALVING}}) is None
 
@@ -104,6 +116,16 @@ def test_figures_that_make_no_sense_leave_a_pipeline_without_a_plan() -> None:
     assert plan_of(single("m"), {"m": {"cpu1": forever}}) is None
     partition = PartitionConfig("cpu0", "cpu1", price=float("nan"))
     assert plan_of(single("m"), {"m": {"cpu1": HALVING}}, partitions=(partition,)) is None
+
+
+def test_a_pipeline_that_cannot_be_planned_leaves_the_others_their_plans() -> None:
+    broken = chain("m", "m", name="broken:1", slo_ns=1 << 80)
+    sound = msgspec.structs.replace(single("m", name="sound:1"), slo_ns=100 * MS)
+    spec = spec_of([model("m", 4)], [broken, sound])
+    found = build_plan(spec, Observed({"m": {"cpu1": HALVING}}, {}, {}))
+    assert [plan.pipeline for plan in found.pipelines] == ["sound:1"]
+    assert list(found.failed) == ["broken:1"]
+    assert found.failed["broken:1"].startswith("OverflowError: ")
 
 
 def test_without_an_objective_there_is_nothing_to_plan() -> None:

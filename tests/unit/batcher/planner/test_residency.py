@@ -52,6 +52,20 @@ def test_replicas_go_where_most_load_is_for_each_host(hot: float, residency: dic
     assert place_models(models, rooms) == Placement(residency, ())
 
 
+def test_the_replicas_that_a_model_asks_for_come_before_those_of_a_busier_one() -> None:
+    rooms = [PartitionConfig(name, "cpu1", memory_bytes=99) for name in "abcd"]
+    models = {"hot:1": ModelNeed(50, {"cpu1": 9.0}), "many:1": ModelNeed(50, {"cpu1": 1.0}, replicas=3)}
+    assert place_models(models, rooms) == Placement(
+        {"a": ("hot:1",), "b": ("many:1",), "c": ("many:1",), "d": ("many:1",)}, ()
+    )
+
+
+def test_more_replicas_than_there_is_room_for_are_as_many_as_there_is() -> None:
+    models = {"x:1": ModelNeed(60, replicas=1 << 30), "y:1": ModelNeed(70)}
+    assert place_models(models, [A, B]) == Placement({"a": ("y:1",), "b": ("x:1",)}, ())
+    assert place_models({"x:1": models["x:1"]}, [A, B]) == Placement({"a": ("x:1",), "b": ("x:1",)}, ())
+
+
 def test_what_has_no_room_is_reported_and_the_busy_ones_come_first() -> None:
     models = {
         "huge:1": ModelNeed(101),

@@ -14,12 +14,16 @@ from batcher.config import (
     PolicyName,
     SchedulerSpec,
     StageConfig,
+    WhenConfig,
 )
-from batcher.planner.stage_options import Candidate, Demand, pipeline_candidates, pipeline_problem
+from batcher.planner.demand import Demand
+from batcher.planner.exact import plan_exact
+from batcher.planner.problem import Problem
+from batcher.planner.stage_options import Candidate, pipeline_candidates, problem_of
 from batcher.plans import Observed
 from models.errors import ConfigError
 from models.profile import LatencyTable
-from tests.support.scheduling import MS, cascade, chain, model, spec_of
+from tests.support.scheduling import MS, cascade, chain, ensemble, model, spec_of
 
 NO_HAND_OFF = Limits(hand_off_ns=0)
 FLAT = LatencyTable.from_ms({1: 10, 2: 10, 4: 10})
@@ -51,6 +55,11 @@ def demand(
 def only_stage(asked: Demand) -> list[Candidate]:
     (choices,) = pipeline_candidates(asked, asked.spec.pipelines[0])
     return choices
+
+
+def problem(asked: Demand, budget_ns: int, percentile: float = 1.0) -> Problem:
+    first = asked.spec.pipelines[0]
+    return problem_of(asked, first, pipeline_candidates(asked, first), budget_ns, percentile)
 
 
 def figures(candidates: Sequence[Candidate]) -> list[tuple[str, int, float, float]]:
@@ -111,7 +120,7 @@ def test_missing_tables_are_told_with_the_stage() -> None:
 def test_a_stage_counts_as_often_as_it_runs(probability: float, rates: list[float]) -> None:
     served = spec([model("a"), model("b")], [cascade("a", "b")])
     asked = demand(served, {"a": {"cpu1": FLAT}, "b": {"cpu1": FLAT}}, 50, (1.0, probability))
-    first, second = pipeline_problem(asked, served.pipelines[0], 100 * MS).stages
+    first, second = problem(asked, 100 * MS).stages
     assert [first.rate, second.rate] == rates
     assert (first.probability, second.probability) == (1.0, probability)
     assert second.on_path == (probability > 0)
@@ -121,8 +130,96 @@ def test_a_stage_counts_as_often_as_it_runs(probability: float, rates: list[floa
 def test_a_stage_that_few_requests_reach_takes_no_time_at_the_percentile() -> None:
     served = spec([model("a"), model("b")], [cascade("a", "b")])
     asked = demand(served, {"a": {"cpu1": FLAT}, "b": {"cpu1": FLAT}}, 50, (1.0, 0.01))
-    paths = [pipeline_problem(asked, served.pipelines[0], MS, at).stages[1].on_path for at in (1.0, 0.995, 0.99)]
+    paths = [problem(asked, MS, at).stages[1].on_path for at in (1.0, 0.995, 0.99)]
     assert paths == [True, True, False]
+
+
+# -- stages that are there at the same time
+
+
+def lone_p99_ms(
+    served: SchedulerSpec, tables: Tables, probabilities: tuple[float, ...] | None = None
+) -> list[tuple[float, float]]:
+    """Median and 99th percentile of each stage for lone requests, in the first of its options."""
+    asked = demand(served, tables, 0.0, probabilities)
+    firsts = [choices[0].predicted for choices in pipeline_candidates(asked, served.pipelines[0])]
+    return [(each.p50_ns / MS, each.p99_ns / MS) for each in firsts if each is not None]
+
+
+THREE = {key: {"cpu1": FLAT} for key in ("a", "b", "c")}
+
+
+@pytest.mark.parametrize(("partitions", "p99_ms"), [(1, 30), (2, 20), (3, 10), (4, 10)])
+def test_stages_side_by_side_wait_for_each_other_where_partitions_are_fewer(partitions: int, p99_ms: float) -> None:
+    names = [f"cpu{number}" for number in range(partitions)]
+    served = spec([model(key) for key in THREE], [ensemble(*THREE)], names)
+    assert lone_p99_ms(served, THREE) == [(p99_ms, p99_ms)] * 3 + [(0, 0)]
+
+
+def test_stages_one_after_another_do_not_wait_for_each_other() -> None:
+    served = spec([model(key) for key in THREE], [chain(*THREE)])
+    assert lone_p99_ms(served, THREE) == [(10, 10)] * 3
+
+
+def test_a_stage_that_is_held_elsewhere_keeps_nobody_waiting() -> None:
+    partitions = [PartitionConfig("p", "cpu1", models=("a",)), PartitionConfig("q", "cpu1", models=("b", "c"))]
+    served = spec([model(key) for key in THREE], [ensemble(*THREE)], partitions)
+    assert [p99_ms for _, p99_ms in lone_p99_ms(served, THREE)] == [10, 20, 20, 0]
+
+
+def test_a_way_through_the_pipeline_waits_once_for_each_stage_beside_it() -> None:
+    # Two chains of two: four batches of 10 ms on one partition.
+    stages = [StageConfig(key, key, sources) for key, sources in (("a", ()), ("b", ()), ("c", (0,)), ("d", (1,)))]
+    served = spec([model(key) for key in "abcd"], [PipelineConfig("p:1", tuple(stages))])
+    asked = demand(served, {key: {"cpu1": FLAT} for key in "abcd"})
+    assert plan_exact(problem(asked, 100 * MS))[0].latency_ns == 40 * MS
+
+
+@pytest.mark.parametrize(("probability", "expected"), [(0.005, (10, 10)), (0.3, (10, 20)), (0.6, (20, 20))])
+def test_a_stage_that_some_requests_skip_keeps_those_waiting_that_do_not(
+    probability: float, expected: tuple[float, float]
+) -> None:
+    when = StageConfig("b", "b", when=WhenConfig(0, 0, 0.9))
+    stages = (StageConfig("gate", "a"), when, StageConfig("c", "c", (0,)))
+    served = spec([model(key) for key in THREE], [PipelineConfig("p:1", stages)])
+    assert lone_p99_ms(served, THREE, (1.0, probability, 1.0))[2] == expected
+
+
+@pytest.mark.parametrize(("max_batch", "p99_ms"), [(4, 16), (2, 22), (1, 30)])
+def test_stages_of_the_same_model_run_in_one_batch_as_far_as_it_may_be_that_large(
+    max_batch: int, p99_ms: float
+) -> None:
+    table = LatencyTable.from_ms({1: 10, 2: 11, 4: 16})
+    served = spec([model("m", max_batch)], [ensemble("m", "m", "m")])
+    last = pipeline_candidates(demand(served, {"m": {"cpu1": table}}), served.pipelines[0])[0][-1]
+    assert last.latency_ns == p99_ms * MS
+
+
+# -- where models are
+
+
+def test_only_the_partitions_that_hold_a_model_count() -> None:
+    partitions = [PartitionConfig("p", "cpu1", models=("a",)), PartitionConfig("q", "cpu1", models=("a", "b"))]
+    served = spec([model("a", 1), model("b", 1)], partitions=partitions)
+    asked = demand(served, {"a": {"cpu1": FLAT}, "b": {"cpu1": FLAT}}, 50)
+    assert (asked.capacities("a"), asked.capacities("b")) == ({"cpu1": 200}, {"cpu1": 100})
+    # Of q, a takes a quarter of the time, and b half; of p nobody else takes any.
+    assert asked.servers("a", "cpu1", ("a", 50.0)) == pytest.approx(1.5)
+    assert asked.servers("b", "cpu1", ("b", 50.0)) == pytest.approx(0.75)
+    (choice,) = only_stage(asked)
+    assert choice.option.servers == 2
+
+
+def test_a_residency_says_where_models_are() -> None:
+    served = spec([model("a", 1), model("b", 1)], [chain("a", "b")], ["cpu0", "cpu1"])
+    observed = Observed({"a": {"cpu1": FLAT}, "b": {"cpu1": FLAT}}, {"chain:1": 60.0}, {})
+    asked = Demand(served, observed, {"cpu0": ("a",), "cpu1": ("b",)})
+    assert (asked.capacities("a"), asked.capacities("b")) == ({"cpu1": 100}, {"cpu1": 100})
+    assert asked.servers("a", "cpu1", ("a", 60.0)) == 1
+    assert asked.partitions == {"cpu1": 2}
+    nowhere = Demand(served, observed, {"cpu0": ("a",), "cpu1": ()})
+    with pytest.raises(ConfigError, match="stage 'b#1': no partition that is up holds model b, or has room for it"):
+        pipeline_candidates(nowhere, served.pipelines[0])
 
 
 def test_a_combiner_takes_no_time() -> None:
@@ -201,5 +298,5 @@ def test_deferral_waits_for_full_batches_but_not_for_traffic_that_is_not_there()
 def test_4096_options_a_stage() -> None:
     table = LatencyTable(tuple((size, size * 1000) for size in range(1, 4097)))
     asked = demand(spec([model("m", 4096)]), {"m": {"cpu1": table}}, 100)
-    (stage,) = pipeline_problem(asked, asked.spec.pipelines[0], MS).stages
+    (stage,) = problem(asked, MS).stages
     assert stage.cost.shape == (4096,)

@@ -1,0 +1,63 @@
+"""Holdings: which partitions are up, and what their workers hold."""
+
+from batcher.decisions import AnyDecision, UnloadModel
+from batcher.dispatch import Dispatcher
+from batcher.events import ModelLoaded, ModelLoadFailed, ModelUnloaded, PartitionLost, PartitionReady, PlanBuilt
+from batcher.replan import Replanner
+from batcher.residency import Residency
+
+
+class Holdings:
+    """Takes in what is told of partitions, of their models, and of the plan that says what these are to be."""
+
+    def __init__(self, dispatcher: Dispatcher, replanner: Replanner | None) -> None:
+        self._dispatcher = dispatcher
+        self._replanner = replanner
+        self.residency = Residency(dispatcher.fleet, self._unloading)
+
+    def partition_ready(self, event: PartitionReady, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """A partition's worker is up; what it holds of models that are not served any more, it is to give up."""
+        models = self._dispatcher.models
+        if forgotten := sorted(event.tables.keys() - models.keys()):
+            decisions.extend(UnloadModel(event.partition, key) for key in forgotten)
+            tables = {key: table for key, table in event.tables.items() if key in models}
+            event = PartitionReady(event.partition, tables)
+        self._dispatcher.ready(event, now_ns)
+        self.residency.advance(now_ns, decisions)
+        self._changed()
+
+    def partition_lost(self, event: PartitionLost, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """A partition's worker is gone."""
+        self.residency.lost(event.partition)
+        self._dispatcher.lost(event.partition, now_ns)
+        self._changed()
+
+    def model_loaded(self, event: ModelLoaded, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """A worker holds a model more."""
+        self.residency.loaded(event.partition, event.model, event.table, now_ns, decisions)
+        self._dispatcher.look_at(event.partition, now_ns)
+        self._changed()
+
+    def model_load_failed(self, event: ModelLoadFailed, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """A worker could not load a model."""
+        self.residency.failed(event.partition, event.model, now_ns, decisions)
+
+    def model_unloaded(self, event: ModelUnloaded, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """A worker has room again."""
+        self.residency.advance(now_ns, decisions)
+
+    def plan_built(self, event: PlanBuilt, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """There is another plan."""
+        assert self._replanner is not None, "only a scheduler with a planner asks for plans"
+        plan = self._replanner.built(event.build, event.plan)
+        if plan is not None and plan.residency:
+            self.residency.aim(plan.residency, now_ns, decisions)
+
+    def _unloading(self, partition: str, now_ns: int) -> None:
+        self._dispatcher.look_at(partition, now_ns)
+        if self._replanner is not None:
+            self._replanner.stand_in()
+
+    def _changed(self) -> None:
+        if self._replanner is not None:
+            self._replanner.changed()

@@ -1,0 +1,116 @@
+"""What is served: pipelines come, and go with the last of their requests; the models that nobody needs then go, too."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from batcher.config import PartitionConfig, PipelineConfig, SchedulerSpec
+from batcher.decisions import AnyDecision
+from batcher.dispatch import Dispatcher
+from batcher.events import (
+    ModelLoaded,
+    ModelLoadFailed,
+    ModelUnloaded,
+    PartitionLost,
+    PartitionReady,
+    PlanBuilt,
+    ServingChanged,
+)
+from batcher.holdings import Holdings
+from batcher.placement import ModelState
+from batcher.plan import PipelineState
+from batcher.replan import Replanner
+from models.pipeline import Late
+
+Handlers = Mapping[type[Any], Callable[[Any, int, list[AnyDecision]], None]]
+"""What is to be done on an event of a type, at a time, with the decisions that it leads to."""
+
+
+class Served:
+    """Keeps `pipelines`, by name, and the models that they need; `spec` is all that takes requests now.
+
+    A pipeline that is retired is among `retiring` until its last request has its outcome. `handlers` are for the events
+    that tell what is served, and where; `reserve` is called before the first pipeline that evicts gets a request.
+    """
+
+    def __init__(
+        self, spec: SchedulerSpec, dispatcher: Dispatcher, reserve: Callable[[int], None], *, planned: bool
+    ) -> None:
+        self.spec = spec
+        self.retiring: list[PipelineState] = []
+        self.pipelines: dict[str, PipelineState] = {}
+        self._dispatcher = dispatcher
+        self._reserve = reserve
+        self._fleet = dispatcher.fleet
+        self._next_number = 0
+        for config in spec.pipelines:
+            self._add(config)
+        self.replanner = Replanner(self._fleet, self.pipelines) if planned else None
+        holdings = Holdings(dispatcher, self.replanner)
+        self.residency = holdings.residency
+        self.handlers: Handlers = {
+            PartitionReady: holdings.partition_ready,
+            PartitionLost: holdings.partition_lost,
+            ModelLoaded: holdings.model_loaded,
+            ModelLoadFailed: holdings.model_load_failed,
+            ModelUnloaded: holdings.model_unloaded,
+            PlanBuilt: holdings.plan_built,
+            ServingChanged: self._change,
+        }
+
+    def reap(self, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Forget the retired pipelines that have no request any more, and unload what nobody needs without them."""
+        unneeded: set[str] = set()
+        for pipeline in [each for each in self.retiring if not each.outstanding]:
+            self.retiring.remove(pipeline)
+            for model in self._models_of(pipeline.config):
+                model.pipelines.remove(pipeline)
+                if not model.pipelines:
+                    unneeded.add(model.config.key)
+        if unneeded:
+            self.residency.give_up(unneeded, now_ns, decisions)
+            self._specify({})
+
+    def _change(self, event: ServingChanged, now_ns: int, decisions: list[AnyDecision]) -> None:
+        for model in event.models:
+            self._fleet.add(model)
+        for config in event.pipelines:
+            self._add(config)
+        if self._dispatcher.booked is None and any(config.late is Late.EVICT for config in event.pipelines):
+            self._reserve(now_ns)
+        self.retiring.extend(self.pipelines.pop(name) for name in event.retired)
+        self._specify(event.residency)
+        self.residency.spare(event.spare, now_ns, decisions)
+        self.residency.hold(event.residency, now_ns, decisions)
+        self.reap(now_ns, decisions)
+        if self.replanner is not None:
+            self.replanner.redefined()
+
+    def _add(self, config: PipelineConfig) -> None:
+        assert config.name not in self.pipelines, f"there is a pipeline {config.name} already"
+        self.pipelines[config.name] = PipelineState(self._next_number, config, self._fleet.models)
+        self._next_number += 1
+        self._fleet.touch(model.config.key for model in self._models_of(config))
+
+    def _specify(self, residency: Mapping[str, Sequence[str]]) -> None:
+        unwanted = self.residency.unwanted
+        partitions = (_may_hold(each, residency.get(each.name, ())) for each in self.spec.partitions)
+        self.spec = msgspec.structs.replace(
+            self.spec,
+            models=tuple(model.config for key, model in self._fleet.models.items() if key not in unwanted),
+            pipelines=tuple(pipeline.config for pipeline in self.pipelines.values()),
+            partitions=tuple(partitions),
+        )
+
+    def _models_of(self, config: PipelineConfig) -> list[ModelState]:
+        """The models that may run a stage of a pipeline, each once."""
+        keys = [key for stage in config.stages for key in stage.variants or filter(None, (stage.model,))]
+        return [self._fleet.models[key] for key in dict.fromkeys(keys)]
+
+
+def _may_hold(partition: PartitionConfig, models: Sequence[str]) -> PartitionConfig:
+    """A partition that may hold these models as well."""
+    if partition.models is None or not models:
+        return partition
+    return msgspec.structs.replace(partition, models=(*partition.models, *models))

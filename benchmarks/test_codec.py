@@ -1,0 +1,89 @@
+"""The codecs by themselves: from a body to checked tensors, and from an answer to what is written, in one thread."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2
+
+from batcher.outcome import Outcome
+from benchmarks.conftest import Report
+from gateway import codec_grpc, codec_http
+from gateway.answer import Answer, Tensor
+from gateway.request import InferResponse
+from gateway.signature import Signature
+from models.arrays import Array
+from models.tensor import DataType
+from tests.unit.gateway.front import identity
+
+IMAGE = np.random.default_rng(0).random((1, 3, 224, 224), np.float32)
+"""602 112 bytes."""
+ANSWER = Answer(Outcome.COMPLETED)
+ROW = np.random.default_rng(0).random((1, 64), np.float32)
+
+
+def of(values: Array) -> Signature:
+    """A model that takes an array and answers it."""
+    return Signature(identity("m", ("x", DataType.FP32, values.shape[1:])))
+
+
+def respond(values: Tensor) -> InferResponse:
+    return InferResponse("", [("x", values)], ANSWER)
+
+
+def http_binary() -> Callable[[], None]:
+    signature = of(IMAGE)
+    tensor = {"name": "x", "datatype": "FP32", "shape": IMAGE.shape, "parameters": {"binary_data_size": IMAGE.nbytes}}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    body = head + IMAGE.tobytes()
+
+    def there_and_back() -> None:
+        request, flags = codec_http.decode_request(body, len(head), signature)
+        inputs = signature.accept(request.inputs).inputs
+        encoded = codec_http.encode_response(respond(inputs["x"]), flags, signature)
+        assert encoded.length > IMAGE.nbytes
+
+    return there_and_back
+
+
+def http_json() -> Callable[[], None]:
+    signature = of(ROW)
+    body = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 64], "data": ROW.tolist()}]}).encode()
+
+    def there_and_back() -> None:
+        request, flags = codec_http.decode_request(body, None, signature)
+        inputs = signature.accept(request.inputs).inputs
+        codec_http.encode_response(respond(inputs["x"]), flags, signature)
+
+    return there_and_back
+
+
+def grpc_binary() -> Callable[[], None]:
+    signature = of(IMAGE)
+    message = service_pb2.ModelInferRequest(
+        model_name="m",
+        inputs=[{"name": "x", "datatype": "FP32", "shape": IMAGE.shape}],
+        raw_input_contents=[IMAGE.tobytes()],
+    )
+
+    def there_and_back() -> None:
+        inputs = signature.accept(codec_grpc.decode_request(message).inputs).inputs
+        codec_grpc.encode_response(respond(inputs["x"]), signature)
+
+    return there_and_back
+
+
+@pytest.mark.parametrize(
+    ("codec", "figure", "goal"),
+    [
+        (http_binary, "HTTP, 600 kB of binary tensor, decoded and encoded, us", "<= 40"),
+        (http_json, "HTTP, 64 floats in JSON, decoded and encoded, us", "<= 15"),
+        (grpc_binary, "gRPC, 600 kB of tensor, messages decoded and encoded, us", ""),
+    ],
+)
+def test_codec(benchmark: Any, report: Report, codec: Callable[[], Callable[[], None]], figure: str, goal: str) -> None:
+    """The median of decoding a request, checking its tensors and encoding an answer that has the same ones."""
+    benchmark(codec())
+    report(figure, f"{benchmark.stats['median'] * 1e6:.1f}", goal)

@@ -1,0 +1,162 @@
+"""`sluice model`: lists, loads, unloads and registers the models of a running server, over the protocol's HTTP."""
+
+import argparse
+import base64
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from models.errors import ConfigError, ServingError
+
+LOAD_TIMEOUT_S = 600
+"""Time for a server to load and warm a model."""
+
+_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+"""Without a proxy, which could not reach what listens on this machine."""
+
+
+class _Refusal(msgspec.Struct):
+    error: str
+
+
+def add_model_command(commands: Any, validate: Callable[[argparse.Namespace], int]) -> None:
+    """Add `sluice model` and what it can do; `validate` is what `sluice validate` does."""
+    model = commands.add_parser(
+        "model", help="list, load, unload or register models of a running server, or check them"
+    )
+    actions = model.add_subparsers(required=True, metavar="ACTION")
+    listing = _action(actions, "list", _list, "tell all that the server knows, and how it is")
+    listing.add_argument("--ready", action="store_true", help="only what is ready")
+    listing.add_argument("--json", action="store_true", help="as the server tells it, for programs")
+    load = _action(actions, "load", _load, "load a model or pipeline, or load it again if it has changed")
+    load.add_argument("name", metavar="NAME")
+    load.add_argument("--config", type=Path, metavar="FILE", help="a configuration in JSON instead of the repository's")
+    unload = _action(actions, "unload", _unload, "unload a model or pipeline")
+    unload.add_argument("name", metavar="NAME")
+    unload.add_argument("--dependents", action="store_true", help="also the models that only it needs")
+    unload.add_argument("--recycle", action="store_true", help="replace the workers that held it: all memory returns")
+    config = _action(actions, "config", _config, "print the configuration of a model or pipeline")
+    config.add_argument("name", metavar="NAME")
+    config.add_argument("--version", default="", metavar="N", help="a version (default: the latest)")
+    register = _action(actions, "register", _register, "upload a model and load it; the server keeps it until it ends")
+    register.add_argument("name", metavar="NAME")
+    register.add_argument("--file", type=Path, required=True, metavar="FILE", help="the model, e.g. model.onnx")
+    register.add_argument("--labels", type=Path, metavar="FILE", help="names of an output's elements, one a line")
+    register.add_argument("--config", type=Path, metavar="FILE", help="a configuration in JSON")
+    check = actions.add_parser("validate", help="check a model repository, or model files, without a server")
+    check.set_defaults(command=validate)
+    check.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a model repository, or model files")
+
+
+def _action(actions: Any, name: str, command: Any, help: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=help)
+    parser.set_defaults(command=command)
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (default %(default)s)")
+    return parser
+
+
+def _list(options: argparse.Namespace) -> int:
+    body = call(options.url, "/v2/repository/index", {"ready": options.ready})
+    if options.json:
+        print(body.decode())
+        return 0
+    rows = [("name", "version", "state", "reason")]
+    for entry in json.loads(body):
+        rows.append(tuple(entry.get(column, "") for column in rows[0]))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for row in rows:
+        print("  ".join([*(text.ljust(width) for text, width in zip(row, widths, strict=False)), row[3]]).rstrip())
+    return 0
+
+
+def _load(options: argparse.Namespace) -> int:
+    parameters = {} if options.config is None else {"config": _text(options.config)}
+    return _change(options, "load", parameters)
+
+
+def _unload(options: argparse.Namespace) -> int:
+    parameters = {"unload_dependents": options.dependents, "recycle": options.recycle}
+    return _change(options, "unload", {name: value for name, value in parameters.items() if value})
+
+
+def _config(options: argparse.Namespace) -> int:
+    version = f"/versions/{quote(options.version, safe='')}" if options.version else ""
+    body = call(options.url, f"/v2/models/{quote(options.name, safe='')}{version}/config", None)
+    print(json.dumps(json.loads(body), indent=2))
+    return 0
+
+
+def _register(options: argparse.Namespace) -> int:
+    suffix = "".join(options.file.suffixes[-2:]) if options.file.name.endswith(".timed.json") else options.file.suffix
+    parameters = {f"file:1/model{suffix}": _encoded(options.file)}
+    config: dict[str, Any] = {}
+    if options.config is not None:
+        try:
+            config = json.loads(_text(options.config))
+        except ValueError as error:
+            raise ConfigError(f"{options.config}: not JSON: {error}") from error
+        if not isinstance(config, dict):
+            raise ConfigError(f"{options.config}: expected an object, the configuration of a model")
+    if options.labels is not None:
+        outputs = config.get("output")
+        if not isinstance(outputs, list) or not outputs or not isinstance(outputs[0], dict):
+            raise ConfigError("--labels: expected a --config that names the output that the labels are for")
+        outputs[0].setdefault("label_filename", "labels.txt")
+        parameters[f"file:{outputs[0]['label_filename']}"] = _encoded(options.labels)
+    return _change(options, "load", {"config": json.dumps(config), **parameters})
+
+
+def _change(options: argparse.Namespace, what: str, parameters: dict[str, Any]) -> int:
+    body = {"parameters": parameters} if parameters else {}
+    call(options.url, f"/v2/repository/models/{quote(options.name, safe='')}/{what}", body)
+    print(f"{options.name}: {what}ed")
+    return 0
+
+
+def call(url: str, path: str, body: object | None) -> bytes:
+    """What a server at `url` answers: to a POST of `body` in JSON, or to a GET without one.
+
+    Raises ServingError, with what the server says if it refuses, and when it cannot be reached.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise ServingError(f"{url}: expected the URL of a server, such as http://127.0.0.1:8000")
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        request = urllib.request.Request(url.rstrip("/") + path, data)
+        with _open(request, timeout=LOAD_TIMEOUT_S) as response:
+            answer: bytes = response.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            raise ServingError(f"{url}: {_reason(error)}") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise ServingError(f"{url}: cannot be reached: {reason}") from error
+    return answer
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    try:
+        return msgspec.json.decode(error.read(), type=_Refusal).error
+    except (msgspec.MsgspecError, OSError, http.client.HTTPException):
+        return f"status {error.code}, which is not an answer of Sluice"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+
+
+def _encoded(path: Path) -> str:
+    try:
+        return base64.b64encode(path.read_bytes()).decode()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error

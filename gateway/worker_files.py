@@ -1,0 +1,46 @@
+"""Model files as workers are told to load them."""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from batcher.config import ModelConfig
+from gateway.stored_profiles import stored_tables
+from models.profile_file import Entry
+from models.repository import ModelEntry
+from mps.messages import ModelFile
+from mps.partition import CpuPartition
+
+
+def worker_files(
+    models: Iterable[ModelConfig],
+    entries: Mapping[str, ModelEntry],
+    stored: Mapping[str, Mapping[str, Entry]],
+    partitions: Iterable[CpuPartition],
+) -> dict[str, dict[str, ModelFile]]:
+    """The files of models, by partition and key; every partition is told what its stored profiles say.
+
+    `entries` and `stored` have the models' entries and profiles by key; those that have no profiles are left out.
+    """
+    files = [
+        ModelFile(
+            model.key,
+            str(entry.path.resolve()),
+            entry.backend,
+            entry.spec.menu,
+            entry.spec.batchable,
+            tuple((verdict.output, verdict.confidence) for verdict in model.verdicts),
+            config=entry.spec.config,
+        )
+        for model in models
+        if model.key in stored
+        for entry in [entries[model.key]]
+    ]
+    tables = {file.key: stored_tables(entries[file.key], stored[file.key]) for file in files}
+    return {
+        partition.name: {
+            file.key: msgspec.structs.replace(file, table=tables[file.key].get(partition.profile_kind))
+            for file in files
+        }
+        for partition in partitions
+    }

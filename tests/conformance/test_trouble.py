@@ -1,0 +1,214 @@
+"""Clients that give up, time out or overload a model, through the real tritonclient: nothing hangs, nothing is left."""
+
+import json
+import queue
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException
+
+from tests.support.server import GatewayServer, gateway_server
+from tests.support.timed_models import Reply, Sent, executed, replay, save_timed
+
+BUSY_MS = 2000
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayServer]:
+    directory = tmp_path_factory.mktemp("trouble")
+    repository = directory / "models"
+    save_timed(repository, "busy", {1: BUSY_MS}, max_batch_size=1)
+    save_timed(repository, "behind", {1: 1})
+    save_timed(repository, "m", {1: 1}, "dynamic_batching { }")
+    save_timed(repository, "short", {1: 1}, "dynamic_batching { default_queue_policy { max_queue_size: 2 } }")
+    save_timed(repository, "patient", {1: 1}, "dynamic_batching { max_queue_delay_microseconds: 5000000 }", 4)
+    with gateway_server(repository, directory, {"partitions": 1}) as running:
+        replay(running, "grpc", [Sent()])
+        yield running
+
+
+@pytest.fixture
+def busy(server: GatewayServer) -> Iterator[Callable[[], list[Reply]]]:
+    """The only partition is taken for a while; waits until it is free again."""
+    with ThreadPoolExecutor(1) as thread:
+        for _ in range(5):  # On a machine with other work it may be free again before that is seen.
+            future = thread.submit(replay, server, "grpc.aio", [Sent(model="busy"), Sent(200, model="behind")])
+            until(lambda: metric(server, "pending_request_count", "behind") == 1 or future.done())  # noqa: B023
+            if not future.done():
+                break
+        yield future.result
+        assert [reply.error for reply in future.result()] == ["", ""]
+
+
+def given(library: Any) -> list[Any]:
+    tensor = library.InferInput("x", [1, 1], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
+    return [tensor]
+
+
+def metrics(server: GatewayServer) -> Mapping[str, float]:
+    text = server.request("GET", "/metrics")[2].decode()
+    lines = (line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("nv_"))
+    return {name: float(number) for name, number in lines}
+
+
+def metric(server: GatewayServer, name: str, model: str, **labels: str) -> float:
+    more = "".join(f',{label}="{each}"' for label, each in labels.items())
+    return metrics(server).get(f'nv_inference_{name}{{model="{model}",version="1"{more}}}', 0)
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
+    begun = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begun < timeout_s
+        time.sleep(0.01)
+
+
+@pytest.mark.behaviour(
+    "L0_request_cancellation", "a queued request that is cancelled is CANCELLED, others finish", through="grpc"
+)
+def test_a_queued_request_is_cancelled(server: GatewayServer, busy: Callable[[], list[Reply]]) -> None:
+    ended: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
+
+        def done(result: Any, error: Any) -> None:
+            ended.put((result, error))
+
+        first, _ = (client.async_infer("m", given(tritonclient.grpc), done) for _ in range(2))
+        until(lambda: metric(server, "pending_request_count", "m") == 2)
+        first.cancel()
+        _, error = ended.get(timeout=5)
+        assert "CANCELLED" in str(error.status())
+        assert metric(server, "pending_request_count", "m") == 1
+        busy()
+        result, error = ended.get(timeout=5)
+        assert (result.as_numpy("y").tolist(), error) == ([[1]], None)
+    assert metric(server, "request_failure", "m", reason="CANCELED") >= 1
+
+
+@pytest.mark.behaviour("L0_request_cancellation", "a stream that is cancelled ends with one CANCELLED", through="grpc")
+def test_a_stream_is_cancelled(server: GatewayServer, busy: Callable[[], list[Reply]]) -> None:
+    ended: queue.Queue[Any] = queue.Queue()
+    before = metric(server, "request_failure", "m", reason="CANCELED")
+    with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
+        client.start_stream(lambda result, error: ended.put(error))
+        for number in range(3):
+            client.async_stream_infer("m", given(tritonclient.grpc), request_id=str(number))
+        until(lambda: metric(server, "pending_request_count", "m") == 3)
+        client.stop_stream(cancel_requests=True)
+        error = ended.get(timeout=5)
+        assert "CANCELLED" in str(error.status())
+        assert ended.empty()
+    until(lambda: metric(server, "request_failure", "m", reason="CANCELED") == before + 3)
+
+
+@pytest.mark.behaviour(
+    "L0_request_cancellation", "a client that disconnects cancels its request", triton="over HTTP it still runs"
+)
+def test_a_client_that_disconnects_cancels(server: GatewayServer, busy: Callable[[], list[Reply]]) -> None:
+    before = metric(server, "request_failure", "m", reason="CANCELED")
+    body = json.dumps({"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}).encode()
+    head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with socket.create_connection(("127.0.0.1", server.http_port)) as connection:
+        connection.sendall(head + body)
+        until(lambda: metric(server, "pending_request_count", "m") == 1)
+    until(lambda: metric(server, "request_failure", "m", reason="CANCELED") == before + 1)
+    assert metric(server, "pending_request_count", "m") == 0
+
+
+@pytest.mark.behaviour("L0_client_timeout", "a request ends when the client's timeout is over, and is not run")
+@pytest.mark.parametrize("client", ["http", "grpc"])
+def test_a_client_times_out(server: GatewayServer, busy: Callable[[], list[Reply]], client: str) -> None:
+    before = executed(server, "m").get(1, 0)
+    began = time.monotonic()
+    if client == "grpc":
+        with tritonclient.grpc.InferenceServerClient(server.grpc_url) as connection:
+            with pytest.raises(InferenceServerException) as caught:
+                connection.infer("m", given(tritonclient.grpc), client_timeout=0.2)
+            assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"
+    else:
+        connection = tritonclient.http.InferenceServerClient(server.http_url, network_timeout=0.2)
+        with connection, pytest.raises(TimeoutError):
+            connection.infer("m", given(tritonclient.http))
+    assert time.monotonic() - began < BUSY_MS / 1000
+    until(lambda: metric(server, "pending_request_count", "m") == 0)
+    busy()
+    assert executed(server, "m").get(1, 0) == before
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "is_server_live": lambda client: client.is_server_live(client_timeout=5),
+    "is_server_ready": lambda client: client.is_server_ready(client_timeout=5),
+    "is_model_ready": lambda client: client.is_model_ready("m", client_timeout=5),
+    "get_server_metadata": lambda client: client.get_server_metadata(client_timeout=5),
+    "get_model_metadata": lambda client: client.get_model_metadata("m", client_timeout=5),
+    "get_model_config": lambda client: client.get_model_config("m", client_timeout=5),
+    "get_model_repository_index": lambda client: client.get_model_repository_index(client_timeout=5),
+    "get_inference_statistics": lambda client: client.get_inference_statistics("m", client_timeout=5),
+    "get_trace_settings": lambda client: client.get_trace_settings(client_timeout=5),
+    "get_log_settings": lambda client: client.get_log_settings(client_timeout=5),
+}
+
+
+@pytest.mark.behaviour("L0_client_timeout", "all other calls answer while all partitions are busy", through="grpc")
+def test_calls_answer_in_time(server: GatewayServer, busy: Callable[[], list[Reply]]) -> None:
+    with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
+        assert [name for name, call in CALLS.items() if not call(client)] == []
+    assert metric(server, "pending_request_count", "behind") == 1
+
+
+@pytest.mark.behaviour("L0_metrics", "nv_inference_pending_request_count counts what waits, and falls to 0")
+@pytest.mark.parametrize("client", ["http.aio", "grpc.aio"])
+def test_the_pending_gauge(server: GatewayServer, client: str) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        future = thread.submit(replay, server, client, [Sent(300 * number, model="patient") for number in range(4)])
+        seen = set()
+        while not future.done():
+            seen.add(int(metric(server, "pending_request_count", "patient")))
+            time.sleep(0.01)
+        assert [reply.error for reply in future.result()] == [""] * 4
+    assert {0, 1, 2, 3} <= seen
+    assert metric(server, "pending_request_count", "patient") == 0
+
+
+@pytest.mark.behaviour("L0_metrics", "a full queue counts as nv_inference_request_failure with reason REJECTED")
+@pytest.mark.parametrize("client", ["http", "grpc"])
+def test_rejections_are_counted(server: GatewayServer, busy: Callable[[], list[Reply]], client: str) -> None:
+    before = metric(server, "request_failure", "short", reason="REJECTED")
+    replies = replay(server, client, [Sent(10 * number, model="short") for number in range(5)])
+    refused = [reply.error for reply in replies if reply.error]
+    assert len(refused) == 3
+    assert all("Exceeds maximum queue size" in error for error in refused)
+    assert metric(server, "request_failure", "short", reason="REJECTED") == before + 3
+
+
+@pytest.mark.behaviour("L0_metrics", "the names and labels of Triton's counters", through="socket")
+def test_the_names_of_metrics(server: GatewayServer) -> None:
+    replay(server, "grpc", [Sent()])
+    names = {re.split(r"[{ ]", name)[0] for name in metrics(server)}
+    assert names >= {
+        f"nv_inference_{name}"
+        for name in (
+            *("request_success", "request_failure", "count", "exec_count", "pending_request_count"),
+            *("request_duration_us", "queue_duration_us", "compute_input_duration_us", "compute_infer_duration_us"),
+            "compute_output_duration_us",
+        )
+    }
+
+
+@pytest.mark.behaviour("L0_grpc_state_cleanup", "after all of this nothing is pending, and requests are answered")
+@pytest.mark.parametrize("client", ["http", "grpc", "http.aio", "grpc.aio"])
+def test_nothing_is_left(server: GatewayServer, client: str) -> None:
+    pending = {name: number for name, number in metrics(server).items() if "pending" in name}
+    assert pending
+    assert set(pending.values()) == {0}
+    (reply,) = replay(server, client, [Sent()])
+    assert reply.outputs == {"y": [[0]]}

@@ -1,0 +1,200 @@
+"""Whatever is loaded and retired, in whatever order: nothing that was admitted is lost, and nothing stays behind."""
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from batcher.decisions import AnyDecision, BuildPlan, DispatchBatch, LoadModel, Settlement, UnloadModel
+from batcher.events import (
+    AnyEvent,
+    BatchCompleted,
+    BatchFailed,
+    FailureCause,
+    ModelLoaded,
+    ModelLoadFailed,
+    ModelUnloaded,
+    PartitionLost,
+    PartitionReady,
+    PlanBuilt,
+    RequestArrived,
+    ServingChanged,
+)
+from batcher.planner.build import build_plan
+from batcher.planner.live import LivePlanner
+from batcher.scheduler import Scheduler
+from models.pipeline import Late
+from tests.support.scheduling import GAINING, MS, US, S, chain, model, single, spec_of
+
+PARTITIONS = ("cpu0", "cpu1")
+
+
+class ServingMachine(RuleBasedStateMachine):
+    """Workers that hold what they are told to, and clients that ask for the last revision, or for one before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        spec = spec_of([model("m:1"), model("n:1")], partitions=PARTITIONS)
+        self.scheduler = Scheduler(spec, LivePlanner())
+        self.now_ns = S
+        self.revision = 0
+        self.open = ["m:1", "n:1"]
+        self.retired: list[str] = []
+        self.holds: dict[str, set[str]] = {}
+        self.orders: dict[str, list[LoadModel | UnloadModel]] = {name: [] for name in PARTITIONS}
+        self.running: dict[str, list[DispatchBatch]] = {name: [] for name in PARTITIONS}
+        self.building: list[BuildPlan] = []
+        self.waiting: set[int] = set()
+        self.arrived = 0
+
+    def tell(self, event: AnyEvent) -> None:
+        self.now_ns += US
+        self.carry_out(self.scheduler.handle(event, self.now_ns))
+        self.scheduler.check()
+        while (due_ns := self.scheduler.next_wakeup_ns()) is not None and due_ns <= self.now_ns:
+            self.carry_out(self.scheduler.handle_wakeup(self.now_ns))
+            self.scheduler.check()
+
+    def carry_out(self, decisions: list[AnyDecision]) -> None:
+        for decision in decisions:
+            match decision:
+                case DispatchBatch():
+                    assert decision.model in self.holds[decision.partition]
+                    self.running[decision.partition].append(decision)
+                case LoadModel():
+                    self.orders[decision.partition].append(decision)
+                case UnloadModel():
+                    self.holds[decision.partition].remove(decision.model)
+                    self.orders[decision.partition].append(decision)
+                case BuildPlan():
+                    self.building.append(decision)
+                case _ if isinstance(decision, Settlement):
+                    self.waiting.remove(decision.request)
+
+    @initialize()
+    def come_up(self) -> None:
+        for name in PARTITIONS:
+            self.restore(name, {"m:1", "n:1"})
+
+    def restore(self, name: str, models: set[str]) -> None:
+        self.holds[name] = set(models)
+        self.tell(PartitionReady(name, dict.fromkeys(sorted(models), GAINING)))
+
+    @rule(
+        late=st.sampled_from(Late),
+        places=st.sets(st.sampled_from(PARTITIONS), min_size=1),
+        chained=st.booleans(),
+        spares=st.booleans(),
+    )
+    def add(self, late: Late, places: set[str], chained: bool, spares: bool) -> None:
+        self.revision += 1
+        key = f"m:1@{self.revision}"
+        pipelines = [single(key, late)]
+        if chained:
+            pipelines.append(chain(key, "n:1", name=f"chain:1@{self.revision}"))
+        if "n:1" not in self.scheduler.dispatcher.models or "n:1" in self.scheduler.served.residency.unwanted:
+            pipelines = pipelines[:1]
+        self.open += [pipeline.name for pipeline in pipelines]
+        residency: dict[str, tuple[str, ...]] = dict.fromkeys(sorted(places), (key,))
+        spare = {name: tuple(sorted(self.holds.get(name, ()))) for name in residency} if spares else {}
+        served = {name for name in self.scheduler.dispatcher.models if self.copies(name)}
+        self.tell(ServingChanged((model(key),), tuple(pipelines), (), residency, spare))
+        assert all(self.copies(name) for name in served), "the last copy of a model was spared"
+
+    def copies(self, model: str) -> int:
+        return sum(model in held for held in self.holds.values())
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def retire(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(self.open))
+        self.open.remove(name)
+        self.retired.append(name)
+        self.tell(ServingChanged(retired=(name,)))
+
+    @rule(data=st.data(), times=st.integers(1, 4))
+    def arrive(self, data: st.DataObject, times: int) -> None:
+        name = data.draw(st.sampled_from(self.open + self.retired[-2:]))
+        for _ in range(times):
+            self.arrived += 1
+            self.waiting.add(self.arrived)
+            self.tell(RequestArrived(self.arrived, name, 1, self.now_ns + S))
+
+    @precondition(lambda self: any(self.orders.values()))
+    @rule(data=st.data(), fails=st.booleans())
+    def answer(self, data: st.DataObject, fails: bool) -> None:
+        self.carry_out_order(data.draw(st.sampled_from([name for name in PARTITIONS if self.orders[name]])), fails)
+
+    def carry_out_order(self, name: str, fails: bool) -> None:
+        order = self.orders[name].pop(0)
+        if isinstance(order, UnloadModel):
+            self.tell(ModelUnloaded(name, order.model))
+        elif fails:
+            self.tell(ModelLoadFailed(name, order.model, "there is no memory left"))
+        else:
+            self.holds[name].add(order.model)
+            self.tell(ModelLoaded(name, order.model, GAINING))
+
+    @precondition(lambda self: any(self.running.values()))
+    @rule(data=st.data())
+    def complete(self, data: st.DataObject) -> None:
+        self.complete_on(data.draw(st.sampled_from([name for name in PARTITIONS if self.running[name]])))
+
+    def complete_on(self, name: str) -> None:
+        batch = self.running[name].pop(0)
+        self.now_ns += MS
+        self.tell(BatchCompleted(batch.batch, self.now_ns - MS, self.now_ns))
+
+    @precondition(lambda self: self.holds)
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        """A worker is lost, and comes back with what the one before held when it began."""
+        name = data.draw(st.sampled_from(sorted(self.holds)))
+        models = self.holds.pop(name)
+        self.orders[name].clear()
+        self.tell(PartitionLost(name, "killed"))
+        while self.running[name]:
+            self.tell(BatchFailed(self.running[name].pop(0).batch, FailureCause.WORKER_LOST, "killed"))
+        self.restore(name, models | {"m:1"})
+
+    @precondition(lambda self: self.holds)
+    @rule(data=st.data())
+    def recycle(self, data: st.DataObject) -> None:
+        """A worker gets nothing any more and ends what it has; then another one takes its place."""
+        name = data.draw(st.sampled_from(sorted(self.holds)))
+        models = self.holds.pop(name)
+        self.orders[name].clear()
+        self.tell(PartitionLost(name, "another one takes its place"))
+        while self.running[name]:
+            self.complete_on(name)
+        self.restore(name, models)
+
+    @precondition(lambda self: self.building)
+    @rule()
+    def plan(self) -> None:
+        order = self.building.pop(0)
+        self.tell(PlanBuilt(order.build, build_plan(self.scheduler.spec, order.observed)))
+
+    def teardown(self) -> None:
+        """All that is served is retired: every request gets its outcome, and no model stays on any partition."""
+        while self.open:
+            self.tell(ServingChanged(retired=(self.open.pop(),)))
+        for _ in range(2_000):
+            if busy := [name for name in PARTITIONS if self.running[name]]:
+                self.complete_on(busy[0])
+            elif ordered := [name for name in PARTITIONS if self.orders[name]]:
+                self.carry_out_order(ordered[0], fails=False)
+            elif self.waiting and (due_ns := self.scheduler.next_wakeup_ns()) is not None:
+                self.now_ns = max(self.now_ns, due_ns)
+                self.carry_out(self.scheduler.handle_wakeup(self.now_ns))
+            else:
+                break
+        assert self.waiting == set()
+        assert all(held == set() for held in self.holds.values())
+        assert self.scheduler.dispatcher.models == {}
+        assert self.scheduler.served.retiring == []
+
+
+TestServing = ServingMachine.TestCase
+TestServing.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

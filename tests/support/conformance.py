@@ -1,0 +1,82 @@
+"""A plugin for pytest that lists the behaviours of Triton which tests replay, a line each: `make conformance`.
+
+A test says what it replays with the mark `behaviour(source, text)`: the test of Triton's quality assurance, and what
+happens, with the parameters of the test by name in braces. `triton` tells what Triton does where Sluice is different on
+purpose. What a request goes through is `through`, else the parameter `client` or `protocol`, else plain sockets. Tests
+with the same source and text make one line.
+"""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+_KEY = "behaviour"
+_CLIENTS = ("client", "protocol")
+_RESULTS = ("failed", "skipped", "passed")
+
+
+class _Line:
+    """A behaviour: what it goes through, and how its tests ended."""
+
+    def __init__(self) -> None:
+        self.through: dict[str, None] = {}
+        self.ended: Counter[str] = Counter()
+
+    @property
+    def result(self) -> str:
+        return next((result for result in _RESULTS if self.ended[result]), "not run")
+
+
+class Table:
+    """The lines in the order of their sources."""
+
+    def __init__(self) -> None:
+        self._lines: dict[tuple[str, str], _Line] = {}
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Give every test its lines, which are in its reports then."""
+        for item in session.items:
+            for mark in item.iter_markers(_KEY):
+                source, text, through = _read(item, *mark.args, **mark.kwargs)
+                line = self._lines.setdefault((source, text), _Line())
+                line.through |= dict.fromkeys(through.split())
+                item.user_properties.append((_KEY, (source, text)))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count how a test ended; one that fails before or after its call has failed."""
+        if report.when == "call" or report.outcome != "passed":
+            for key, line in report.user_properties:
+                if key == _KEY and isinstance(line, tuple):
+                    self._lines[line].ended[report.outcome] += 1
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the table, and how many lines of how many passed."""
+        rows = [
+            (source, text, " ".join(line.through), line.result)
+            for (source, text), line in sorted(self._lines.items(), key=lambda each: each[0][0])
+        ]
+        widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
+        terminalreporter.section("behaviours of Triton")
+        for row in rows:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+            terminalreporter.write_line("  ".join([*cells, row[3]]))
+        results = Counter(row[3] for row in rows)
+        skipped = f", {results['skipped']} more could not be tried here" if results["skipped"] else ""
+        terminalreporter.write_line(f"{results['passed']} of {len(rows) - results['skipped']}{skipped}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have a table."""
+    config.pluginmanager.register(Table())
+
+
+def _read(item: pytest.Item, source: str, text: str, *, through: str = "", triton: str = "") -> tuple[str, str, str]:
+    """The source, the sentence and the clients of a mark."""
+    parameters: dict[str, Any] = (
+        item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    )
+    named = {name: getattr(value, "__name__", value) for name, value in parameters.items()}
+    text = text.format_map(named)
+    known = through or " ".join(str(named[name]) for name in _CLIENTS if name in named) or "socket"
+    return source, f"{text} (Triton: {triton.format_map(named)})" if triton else text, known

@@ -1,0 +1,135 @@
+"""A model under Triton's dynamic batcher in virtual time: what is sent, which batches run, how each request ends."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from batcher.config import LevelsConfig, PipelineConfig, PolicyConfig, PolicyName
+from batcher.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch, Settlement
+from batcher.events import AnyEvent, PartitionReady, RequestArrived
+from batcher.outcome import Outcome
+from batcher.scheduler import Scheduler
+from batcher.simulator import Verdicts
+from models.dynamic_batching import QueuePolicy
+from models.profile import LatencyTable
+from tests.support.scheduling import MS, FaultySimulator, S, model, single, spec_of
+
+NEVER = 3600 * S
+DIRECT = (single("m:1", keyed=True), single("busy:1"))
+
+
+class Sent(NamedTuple):
+    """A request, and how long it would wait, if it says so."""
+
+    at_ns: int
+    rows: int = 1
+    key: str = ""
+    priority: int = 0
+    timeout_ns: int = 0
+
+
+class Machine:
+    """Batches take 1 ms, but for the models and batches that are named."""
+
+    def __init__(self, took_ns: Mapping[str | int, int]) -> None:
+        self._took_ns = took_ns
+
+    def batch_ns(self, batch: DispatchBatch) -> int:
+        return self._took_ns.get(batch.batch, self._took_ns.get(batch.model, MS))
+
+    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+        return ()
+
+    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+        return ()
+
+
+class Run:
+    """What came of a simulation: rows and requests of the model's batches, and how and when every request ended.
+
+    The model `busy:1` keeps the same partitions busy until `busy_ns`; `took_ns` is by model, or by number of a batch.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyConfig,
+        sent: Sequence[Sent],
+        *,
+        pipelines: Sequence[PipelineConfig] = DIRECT,
+        max_batch: int = 8,
+        took_ns: Mapping[str | int, int] | None = None,
+        busy_ns: int = 0,
+        partitions: int = 1,
+        events: Sequence[tuple[int, AnyEvent]] = (),
+    ) -> None:
+        times = {"m:1": MS, "busy:1": busy_ns or MS, "pre:1": 1} | dict(took_ns or {})
+        tables = {str(key): LatencyTable(((1, ns),)) for key, ns in times.items() if isinstance(key, str)}
+        names = [f"cpu{number}" for number in range(partitions)]
+        spec = spec_of(
+            [model("m:1", max_batch, policy), model("busy:1"), model("pre:1", 64)],
+            pipelines,
+            partitions=[*names, "before"],
+        )
+        self.rows: Counter[str] = Counter()
+        self.stats: Counter[int] = Counter()
+        self.batches: list[list[int]] = []
+        self.ended: dict[int, tuple[Outcome, int]] = {}
+        self.completed: list[int] = []
+        self.reasons: dict[int, str] = {}
+        self.scheduler = Scheduler(spec)
+        simulator = FaultySimulator(self.scheduler, Machine(times), self._observe)
+        for name in names:
+            simulator.at(0, PartitionReady(name, {key: tables[key] for key in ("m:1", "busy:1")}))
+        simulator.at(0, PartitionReady("before", {"pre:1": tables["pre:1"]}))
+        if busy_ns:
+            simulator.at(0, RequestArrived(-1, "busy:1", 1, NEVER))
+        for number, each in enumerate(sent):
+            expires_ns = each.at_ns + each.timeout_ns if each.timeout_ns else 0
+            event = RequestArrived(
+                number, "m:1", each.rows, NEVER, each.key, priority=each.priority, expires_ns=expires_ns
+            )
+            simulator.at(each.at_ns, event)
+        for at_ns, other in events:
+            simulator.at(at_ns, other)
+        simulator.run()
+        assert self.scheduler.requests == {}
+        self.ended.pop(-1, None)
+
+    def _observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
+        self.scheduler.check()
+        for decision in decisions:
+            if isinstance(decision, DispatchBatch):
+                self.rows[decision.model] += decision.rows
+            if isinstance(decision, DispatchBatch) and decision.model == "m:1":
+                self.stats[decision.rows] += 1
+                self.batches.append([member.request for member in decision.members])
+            if isinstance(decision, Settlement):
+                assert decision.request not in self.ended
+                self.ended[decision.request] = (decision.outcome, now_ns)
+                if isinstance(decision, CompleteRequest):
+                    self.completed.append(decision.request)
+                else:
+                    self.reasons[decision.request] = getattr(decision, "reason", "")
+
+    @property
+    def done_ms(self) -> list[float]:
+        """When each request was answered, in the order in which they were sent."""
+        assert {outcome for outcome, _ in self.ended.values()} == {Outcome.COMPLETED}
+        return [self.ended[request][1] / MS for request in sorted(self.ended)]
+
+    def outcomes(self) -> list[Outcome]:
+        return [self.ended[request][0] for request in sorted(self.ended)]
+
+
+def timeout_policy(
+    preferred: tuple[int, ...] = (2, 6),
+    delay_ns: int = 10 * S,
+    *,
+    levels: int = 0,
+    default: int = 0,
+    policies: Mapping[int, QueuePolicy] | None = None,
+    preserve_ordering: bool = False,
+    policy: QueuePolicy | None = None,
+) -> PolicyConfig:
+    config = LevelsConfig(levels, default, policy or QueuePolicy(), dict(policies or {}))
+    return PolicyConfig(PolicyName.TIMEOUT, preferred, delay_ns, levels=config, preserve_ordering=preserve_ordering)

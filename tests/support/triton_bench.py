@@ -1,0 +1,140 @@
+"""A Triton partition in front of a fake server, for tests."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import wraps
+from time import monotonic_ns
+from typing import Any, cast
+
+import grpc
+import numpy as np
+
+from batcher.config import Verdict
+from batcher.decisions import DispatchBatch, Member, ReleaseReason
+from batcher.events import AnyEvent, PartitionReady
+from gateway.assembly import Assembly
+from gateway.executors.triton_partition import TritonPartition
+from gateway.executors.triton_settings import TritonSettings
+from gateway.input_slots import InputSlots
+from gateway.plan import OF_REQUEST, PipelinePlan, StagePlan, Wire
+from models.arrays import WireBytes
+from models.pipeline import Confidence
+from models.pipeline_memory import OutputMemory
+from models.spec import ModelSpec
+from tests.support.fake_triton import FakeTriton, M, Refusal, double, serving_fake
+
+PLAN = PipelinePlan(
+    True, (StagePlan({"x": Wire(OF_REQUEST, "x")}, None, "", ()),), {"y": (Wire(0, "y"),)}, OutputMemory(0, 8)
+)
+
+
+class Bench:
+    """A partition in front of a fake server, and a queue of what it reported."""
+
+    def __init__(self, fake: FakeTriton, port: int, specs: Mapping[str, ModelSpec], timeout_s: float) -> None:
+        self.fake = fake
+        self.told: list[str] = []
+        self._events: asyncio.Queue[AnyEvent] = asyncio.Queue()
+        # What goes to Triton takes no slot of the arena.
+        self.assembly = Assembly({f"{key}": PLAN for key in specs}, specs, cast("InputSlots", None))
+        settings = TritonSettings("t", f"127.0.0.1:{port}", timeout_s=timeout_s)
+        verdicts = {"m:1": (Verdict("y", Confidence.MAX),)}
+        self.partition = TritonPartition(settings, specs, verdicts, self.assembly, self, monotonic_ns)
+        self._batches = 0
+
+    def triton_ready(self, partition: str, url: str, loaded: Sequence[str], failed: Mapping[str, str]) -> None:
+        self.told.append(f"{partition} ready {','.join(loaded)}" + "".join(f"; {k}: {v}" for k, v in failed.items()))
+
+    def triton_lost(self, partition: str, url: str, reason: str) -> None:
+        self.told.append(f"{partition} lost: {reason}")
+
+    def model_loaded(self, partition: str, model: str) -> None:
+        self.told.append(f"{partition} loaded {model}")
+
+    def model_load_failed(self, partition: str, model: str, reason: str) -> None:
+        self.told.append(f"{partition} did not load {model}: {reason}")
+
+    def model_unloaded(self, partition: str, model: str) -> None:
+        self.told.append(f"{partition} unloaded {model}")
+
+    async def event(self) -> AnyEvent:
+        async with asyncio.timeout(10):
+            return await self._events.get()
+
+    async def ready(self) -> PartitionReady:
+        self.partition.start(self._events.put_nowait)
+        event = await self.event()
+        assert isinstance(event, PartitionReady)
+        return event
+
+    def send(self, *requests: float, model: str = "m:1") -> int:
+        """A batch with a request of one row for each number, whose values are that number."""
+        self._batches += 1
+        members = []
+        for number, value in enumerate(requests):
+            request = 100 * self._batches + number
+            self.assembly.admit(request, model, {"x": np.full((1, 2), value, np.float32)}, 1, 8)
+            members.append(Member(request, 0, 1))
+        batch = DispatchBatch(self._batches, "t", model, len(members), tuple(members), ReleaseReason.IDLE)
+        self.partition.run(batch)
+        return self._batches
+
+    def taken(self, batch: int, number: int = 0) -> list[Any]:
+        tensors, _ = self.assembly.take(100 * batch + number)
+        y = tensors["y"]
+        assert not isinstance(y, WireBytes)
+        return cast("list[Any]", y.tolist())
+
+
+def benched(
+    specs: Mapping[str, ModelSpec] | None = None, timeout_s: float = 5.0, memory: bool = False
+) -> Callable[[Callable[[Bench], Coroutine[Any, Any, None]]], Callable[[], None]]:
+    """Run a test in front of a fake server."""
+
+    def decorate(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+        async def main() -> None:
+            fake = FakeTriton()
+            fake.memory = {} if memory else None
+            async with serving_fake(fake) as port:
+                bench = Bench(fake, port, specs or {"m:1": M}, timeout_s)
+                try:
+                    await test(bench)
+                finally:
+                    await bench.partition.drain()
+
+        # Not functools.wraps: pytest would look for a fixture of the name of the argument.
+        def run() -> None:
+            asyncio.run(main())
+
+        return run
+
+    return decorate
+
+
+def answers(*first: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
+    """Each of these answers one batch; then all is well."""
+    waiting = list(first)
+
+    @wraps(double)
+    async def answer(request: Any) -> Any:
+        return await (waiting.pop(0) if waiting else double)(request)
+
+    return answer
+
+
+def refusing(code: grpc.StatusCode, words: str) -> Callable[[Any], Awaitable[Any]]:
+    async def refuse(request: Any) -> Any:
+        raise Refusal(code, words)
+
+    return refuse
+
+
+def saying(answer: Any) -> Callable[[Any], Awaitable[Any]]:
+    async def say(request: Any) -> Any:
+        return answer
+
+    return say
+
+
+async def hang(request: Any) -> Any:
+    await asyncio.Event().wait()

@@ -1,0 +1,71 @@
+"""A model in Python that ends its process takes nothing along: neither other models nor other requests of its batch."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import tritonclient.http
+from tritonclient.utils import InferenceServerException
+
+from models.tensor import DataType
+from tests.support.onnx_models import save_identity
+from tests.support.processes import allowed_cores, children
+from tests.support.server import GatewayServer, gateway_server
+
+CONFIG = """
+backend: "python" max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: 1 }
+output { name: "y" data_type: TYPE_FP32 dims: 1 }
+dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 100000 }
+"""
+MODEL = """
+import os
+
+def infer(inputs):
+    if (inputs["x"] < 0).any():
+        os._exit(1)
+    return {"y": inputs["x"] * 2}
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayServer]:
+    directory = tmp_path_factory.mktemp("python")
+    repository = directory / "models"
+    save_identity(repository / "echo" / "1" / "model.onnx", DataType.FP32, [1])
+    (repository / "twice" / "1").mkdir(parents=True)
+    (repository / "twice" / "config.pbtxt").write_text(CONFIG)
+    (repository / "twice" / "1" / "model.py").write_text(MODEL)
+    with gateway_server(repository, directory, {"partitions": 1}) as running:
+        yield running
+
+
+def infer(server: GatewayServer, model: str, value: float) -> float | str:
+    tensor = tritonclient.http.InferInput("x", [1, 1], "FP32")
+    tensor.set_data_from_numpy(np.array([[value]], np.float32))
+    with tritonclient.http.InferenceServerClient(server.http_url, network_timeout=60) as client:
+        try:
+            return float(client.infer(model, [tensor]).as_numpy("y").item())
+        except InferenceServerException as error:
+            return str(error.message())
+
+
+@pytest.mark.behaviour("L0_backend_python", "a model whose process ends costs one request", through="http")
+def test_a_process_that_ends_costs_only_the_request_that_ended_it(server: GatewayServer) -> None:
+    (worker,) = children(server.process.pid)
+    values = [1.0, 2.0, 3.0, -1.0, 5.0, 6.0]
+    with ThreadPoolExecutor(8) as threads:
+        twice = [threads.submit(infer, server, "twice", value) for value in values]
+        echo = [threads.submit(infer, server, "echo", value) for value in values]
+    ended = "the model failed: twice:1: the process of the model exited with status 1"
+    assert [each.result() for each in twice] == [2.0, 4.0, 6.0, ended, 10.0, 12.0]
+    assert [each.result() for each in echo] == values
+    assert children(server.process.pid) == [worker]
+
+
+def test_the_process_has_the_cores_of_its_partition(server: GatewayServer) -> None:
+    assert infer(server, "twice", 4.0) == 8.0
+    (worker,) = children(server.process.pid)
+    (process,) = children(worker)
+    assert allowed_cores(process) == allowed_cores(worker)

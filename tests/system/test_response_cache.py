@@ -1,0 +1,120 @@
+"""A real server answers from its cache what it was asked before, over both protocols."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+
+from models.tensor import DataType
+from tests.support.onnx_models import save_identity
+from tests.support.server import GatewayServer, gateway_server
+
+CACHED = "max_batch_size: 4 response_cache { enable: true }"
+ENSEMBLE = """
+platform: "ensemble" max_batch_size: 4 response_cache { enable: true }
+input { name: "a" data_type: TYPE_FP32 dims: 3 }
+output { name: "b" data_type: TYPE_FP32 dims: 3 }
+ensemble_scheduling { step {
+  model_name: "plain" model_version: -1
+  input_map { key: "x" value: "a" } output_map { key: "y" value: "b" }
+} }
+"""
+COUNTING = """
+backend: "python" max_batch_size: 4 response_cache { enable: true }
+input { name: "x" data_type: TYPE_STRING dims: 1 }
+output { name: "y" data_type: TYPE_STRING dims: 1 }
+"""
+COUNTER = """
+runs = 0
+
+def infer(inputs):
+    global runs
+    runs += 1
+    return {"y": inputs["x"] + f" {runs}".encode()}
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayServer]:
+    directory = tmp_path_factory.mktemp("cache")
+    repository = directory / "models"
+    for name in ("cached", "plain"):
+        save_identity(repository / name / "1" / "model.onnx", DataType.FP32, [3])
+    (repository / "cached" / "config.pbtxt").write_text(CACHED)
+    for name, text in (("whole", ENSEMBLE), ("counter", COUNTING)):
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "config.pbtxt").write_text(text)
+    (repository / "counter" / "1" / "model.py").write_text(COUNTER)
+    with gateway_server(repository, directory, {"partitions": 1}, ["--cache-bytes", "10000"]) as running:
+        yield running
+
+
+def infer(server: GatewayServer, protocol: str, model: str, name: str, values: Any, **options: Any) -> Any:
+    library = tritonclient.http if protocol == "http" else tritonclient.grpc
+    url = server.http_url if protocol == "http" else server.grpc_url
+    with library.InferenceServerClient(url) as client:
+        tensor = library.InferInput(name, values.shape, "BYTES" if values.dtype == object else "FP32")
+        tensor.set_data_from_numpy(values)
+        return client.infer(model, [tensor], **options)
+
+
+def counts(server: GatewayServer, model: str) -> tuple[int, ...]:
+    with tritonclient.http.InferenceServerClient(server.http_url) as client:
+        (entry,) = client.get_inference_statistics(model)["model_stats"]
+    stats = entry["inference_stats"]
+    return (
+        *(stats[each]["count"] for each in ("success", "queue", "cache_hit", "cache_miss")),
+        entry["inference_count"],
+        entry["execution_count"],
+    )
+
+
+@pytest.mark.behaviour("L0_response_cache", "hits and misses are counted, hits are no executions", through="http grpc")
+def test_an_answer_is_given_again_over_either_protocol_and_to_those_who_want_classes(server: GatewayServer) -> None:
+    row = np.array([[1, 3, 2]], np.float32)
+    for protocol in ("http", "grpc", "http"):
+        assert infer(server, protocol, "cached", "x", row).as_numpy("y").tolist() == [[1, 3, 2]]
+    wanted = [tritonclient.http.InferRequestedOutput("y", class_count=1)]
+    classes = infer(server, "http", "cached", "x", row, outputs=wanted).as_numpy("y")
+    assert classes.tolist() == [[b"3.000000:1"]]
+    assert infer(server, "grpc", "cached", "x", row + 1).as_numpy("y").tolist() == [[2, 4, 3]]
+    assert counts(server, "cached") == (5, 5, 3, 2, 2, 2)
+    _, _, metrics = server.request("GET", "/metrics")
+    assert b'nv_cache_num_hits_per_model{model="cached",version="1"} 3\n' in metrics
+    assert b'sluice_requests_total{outcome="completed",pipeline="cached:1"} 5' in metrics
+
+
+@pytest.mark.behaviour("L0_response_cache", "ensemble: a hit of the whole skips its models", through="http")
+def test_an_ensemble_is_cached_as_a_whole(server: GatewayServer) -> None:
+    row = np.array([[5, 6, 7]], np.float32)
+    for _ in range(2):
+        assert infer(server, "http", "whole", "a", row).as_numpy("b").tolist() == [[5, 6, 7]]
+    assert counts(server, "whole") == (2, 2, 1, 1, 1, 1)
+    assert counts(server, "plain") == (1, 1, 0, 0, 1, 1)
+
+
+@pytest.mark.behaviour("L0_response_cache", "a full cache makes room for what is new", through="grpc")
+def test_what_was_wanted_least_lately_makes_room(server: GatewayServer) -> None:
+    def answer(word: str) -> str:
+        result = infer(server, "grpc", "counter", "x", np.array([[word.encode()]], np.object_)).as_numpy("y")
+        return str(result.item().decode())
+
+    # The model was run when it was warmed, too.
+    first = answer("a")
+    assert answer("a") == first
+    # An entry takes 1 kB and a little more: nine of them fill the cache.
+    others = [answer(f"b{number}") for number in range(9)]
+    assert len({*others, first}) == 10
+    assert answer("b8") == others[8]
+    assert answer("a") != first
+
+
+def test_an_explanation_says_that_it_came_from_the_cache(server: GatewayServer) -> None:
+    row = np.array([[9, 9, 9]], np.float32)
+    for _ in range(2):
+        infer(server, "http", "cached", "x", row, request_id="again")
+    _, _, body = server.request("GET", "/v2/sluice/requests/again")
+    assert b"it was answered from the cache" in body

@@ -1,0 +1,191 @@
+"""A gateway whose workers are stood in for by what does at once what it is told."""
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Any, cast
+
+from batcher.build import build_spec
+from batcher.config import PartitionConfig
+from batcher.decisions import DispatchBatch, LoadModel, Member, UnloadModel
+from batcher.events import BatchCompleted, ModelLoaded, ModelLoadFailed, ModelUnloaded, PartitionReady
+from batcher.planner.build import build_plan
+from batcher.planner.live import LivePlanner
+from batcher.scheduler import Scheduler
+from gateway.answer import Tensor
+from gateway.catalogue import Catalogue
+from gateway.config import ServerConfig
+from gateway.executors.base import Combined, Post
+from gateway.executors.worker import WorkerExecutor
+from gateway.lifecycle import Lifecycle
+from gateway.lifecycle_deployment import Deployment
+from gateway.lifecycle_loads import Loads
+from gateway.lifecycle_names import Names
+from gateway.lifecycle_revision import Source, deployed_from
+from gateway.metrics import Metrics
+from gateway.repository_api import IndexEntry, RepositoryApi
+from gateway.runtime import Runtime
+from gateway.server import PartitionWatch
+from models.profile import LatencyTable
+from models.repository import Repository, Selection
+from mps.messages import Ready
+from mps.partition import CpuPartition
+from tests.unit.gateway.test_lifecycle import save
+
+TABLE = LatencyTable.from_ms({1: 1})
+PIPELINE = "stages: {only: {model: m, inputs: {x: request.x}}}\noutputs: {y: only.y}\n"
+
+
+class InstantExecutor:
+    """Loads, unloads and runs at once, but for batches while it is to `hold` them and models that are `broken`.
+
+    One that is `slow` does not load anything for now.
+    """
+
+    def __init__(self, watch: PartitionWatch) -> None:
+        self.watch = watch
+        self.orders: list[str] = []
+        self.ordered = asyncio.Event()
+        self.known: set[str] = set()
+        self.broken: set[str] = set()
+        self.slow = False
+        self.hold = False
+        self.held: list[DispatchBatch] = []
+        self.post: Post
+
+    def start(self, post: Post) -> None:
+        self.post = post
+        self.watch.worker_ready("cpu0", Ready(1, (0,), 1, ()))
+        post(PartitionReady("cpu0", {}))
+
+    def add(self, plans: Mapping[str, Any], models: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> None:
+        self.known |= plans.keys() | models.keys()
+        assert files.keys() == {"cpu0"}
+        assert files["cpu0"].keys() == models.keys()
+
+    def remove(self, pipelines: Collection[str], models: Collection[str]) -> None:
+        self.known -= {*pipelines, *models}
+
+    def recycle(self, partition: str) -> None:
+        self.orders.append(f"recycle {partition}")
+
+    def admit(self, request: int, pipeline: str, inputs: Mapping[str, Tensor], rows: int, input_bytes: int) -> int:
+        assert pipeline in self.known
+        return 0
+
+    def run(self, batch: DispatchBatch) -> None:
+        self.held.append(batch)
+        if not self.hold:
+            self.finish()
+
+    def finish(self) -> None:
+        while self.held:
+            self.post(BatchCompleted(self.held.pop(0).batch, 0, 1))
+
+    def revoke(self, batch: int) -> None: ...
+
+    def load(self, order: LoadModel) -> None:
+        self.orders.append(f"load {order.model}")
+        self.ordered.set()
+        if order.model.partition(":")[0] in self.broken:
+            self.watch.model_load_failed(order.partition, order.model, "it is broken")
+            self.post(ModelLoadFailed(order.partition, order.model, "it is broken"))
+        elif not self.slow:
+            asyncio.get_running_loop().call_soon(self._loaded, order)
+
+    def _loaded(self, order: LoadModel) -> None:
+        self.watch.model_loaded(order.partition, order.model)
+        self.post(ModelLoaded(order.partition, order.model, TABLE))
+
+    def unload(self, order: UnloadModel) -> None:
+        self.orders.append(f"unload {order.model}")
+        self.watch.model_unloaded(order.partition, order.model)
+        self.post(ModelUnloaded(order.partition, order.model))
+
+    def combine(self, member: Member) -> Combined:
+        raise NotImplementedError
+
+    def take(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
+        return {}, lambda: None
+
+    def forget(self, request: int) -> None: ...
+
+
+class NoTimer:
+    """Never rings: what is due is due at once here."""
+
+    def start(self, callback: Callable[[], None]) -> None: ...
+
+    def arm(self, due_ns: int | None) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Served:
+    """A gateway over repositories, without front ends and workers; nothing is loaded at first."""
+
+    def __init__(self, *repositories: Path, memory_bytes: int = 0) -> None:
+        source = Source(repositories, 4, {}, {})
+        partition = CpuPartition("cpu0", (0,))
+        configs = [PartitionConfig("cpu0", partition.profile_kind, memory_bytes=memory_bytes)]
+        spec = build_spec([], [], configs)
+        self.scheduler = Scheduler(spec, LivePlanner())
+        self.catalogue = Catalogue("1", [], (), ["cpu0"])
+        metrics = Metrics({}, ["cpu0"], queue_depths=self.scheduler.queue_depths, arena_bytes=lambda: 0)
+        loads = Loads()
+        self.executor = InstantExecutor(PartitionWatch(self.catalogue, metrics, loads))
+        self.runtime = Runtime(
+            self.scheduler,
+            self.executor,
+            clock=lambda: round(asyncio.get_running_loop().time() * 1e9),
+            timer=NoTimer(),
+            metrics=metrics,
+            build_plan=build_plan,
+        )
+        executor = cast(WorkerExecutor, self.executor)
+        deployment = Deployment(
+            ServerConfig(), {}, [partition], self.scheduler, self.runtime, executor, self.catalogue, metrics, loads
+        )
+        empty = Repository.scan(repositories, selection=Selection(()))
+        names = Names(deployed_from(empty, source))
+        self.lifecycle = Lifecycle(source, names, self.catalogue, deployment, loads, recycle=False)
+        self.runtime.start()
+
+    @property
+    def index(self) -> list[tuple[str, str, str]]:
+        entries: list[IndexEntry] = RepositoryApi(self.catalogue).index("", ready_only=False)
+        return [(f"{each.name}:{each.version}", each.state, each.reason) for each in entries]
+
+    @property
+    def keys(self) -> list[str]:
+        return sorted(self.scheduler.pipelines)
+
+    async def settle(self) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        self.scheduler.check()
+
+
+def served(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test on a loop of its own, over the models m and n and the pipeline p, which needs m."""
+
+    @wraps(test)
+    def run(tmp_path: Path) -> None:
+        for name in ("m", "n"):
+            save(tmp_path, name)
+        (tmp_path / "p").mkdir()
+        (tmp_path / "p" / "pipeline.yaml").write_text(PIPELINE)
+
+        async def whole() -> None:
+            gateway = Served(tmp_path)
+            try:
+                await test(gateway, tmp_path)
+            finally:
+                gateway.lifecycle.close()
+                gateway.runtime.close()
+
+        asyncio.run(whole())
+
+    del run.__wrapped__  # its arguments are not fixtures
+    return run
