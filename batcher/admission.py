@@ -27,9 +27,9 @@ class Admission:
     contend for a model, what one may have waiting there is its share by weight, and what the others leave of theirs.
     """
 
-    def __init__(self, limits: Limits, booked: BookedWork | None = None) -> None:
+    def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self.booked = booked
+        self.booked: BookedWork | None = None
         self.memory_bytes = 0
         self.draining = False
 

@@ -20,7 +20,7 @@ from batcher.pool import Pool
 from batcher.queue import Queue
 from batcher.ranking import FAR_NS
 from batcher.reservations import Reservations
-from batcher.slots import Precedence, QueueKey, Slot
+from batcher.slots import QueueKey, Slot
 
 DRIFT = 0.05
 """Relative change of an estimate that reservations take note of: below it, the estimates of a steady machine waver."""
@@ -48,7 +48,6 @@ class BookedWork:
         self._wake = wake
         self._release = release
         self._reservations = Reservations(spec.partitions)
-        self._precedences: dict[int, Precedence] = {}
         self._services: dict[tuple[str, str], list[int]] = {}
         self.ledgers = self._reservations.ledgers
         self.waiting: dict[Part, Entry] = {}
@@ -59,14 +58,9 @@ class BookedWork:
         """Reserve a place for every stage of a request, by its deadline and cost."""
         for partition in self._fleet.partitions.values():
             self._expire(partition, now_ns)
-        precedence = self._precedences.get(pipeline.number)
-        if precedence is None:
-            stages = pipeline.stages
-            precedence = Precedence([each.waits_for for each in stages], [each.model is not None for each in stages])
-            self._precedences[pipeline.number] = precedence
         refusal = self._reservations.reserve(
             event.request,
-            precedence,
+            pipeline.precedence,
             _queues(event, pipeline),
             event.rows,
             event.deadline_ns,
@@ -168,6 +162,9 @@ class BookedWork:
             for place, held, stage in [(slot, held, stage) for slot in gone for held, stage in slot.members]:
                 if reservations.slot(held.request, stage) is place:
                     reservations.reopen(held.request, stage, now_ns)
+        for kind, key in [known for known in self._services if known[1] not in self._fleet.models]:
+            del self._services[kind, key]
+            reservations.unlearn(kind, key)
         self._release_lapsed(now_ns)
         self._wake_in_time(now_ns)
 

@@ -52,7 +52,7 @@ class Dispatcher:
         self._disturbed: dict[LevelQueue, None] = {}
         self._formed_ns = 0
         self.booked: BookedWork | None = None
-        self.evictions = Evictions(self.models, self.hand_off_ns, None)
+        self.evictions = Evictions(self.models, self.hand_off_ns)
         self._next_batch = 1
         self._next_sequence = 1
 
@@ -306,13 +306,11 @@ class Dispatcher:
     ) -> tuple[PartitionState, Queue, list[Entry], ReleaseReason]:
         """What was taken is to run; what is left of the queue may be for somebody else."""
         if queue.live or queue.retries:
-            for pool in self.models[queue.model].pools:
-                if queue in pool.listed or (queue.wanted_rows and queue in pool.aside):
+            model = self.models[queue.model]
+            for pool in model.pools:
+                if (queue in pool.listed and model.by_deadline) or (queue.wanted_rows and queue in pool.aside):
                     continue
-                pool.aside.pop(queue, None)
-                pool.announce(queue)
-                if pool.idle() is not None:
-                    self.agenda.wake(pool, now_ns)
+                self.agenda.announce(queue, pool, now_ns)
         return host, queue, entries, reason
 
     def _on_time(

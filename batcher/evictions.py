@@ -36,10 +36,10 @@ class Evictions:
 
     __slots__ = ("_compact_above", "_hand_off_ns", "_models", "agenda", "booked")
 
-    def __init__(self, models: Mapping[str, ModelState], hand_off_ns: int, booked: BookedWork | None) -> None:
+    def __init__(self, models: Mapping[str, ModelState], hand_off_ns: int) -> None:
         self._models = models
         self._hand_off_ns = hand_off_ns
-        self.booked = booked
+        self.booked: BookedWork | None = None
         self._compact_above = COMPACT
         self.agenda: list[tuple[int, int, Entry, Fate]] = []
 

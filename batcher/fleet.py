@@ -111,7 +111,7 @@ class Fleet:
         pool.partitions[partition.number] = partition
         pool.recount()
         pool.changed(partition)
-        for key in before | models:
+        for key in sorted(before | models):
             model = self.models[key]
             model.pools = [each for each in self.pools if key in each.models]
             model.hosts = sum(len(each.partitions) for each in model.pools)

@@ -104,7 +104,7 @@ class LevelQueue(Queue):
         Raises RefusedError when there is no room for it or no time, unless it had a place reserved: it was admitted.
         """
         expires_ns, delay_ns = self._limits_ns(entry, now_ns)
-        if not entry.request.pipeline.evicts:
+        if not entry.request.pipeline.evicts and entry.request.arrival.max_cost is None:
             number = self._number(entry)
             limit = self._config.policy_of(number).max_queue_size
             level = self._levels.get(number)

@@ -14,6 +14,7 @@ from batcher.pool import Pool
 from batcher.queue import Queue
 from batcher.ranking import LiveOption, Planner, Ranker
 from batcher.rate import RateEstimate
+from batcher.slots import Precedence
 from models.pipeline import Late
 from models.units import NS_PER_S
 
@@ -159,6 +160,7 @@ class PipelineState:
         "number",
         "outstanding",
         "path_ns",
+        "precedence",
         "rate",
         "reach",
         "roots",
@@ -191,6 +193,9 @@ class PipelineState:
         self.roots = [stage for stage in self.stages if not stage.waits_for]
         self.single = self.stage_count == 1
         self.side_by_side = _side_by_side(self.stages)
+        self.precedence = Precedence(
+            [stage.waits_for for stage in self.stages], [stage.model is not None for stage in self.stages]
+        )
         self.evicts = config.late is Late.EVICT
         self.outstanding = 0
         self.last_probe_ns: int | None = None

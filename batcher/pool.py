@@ -29,10 +29,11 @@ class Pool:
     `waiting` has an item for the head of every queue that has work for this pool, the most urgent first, but for those
     that are `aside`, because a policy waits: until a time (`timers`) or, those that are `parked` as well, until a
     partition has been idle for the time given there, which is at `gathered_ns` if it gets nothing else to do. Items are
-    checked when they come up: a head is followed by a less urgent one, so that an item never comes
-    up too late, and a queue that changes costs nothing in pools that have not come to it. `listed` has the serial
-    numbers of those that count. Idle partitions, and those that open because their one batch is about to end, are
-    listed in the same lazy way, until one joins, leaves, comes up or is lost.
+    checked when they come up: in a queue by deadline a head is followed by a less urgent one, so that an item never
+    comes up too late, and such a queue costs nothing in pools that have not come to it when it changes; others have to
+    be announced for each head. `listed` has the serial numbers of those that count. Idle partitions, and those that
+    open because their one batch is about to end, are listed in the same lazy way, until one joins, leaves, comes up or
+    is lost.
 
     `price` is what a second of one costs. `backlog_ns` is the work that is promised but not dispatched. `wake_ns` is
     when the pool is to be looked at next.

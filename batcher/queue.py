@@ -103,6 +103,11 @@ class Queue:
             lane.served = max(lane.served, self._virtual)
         return lane
 
+    def close_lane(self, number: int) -> None:
+        """Forget the lane of a pipeline that has nothing here any more."""
+        self._lanes.pop(number, None)
+        self._only = next(iter(self._lanes.values())) if len(self._lanes) == 1 else None
+
     def retry(self, group: list[Entry]) -> None:
         """Add entries that are to be dispatched together, as they are."""
         self.retries.append(group)

@@ -10,7 +10,7 @@ not overlap; whatever is started ends by the start of the first slot that stays 
 its time has come; what its members wait for has the end of its own slot before that.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, islice
 from typing import NamedTuple
 
@@ -71,6 +71,10 @@ class Reservations:
         """
         self._lengths[kind][model] = tuple(accumulate(lengths_ns, max))
         self._known.clear()
+
+    def unlearn(self, kind: str, model: str) -> None:
+        """A model is gone that no partition holds and nothing is reserved for."""
+        del self._lengths[kind][model]
 
     def ready(self, partition: str, models: Iterable[str], now_ns: int) -> None:
         """A partition is up with these models, whose lengths have been learned."""
@@ -167,15 +171,6 @@ class Reservations:
         return expired
 
     # -- dispatch
-
-    def due_ns(self, partition: str, leaving: Collection[Part] = ()) -> int | None:
-        """By when a partition has to be free for the first slot that is left when `leaving` have been started."""
-        return self.ledgers[partition].due_ns(leaving)
-
-    def limit_ns(self, request: int, stage: int) -> int | None:
-        """By when a stage has to be over, wherever it runs; None without a reservation."""
-        reservation = self._reservations.get(request)
-        return None if reservation is None else reservation.limit_ns(stage)
 
     def runnable(self, partition: str, start_ns: int, waiting: Rows) -> Run | None:
         """The batch that a partition can start at `start_ns` without taking the time of what it leaves.

@@ -46,8 +46,8 @@ class Residency:
         self.wake_ns: int | None = None
 
     def aim(self, residency: dict[str, tuple[str, ...]], now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Go for a new residency; partitions it does not name keep what they hold."""
-        known = self._fleet.models.keys()
+        """Go for a new residency, less what is unwanted; partitions that it does not name keep what they hold."""
+        known = self._fleet.models.keys() - self.unwanted
         self._aim = {name: frozenset(models) & known for name, models in residency.items()}
         self._beside = {name: models for name, models in self._beside.items() if name not in residency}
         self.advance(now_ns, decisions)

@@ -1,6 +1,6 @@
 """What is served: pipelines come, and go with the last of their requests; the models that nobody needs then go, too."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -66,6 +66,8 @@ class Served:
             self.retiring.remove(pipeline)
             for model in self._models_of(pipeline.config):
                 model.pipelines.remove(pipeline)
+                for queue in model.queues.values():
+                    queue.close_lane(pipeline.number)
                 if not model.pipelines:
                     unneeded.add(model.config.key)
         if unneeded:
@@ -94,11 +96,11 @@ class Served:
         self._fleet.touch(model.config.key for model in self._models_of(config))
 
     def _specify(self, residency: Mapping[str, Sequence[str]]) -> None:
-        unwanted = self.residency.unwanted
-        partitions = (_may_hold(each, residency.get(each.name, ())) for each in self.spec.partitions)
+        models = {key: model.config for key, model in self._fleet.models.items() if key not in self.residency.unwanted}
+        partitions = (_may_hold(each, models, residency.get(each.name, ())) for each in self.spec.partitions)
         self.spec = msgspec.structs.replace(
             self.spec,
-            models=tuple(model.config for key, model in self._fleet.models.items() if key not in unwanted),
+            models=tuple(models.values()),
             pipelines=tuple(pipeline.config for pipeline in self.pipelines.values()),
             partitions=tuple(partitions),
         )
@@ -109,8 +111,8 @@ class Served:
         return [self._fleet.models[key] for key in dict.fromkeys(keys)]
 
 
-def _may_hold(partition: PartitionConfig, models: Sequence[str]) -> PartitionConfig:
-    """A partition that may hold these models as well."""
-    if partition.models is None or not models:
+def _may_hold(partition: PartitionConfig, served: Container[str], models: Sequence[str]) -> PartitionConfig:
+    """A partition that may hold these models as well, and no longer those that are not served."""
+    if partition.models is None:
         return partition
-    return msgspec.structs.replace(partition, models=(*partition.models, *models))
+    return msgspec.structs.replace(partition, models=(*filter(served.__contains__, partition.models), *models))

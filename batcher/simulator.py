@@ -114,7 +114,7 @@ class Simulator:
         self._sequence = 0
         self._free_ns: dict[str, int] = {}
         self._known_ns: dict[str, int] = {}
-        self._started_ns: dict[int, tuple[str, int, int]] = {}
+        self._started_ns: dict[int, tuple[str, int, int, int]] = {}
         self._answers: list[int] = []
         # The loop took what had come by `_turn_ns`, handles it at `now_ns` and is busy until `_idle_ns`.
         self._turn_ns = 0
@@ -224,15 +224,15 @@ class Simulator:
         completed = BatchCompleted(batch.batch, started_ns, ended_ns, self._service.batch_verdicts(batch))
         known_ns = ended_ns + max(host.return_ns + self._stray_ns(), 0)
         before_ns = self._known_ns.get(batch.partition, 0)
-        self._started_ns[batch.batch] = (batch.partition, started_ns, before_ns)
+        self._started_ns[batch.batch] = (batch.partition, started_ns, free_ns, before_ns)
         # A worker tells of one batch after the other.
         known_ns = self._known_ns[batch.partition] = max(known_ns, before_ns)
         self.at(known_ns, completed)
 
     def _revoke(self, batch: int) -> None:
         """Take a batch back that has not started: it is the last of its partition, since a worker holds two at most."""
-        partition, started_ns, before_ns = self._started_ns[batch]
+        partition, started_ns, free_ns, before_ns = self._started_ns[batch]
         if started_ns > self.now_ns:
             del self._started_ns[batch]
-            self._free_ns[partition], self._known_ns[partition] = started_ns, before_ns
+            self._free_ns[partition], self._known_ns[partition] = free_ns, before_ns
             self.at(self._turn_ns, BatchRevoked(batch))

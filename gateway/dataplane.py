@@ -91,6 +91,9 @@ class DataPlane:
         revision = (pipeline.name, pipeline.version)
         signature = self._signatures.get(revision)
         if signature is None or signature.pipeline is not pipeline:
+            for known in list(self._signatures):  # what was unloaded is not kept
+                if str(known[1]) not in self._catalogue.versions(known[0]):
+                    del self._signatures[known]
             signature = self._signatures[revision] = Signature(pipeline)
         return signature
 

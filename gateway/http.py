@@ -55,9 +55,16 @@ class ErrorMessage(BaseModel):
 
 
 def build_app(
-    control: ControlPlane, metrics: Metrics, traces: Traces, restrictions: Restrictions | None = None
+    control: ControlPlane,
+    metrics: Metrics,
+    traces: Traces,
+    max_upload_bytes: int,
+    restrictions: Restrictions | None = None,
 ) -> FastAPI:
-    """The ASGI application of a server: all but inference. `traces` are of the clock of `control`."""
+    """The ASGI application of a server: all but inference. `traces` are of the clock of `control`.
+
+    `max_upload_bytes` bounds the body of a request that brings files of a model.
+    """
     catalogue = control.catalogue
     restrictions = restrictions or Restrictions()
     app = FastAPI(
@@ -80,7 +87,7 @@ def build_app(
 
     for routes in (
         _health(catalogue, restrictions),
-        *model_routers(control, restrictions),
+        *model_routers(control, restrictions, max_upload_bytes),
         *settings_routers(control, restrictions),
         inference_router(restrictions),
         _server_metadata(control, restrictions),

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from gateway.controlplane import ControlPlane
-from gateway.http_routes import Version, documented, json_body, router
+from gateway.http_routes import MAX_BODY_BYTES, Version, documented, json_body, router
 from gateway.restricted import Group, Restrictions
 from models.errors import RequestError
 
@@ -13,9 +13,13 @@ _READY = {"ready": {"type": "boolean", "description": "only what is ready"}}
 _PARAMETERS = {"parameters": {"type": "object"}}
 
 
-def model_routers(control: ControlPlane, restrictions: Restrictions) -> list[APIRouter]:
-    """The routers; errors are left to the application."""
-    return [_config(control, restrictions), _statistics(control, restrictions), _repository(control, restrictions)]
+def model_routers(control: ControlPlane, restrictions: Restrictions, max_upload_bytes: int) -> list[APIRouter]:
+    """The routers; errors are left to the application. `max_upload_bytes` is for what comes with files of a model."""
+    return [
+        _config(control, restrictions),
+        _statistics(control, restrictions),
+        _repository(control, restrictions, max_upload_bytes),
+    ]
 
 
 def _config(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
@@ -50,7 +54,7 @@ def _statistics(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
     return routes
 
 
-def _repository(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
+def _repository(control: ControlPlane, restrictions: Restrictions, max_upload_bytes: int) -> APIRouter:
     routes = router(Group.MODEL_REPOSITORY, restrictions)
     repository = control.repository
 
@@ -73,7 +77,7 @@ def _repository(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
 
     @routes.post("/v2/repository/models/{name}/load", openapi_extra=documented(_PARAMETERS))
     async def model_load(name: str, request: Request) -> Response:
-        await repository.load("", name, await parameters(request))
+        await repository.load("", name, await parameters(request, max_upload_bytes))
         return Response()
 
     @routes.post("/v2/repository/models/{name}/unload", openapi_extra=documented(_PARAMETERS))
@@ -83,7 +87,7 @@ def _repository(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
 
     @routes.post("/v2/repository/{repository_name}/models/{name}/load", openapi_extra=documented(_PARAMETERS))
     async def named_model_load(repository_name: str, name: str, request: Request) -> Response:
-        await repository.load(repository_name, name, await parameters(request))
+        await repository.load(repository_name, name, await parameters(request, max_upload_bytes))
         return Response()
 
     @routes.post("/v2/repository/{repository_name}/models/{name}/unload", openapi_extra=documented(_PARAMETERS))
@@ -91,8 +95,8 @@ def _repository(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
         await repository.unload(repository_name, name, await parameters(request))
         return Response()
 
-    async def parameters(request: Request) -> dict[str, object]:
-        given = (await json_body(request)).get("parameters", {})
+    async def parameters(request: Request, max_bytes: int = MAX_BODY_BYTES) -> dict[str, object]:
+        given = (await json_body(request, max_bytes)).get("parameters", {})
         if not isinstance(given, dict):
             raise RequestError(f"'parameters' must be an object, got {given!r:.80}")
         return given

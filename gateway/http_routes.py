@@ -13,7 +13,7 @@ from models.errors import RequestError
 Version = Annotated[str, Path(pattern=rf"^[0-9]{{1,{MAX_VERSION_DIGITS}}}$")]
 
 MAX_BODY_BYTES = 1 << 20
-"""Of a request that has no tensors."""
+"""Of a request that has no tensors and no files."""
 
 
 def router(group: Group, restrictions: Restrictions) -> APIRouter:
@@ -26,16 +26,16 @@ def router(group: Group, restrictions: Restrictions) -> APIRouter:
     return APIRouter(tags=[group.value], dependencies=[Depends(check)] if restrictions else [])
 
 
-async def json_body(request: Request) -> dict[str, Any]:
-    """The object that a body holds; an empty body is an empty one. Raises RequestError."""
+async def json_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
+    """The object that a body of at most `max_bytes` holds; an empty body is an empty one. Raises RequestError."""
     length = request.headers.get("content-length", "")
     body = bytearray()
-    if length.isdigit() and int(length[:20]) > MAX_BODY_BYTES:
-        raise RequestError(f"the body has {length:.20} bytes, the limit is {MAX_BODY_BYTES}")
+    if length.isdigit() and int(length[:20]) > max_bytes:
+        raise RequestError(f"the body has {length:.20} bytes, the limit is {max_bytes}")
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise RequestError(f"the body has more than {MAX_BODY_BYTES} bytes, which is the limit")
+        if len(body) > max_bytes:
+            raise RequestError(f"the body has more than {max_bytes} bytes, which is the limit")
     if not body.strip():
         return {}
     try:

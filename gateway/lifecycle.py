@@ -61,7 +61,7 @@ class Lifecycle:
         """
         try:
             if override is not None:
-                await asyncio.to_thread(override.write, name)
+                await asyncio.to_thread(_write, override, name)
             overrides = {} if override is None else {name: override}
             async with self._alone(name, overrides):
                 await self._load(name, self.names.overrides(without=name) | overrides)
@@ -85,17 +85,19 @@ class Lifecycle:
                 self._catalogue.set_aside(each, {str(pipeline.version): state for pipeline in was.pipelines})
                 log(logger, logging.INFO, "unloading", name=each)
             holders = {holder for key in _models(leaving) for holder in self._loads.holders(key)}
-            gone = self._see_off(leaving, stranded)
+            gone = self._keep(self._see_off(leaving, stranded))
         if recycle or (self._recycle and leaving):
             try:
                 async with asyncio.timeout(RECYCLE_TIMEOUT_S):
-                    await gone
+                    await asyncio.shield(gone)  # it goes whether or not anybody waits for that
                     await self._deployment.recycle(sorted(holders))
             except TimeoutError as error:
                 waited = f"within {RECYCLE_TIMEOUT_S:g} s"
                 raise ServingError(f"'{name}' is unloaded, but its memory was not given back {waited}") from error
-        else:
-            self._keep(gone)
+            except asyncio.CancelledError:
+                if gone.cancelled():
+                    raise RejectedError("Server is stopping") from None
+                raise
 
     def close(self) -> None:
         """Refuse what is under way and what comes, and remove the files that clients gave."""
@@ -162,23 +164,30 @@ class Lifecycle:
 
     async def _bring(self, prepared: Prepared) -> None:
         """Have what is new loaded and warmed; raises ConfigError when some model is on no partition then."""
-        coming = [self._loads.come(*each) for each in prepared.placed]
+        coming: list[asyncio.Future[str]] = []
         before = {}
-        for name in prepared.deployed.keys() - self.names.served.keys():
-            before[name] = {version: (state, reason) for version, state, reason in self._catalogue.states(name)}
-            versions = [str(pipeline.version) for pipeline in prepared.deployed[name].pipelines]
-            self._catalogue.set_aside(name, dict.fromkeys(versions, (ModelState.LOADING, "")))
-        self._deployment.begin(prepared)
+        begun = False
         try:
+            # One is added after the other: when one is refused, those before it are to be given up.
+            coming.extend(self._loads.come(*each) for each in prepared.placed)
+            for name in prepared.deployed.keys() - self.names.served.keys():
+                before[name] = {version: (state, reason) for version, state, reason in self._catalogue.states(name)}
+                versions = [str(pipeline.version) for pipeline in prepared.deployed[name].pipelines]
+                self._catalogue.set_aside(name, dict.fromkeys(versions, (ModelState.LOADING, "")))
+            self._deployment.begin(prepared)
+            begun = True
             async with asyncio.timeout(LOAD_TIMEOUT_S):
                 reasons = await asyncio.gather(*coming)
             if reason := next(filter(None, reasons), ""):
                 raise ConfigError(reason)
         except BaseException as error:
+            for future in coming:
+                future.cancel()
             for name, states in before.items():
                 self._catalogue.set_aside(name, states)
             added = {pipeline.name for pipeline in prepared.change.pipelines}
-            self._deployment.retire(added)
+            if begun:
+                self._deployment.retire(added)
             self._keep(self._deployment.end(added, {model.key for model in prepared.change.models}))
             if isinstance(error, TimeoutError):
                 raise ConfigError(f"it was not loaded within {LOAD_TIMEOUT_S:g} s") from error
@@ -245,10 +254,18 @@ class Lifecycle:
             async with self._turn:
                 self._turn.notify_all()
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+    def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _write(override: Override, name: str) -> None:
+    try:
+        override.write(name)
+    except (OSError, ValueError) as error:
+        raise RequestError(f"the files of '{name:.80}' cannot be kept: {error}") from error
 
 
 def _models(deployed: Mapping[str, Deployed]) -> set[str]:

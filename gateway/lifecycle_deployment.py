@@ -179,8 +179,12 @@ class Deployment:
         spec, ours = self._scheduler.spec, {partition.name for partition in self._partitions}
         residency, fleet = self._scheduler.served.residency, self._scheduler.dispatcher.fleet.partitions
         partitions = [msgspec.structs.replace(each, models=None) for each in spec.partitions if each.name in ours]
-        needs = {model.key: ModelNeed(model.memory_bytes) for model in spec.models if model.key not in self._remote}
-        new = {model.key: ModelNeed(model.memory_bytes) for model in models}
+        needs = {
+            model.key: ModelNeed(model.memory_bytes, replicas=model.replicas)
+            for model in spec.models
+            if model.key not in self._remote
+        }
+        new = {model.key: ModelNeed(model.memory_bytes, replicas=model.replicas) for model in models}
         held = {name: residency.held(name) for name in ours}
         serving = {name: fleet[name].models if fleet[name].ready else () for name in ours}
         room = find_room({**needs, **new}, new, partitions, held, serving)

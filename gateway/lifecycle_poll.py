@@ -57,6 +57,9 @@ class Poll:
             self._seen.pop(name, None)
         except ServingError:  # which is logged, and told by the index
             self._failed.add(name)
+        except Exception:  # whatever it is, the next look tries again
+            self._seen.pop(name, None)
+            raise
         else:
             self._failed.discard(name)
 

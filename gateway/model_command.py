@@ -8,12 +8,15 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
+from gateway.text_table import aligned
 from models.errors import ConfigError, ServingError
+
+_T = TypeVar("_T")
 
 LOAD_TIMEOUT_S = 600
 """Time for a server to load and warm a model."""
@@ -64,15 +67,14 @@ def _action(actions: Any, name: str, command: Any, help: str) -> argparse.Argume
 
 def _list(options: argparse.Namespace) -> int:
     body = call(options.url, "/v2/repository/index", {"ready": options.ready})
+    entries = _decoded(options.url, body, list[dict[str, str]])
     if options.json:
         print(body.decode())
         return 0
-    rows = [("name", "version", "state", "reason")]
-    for entry in json.loads(body):
-        rows.append(tuple(entry.get(column, "") for column in rows[0]))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    for row in rows:
-        print("  ".join([*(text.ljust(width) for text, width in zip(row, widths, strict=False)), row[3]]).rstrip())
+    columns = ("name", "version", "state", "reason")
+    rows = [columns, *(tuple(entry.get(column, "") for column in columns) for entry in entries)]
+    for line in aligned(rows, len(columns)):
+        print(line)
     return 0
 
 
@@ -89,7 +91,7 @@ def _unload(options: argparse.Namespace) -> int:
 def _config(options: argparse.Namespace) -> int:
     version = f"/versions/{quote(options.version, safe='')}" if options.version else ""
     body = call(options.url, f"/v2/models/{quote(options.name, safe='')}{version}/config", None)
-    print(json.dumps(json.loads(body), indent=2))
+    print(json.dumps(_decoded(options.url, body, dict[str, Any]), indent=2))
     return 0
 
 
@@ -139,6 +141,13 @@ def call(url: str, path: str, body: object | None) -> bytes:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise ServingError(f"{url}: cannot be reached: {reason}") from error
     return answer
+
+
+def _decoded(url: str, body: bytes, type: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(body, type=type)
+    except msgspec.MsgspecError as error:
+        raise ServingError(f"{url}: not an answer of Sluice") from error
 
 
 def _reason(error: urllib.error.HTTPError) -> str:

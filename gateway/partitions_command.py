@@ -103,28 +103,44 @@ def _watch(options: argparse.Namespace) -> int:
     if not 1 <= options.every <= 86_400:
         raise ConfigError(f"--every: expected 1 to 86400 seconds, got {options.every:g}")
     before: list[str] | None = None
+    refused: list[str] = []
     with open_nvml() as nvml, _until_interrupted():
         while True:
-            told = _look(file, nvml, allow_mig=options.allow_mig)
-            if told != before:
-                _print(told or [f"all as in {file.path}"])
-            before = told
+            found = _look(file, nvml)
+            if found != before:
+                _print(found or [f"all as in {file.path}"])
+            reasons: list[str] = []
+            if found and options.allow_mig:
+                reasons = [reason for reason in _put_right(file, nvml) if reason not in found]
+                if reasons != refused:
+                    _print(reasons)
+                found = _look(file, nvml)
+            before, refused = found, reasons
             time.sleep(options.every)
     return 0
 
 
-def _look(file: LayoutFile, nvml: Nvml, *, allow_mig: bool) -> list[str]:
-    """What is not as it should be, and could not be put right; trouble of the moment ends no watch."""
+def _look(file: LayoutFile, nvml: Nvml) -> list[str]:
+    """What is not as it should be; trouble of the moment ends no watch."""
     try:
-        found = _drift(file, nvml)
-        if found and allow_mig:
-            _print(found)
-            for gpu, plan in plans_here(file, nvml.gpus()):
-                carry_out(nvml, gpu, plan, _done)
-            found = _drift(file, nvml)
+        return _drift(file, nvml)
     except ServingError as error:
         return [str(error)]
-    return found
+
+
+def _put_right(file: LayoutFile, nvml: Nvml) -> list[str]:
+    """Why GPUs could not be brought into the layout of the file; the others are."""
+    reasons: list[str] = []
+    try:
+        plans = plans_here(file, nvml.gpus())
+    except ServingError as error:
+        return [str(error)]
+    for gpu, plan in plans:
+        try:
+            carry_out(nvml, gpu, plan, _done)
+        except ServingError as error:
+            reasons.append(str(error))
+    return reasons
 
 
 @contextmanager

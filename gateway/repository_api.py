@@ -1,5 +1,6 @@
 """The model repository as clients see and change it."""
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -77,6 +78,7 @@ class RepositoryApi:
 
 
 _UNLOAD_PARAMETERS = ("unload_dependents", "recycle")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,255}")
 
 
 def _check(repository: str) -> None:
@@ -85,8 +87,9 @@ def _check(repository: str) -> None:
 
 
 def _check_name(what: str, name: str) -> None:
-    if not name.strip() or "/" in name or name[0] == ".":
-        raise RequestError(f"failed to {what} '{name:.80}': expected the name of a model")
+    if not _NAME.fullmatch(name) or name[0] == ".":
+        expected = "up to 255 letters, digits, '_', '-' and '.', which is not the first"
+        raise RequestError(f"failed to {what} '{name:.80}': expected the name of a model: {expected}")
 
 
 def _not_allowed(what: str, name: str, control: Control) -> BackendUnavailable:

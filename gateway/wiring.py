@@ -261,7 +261,7 @@ def _front_ends(
     context = credentials = None
     if config.tls is not None:
         context, credentials = config.tls.ssl_context(), config.tls.grpc_credentials()
-    app = build_app(control, metrics, runtime.traces, restrictions)
+    app = build_app(control, metrics, runtime.traces, config.max_body_bytes, restrictions)
     settings = http_config(app, InferRoute(dataplane, config.max_body_bytes), restrictions=restrictions)
     http = http_server(settings, config.host, config.http_port, context)
     grpc, grpc_port = grpc_server(

@@ -57,11 +57,15 @@ class MeasuredService:
         }
 
     def pace(self, runs: Sequence[Sequence[BatchRun]]) -> tuple[tuple[float, ...], ...]:
-        """Pieces of successive batches: by which factor each was slower than usual, as `Pace` takes them."""
+        """Pieces of successive batches: by which factor each was slower than usual, as `Pace` takes them.
+
+        A run that is shorter than a piece is one; of others a last piece that is shorter is left out.
+        """
         pieces = [
             tuple(np.round(paces[start : start + PIECE], 3).tolist())
             for paces in map(self._pace, runs)
-            for start in range(0, len(paces) - PIECE + 1, PIECE)
+            if len(paces)
+            for start in range(0, max(len(paces) - PIECE + 1, 1), PIECE)
         ]
         return tuple(pieces[:: -(-len(pieces) // MOST_PIECES) or 1])
 

@@ -275,9 +275,12 @@ def _needed(stages: Sequence[Stage], sources: Mapping[str, Sequence[Source]]) ->
 
 def _stage_names(wanted: Iterable[str]) -> list[str]:
     """A name for every stage: that of its model, as far as it can be one, and a number from the second use on."""
-    names: list[str] = []
+    taken: dict[str, None] = {}
     for each in wanted:
-        name = each.replace(".", "_")
-        uses = sum(known == name or known.startswith(f"{name}__") for known in names)
-        names.append(f"{name}__{uses + 1}" if uses else name)
-    return names
+        base = name = each.replace(".", "_")
+        number = 1
+        while name in taken:
+            number += 1
+            name = f"{base}__{number}"
+        taken[name] = None
+    return list(taken)

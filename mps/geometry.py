@@ -49,11 +49,6 @@ class Geometry(msgspec.Struct, frozen=True):
     memory: int
     profiles: tuple[Profile, ...]
 
-    @property
-    def plain(self) -> tuple[Profile, ...]:
-        """The profiles without special engines."""
-        return tuple(profile for profile in self.profiles if _attributes(profile.name) == "")
-
     def find(self, name: str) -> Profile:
         """The profile of that name; raises ConfigError, which tells those there are.
 

@@ -1,12 +1,10 @@
-"""The algebra of layouts: whether one holds what is wanted, what tells two apart, and the steps between them."""
+"""The algebra of layouts: what tells two apart, and the steps between them."""
 
-from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 import msgspec
 
 from mps.geometry import Geometry
-from mps.packer import Wanted
 from mps.placements import Layout, Placement, fault, largest_first
 
 
@@ -41,26 +39,15 @@ Step = SetMig | CreateInstance | DestroyInstance
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """What stays, goes and comes from one layout to another."""
+    """What goes and comes from one layout to another."""
 
-    kept: Layout
     gone: Layout
     new: Layout
 
 
-def contains(layout: Layout, wanted: Iterable[Wanted]) -> bool:
-    """Whether all that is wanted is there, each as an instance of its own."""
-    wanted = list(wanted)
-    fixed = [Placement(each.profile, each.start) for each in wanted if each.start is not None]
-    if len(fixed) > len(set(fixed)) or not layout.issuperset(fixed):
-        return False
-    free = Counter(each.profile for each in wanted if each.start is None)
-    return free <= Counter(each.profile for each in layout.difference(fixed))
-
-
 def difference(present: Layout, wanted: Layout) -> Difference:
-    """What stays, goes and comes."""
-    return Difference(present & wanted, present - wanted, wanted - present)
+    """What goes and comes."""
+    return Difference(present - wanted, wanted - present)
 
 
 def steps(

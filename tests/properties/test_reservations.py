@@ -105,7 +105,7 @@ class Executor:
             check(self.reservations)
 
     def due(self, name: str) -> int | None:
-        return self.reservations.due_ns(name)
+        return self.reservations.ledgers[name].due_ns()
 
     def arrive(self, arrival: Arrival, now_ns: int) -> None:
         request = len(self.arrivals)

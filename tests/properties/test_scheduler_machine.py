@@ -223,6 +223,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         times=st.integers(1, 3),
         priority=st.integers(0, 3),
         timeout_ns=st.sampled_from([0, 0, MS // 2, 5 * MS]),
+        max_cost=st.none() | st.just(1e9),
     )
     def arrive(
         self,
@@ -234,20 +235,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         times: int,
         priority: int,
         timeout_ns: int,
+        max_cost: float | None,
     ) -> None:
         expires_ns = self.now_ns + timeout_ns if timeout_ns else 0
         for _ in range(times):
             request = len(self.arrived)
-            event = RequestArrived(
-                request,
-                pipeline,
-                rows,
-                self.now_ns + slo_ns,
-                key,
-                memory_bytes,
-                priority=priority,
-                expires_ns=expires_ns,
-            )
+            deadline_ns = self.now_ns + slo_ns
+            event = RequestArrived(request, pipeline, rows, deadline_ns, key, memory_bytes, max_cost=max_cost)
+            event = msgspec.structs.replace(event, priority=priority, expires_ns=expires_ns)
             self.arrived[request] = event
             self.tell(event)
 

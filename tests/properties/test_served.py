@@ -4,6 +4,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from batcher.config import PartitionConfig, SchedulerSpec
 from batcher.decisions import AnyDecision, BuildPlan, DispatchBatch, LoadModel, Settlement, UnloadModel
 from batcher.events import (
     AnyEvent,
@@ -17,6 +18,7 @@ from batcher.events import (
     PartitionReady,
     PlanBuilt,
     RequestArrived,
+    RequestCancelled,
     ServingChanged,
 )
 from batcher.planner.build import build_plan
@@ -33,7 +35,8 @@ class ServingMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        spec = spec_of([model("m:1"), model("n:1")], partitions=PARTITIONS)
+        bounded = [PartitionConfig(name, "cpu1", memory_bytes=100) for name in PARTITIONS]
+        spec = spec_of([model("m:1"), model("n:1")], partitions=bounded)
         self.scheduler = Scheduler(spec, LivePlanner())
         self.now_ns = S
         self.revision = 0
@@ -42,8 +45,8 @@ class ServingMachine(RuleBasedStateMachine):
         self.holds: dict[str, set[str]] = {}
         self.orders: dict[str, list[LoadModel | UnloadModel]] = {name: [] for name in PARTITIONS}
         self.running: dict[str, list[DispatchBatch]] = {name: [] for name in PARTITIONS}
-        self.building: list[BuildPlan] = []
-        self.waiting: set[int] = set()
+        self.building: list[tuple[BuildPlan, SchedulerSpec]] = []
+        self.waiting: dict[int, str] = {}
         self.arrived = 0
 
     def tell(self, event: AnyEvent) -> None:
@@ -66,9 +69,9 @@ class ServingMachine(RuleBasedStateMachine):
                     self.holds[decision.partition].remove(decision.model)
                     self.orders[decision.partition].append(decision)
                 case BuildPlan():
-                    self.building.append(decision)
+                    self.building.append((decision, self.scheduler.spec))
                 case _ if isinstance(decision, Settlement):
-                    self.waiting.remove(decision.request)
+                    del self.waiting[decision.request]
 
     @initialize()
     def come_up(self) -> None:
@@ -104,20 +107,29 @@ class ServingMachine(RuleBasedStateMachine):
         return sum(model in held for held in self.holds.values())
 
     @precondition(lambda self: self.open)
-    @rule(data=st.data())
-    def retire(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), gives_up=st.booleans())
+    def retire(self, data: st.DataObject, gives_up: bool) -> None:
+        """A pipeline goes; maybe nobody cares any more for what it runs."""
         name = data.draw(st.sampled_from(self.open))
         self.open.remove(name)
         self.retired.append(name)
         self.tell(ServingChanged(retired=(name,)))
+        for request in [request for request, pipeline in self.waiting.items() if pipeline == name and gives_up]:
+            if request in self.waiting:
+                self.tell(RequestCancelled(request))
 
     @rule(data=st.data(), times=st.integers(1, 4))
     def arrive(self, data: st.DataObject, times: int) -> None:
         name = data.draw(st.sampled_from(self.open + self.retired[-2:]))
         for _ in range(times):
             self.arrived += 1
-            self.waiting.add(self.arrived)
+            self.waiting[self.arrived] = name
             self.tell(RequestArrived(self.arrived, name, 1, self.now_ns + S))
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self.tell(RequestCancelled(data.draw(st.sampled_from(sorted(self.waiting)))))
 
     @precondition(lambda self: any(self.orders.values()))
     @rule(data=st.data(), fails=st.booleans())
@@ -171,8 +183,9 @@ class ServingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.building)
     @rule()
     def plan(self) -> None:
-        order = self.building.pop(0)
-        self.tell(PlanBuilt(order.build, build_plan(self.scheduler.spec, order.observed)))
+        """A plan is there for what was served when it was ordered."""
+        order, spec = self.building.pop(0)
+        self.tell(PlanBuilt(order.build, build_plan(spec, order.observed)))
 
     def teardown(self) -> None:
         """All that is served is retired: every request gets its outcome, and no model stays on any partition."""
@@ -188,7 +201,7 @@ class ServingMachine(RuleBasedStateMachine):
                 self.carry_out(self.scheduler.handle_wakeup(self.now_ns))
             else:
                 break
-        assert self.waiting == set()
+        assert self.waiting == {}
         assert all(held == set() for held in self.holds.values())
         assert self.scheduler.dispatcher.models == {}
         assert self.scheduler.served.retiring == []

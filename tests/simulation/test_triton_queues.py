@@ -9,11 +9,14 @@ from collections.abc import Sequence
 import pytest
 
 from batcher.config import PipelineConfig, StageConfig
-from batcher.events import RequestCancelled
+from batcher.decisions import AnyDecision, CompleteRequest
+from batcher.events import AnyEvent, PartitionReady, RequestArrived, RequestCancelled
 from batcher.outcome import Outcome
+from batcher.scheduler import Scheduler
+from batcher.simulator import Simulator
 from models.dynamic_batching import QueuePolicy, TimeoutAction
-from tests.support.scheduling import MS, S, single
-from tests.support.triton_batcher import DIRECT, Run, Sent, timeout_policy
+from tests.support.scheduling import MS, ONE, US, S, model, single, spec_of
+from tests.support.triton_batcher import DIRECT, Machine, Run, Sent, timeout_policy
 
 LATEST = 2**64 - 1
 DONE, FULL, EXPIRED = Outcome.COMPLETED, Outcome.REJECTED_QUEUE_FULL, Outcome.EVICTED_DEADLINE
@@ -156,6 +159,30 @@ def test_what_is_left_when_the_first_has_expired_is_sent_if_it_is_of_a_preferred
 def test_what_is_left_when_the_first_is_cancelled_is_sent_if_it_is_of_a_preferred_size() -> None:
     run = Run(timeout_policy(), [Sent(0, 1), Sent(50 * MS, 2)], events=[(70 * MS, RequestCancelled(0))])
     assert run.ended == {0: (Outcome.CANCELLED_CLIENT, 70 * MS), 1: (DONE, 71 * MS)}
+
+
+# -- beside another model on the same partition
+
+
+@pytest.mark.parametrize(("levels", "last_ms"), [(0, 21), (2, 40)])
+def test_a_partition_that_is_never_idle_is_shared_with_a_model_that_comes_first(levels: int, last_ms: int) -> None:
+    """With levels it has every other batch, since none of its batches is closed while another one runs."""
+    spec = spec_of([model("m:1", 1, timeout_policy((), 0, levels=levels, default=levels)), model("busy:1", 1)])
+    answered_ns: dict[int, int] = {}
+
+    def observe(now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
+        answered_ns.update((each.request, now_ns) for each in decisions if isinstance(each, CompleteRequest))
+
+    simulator = Simulator(Scheduler(spec), Machine({}), observe)
+    simulator.at(0, PartitionReady("cpu0", {"m:1": ONE, "busy:1": ONE}))
+    for number in range(600):
+        sent_ns = number * 990 * US
+        simulator.at(sent_ns, RequestArrived(1000 + number, "busy:1", 1, sent_ns + S))
+    for number in range(20):
+        simulator.at(50 * MS, RequestArrived(number, "m:1", 1, 150 * MS))
+    simulator.run()
+    waited_ms = [round((answered_ns[number] - 50 * MS) / MS) for number in range(20)]
+    assert (waited_ms[0], waited_ms[-1]) == (2, last_ms)
 
 
 # -- L0_simple_ensemble: a full step ends the request once, and nothing hangs

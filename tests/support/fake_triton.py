@@ -25,7 +25,8 @@ NOT_HEALTHY = (
 class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     """Holds models `x` FP32 [N, 2] -> `y` = 2x; `calls` are the changes that were ordered, `batches` what was inferred.
 
-    `memory` are the regions that were registered, None when it takes none. `answer` replaces what it answers to a
+    `memory` are the regions that were registered, None when it takes none; it takes the first `unanswered_regions`
+    without an answer. `answer` replaces what it answers to a
     batch, or raises (code, words) as `Refusal`.
     """
 
@@ -37,9 +38,13 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self.load_refusal: Refusal | None = None
         self.decoupled = False
         self.up = True
+        self.health_refusal: Refusal | None = None
         self.memory: dict[str, mmap.mmap] | None = None
+        self.unanswered_regions = 0
 
     async def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if self.health_refusal is not None:
+            await context.abort(*self.health_refusal.args)
         return service_pb2.ServerReadyResponse(ready=self.up)
 
     async def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -99,6 +104,9 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "shared memory is disabled")
         assert self.memory is not None
         self.memory[request.name] = mapped(request.key, request.byte_size)
+        if self.unanswered_regions:
+            self.unanswered_regions -= 1
+            await asyncio.Event().wait()
         return service_pb2.SystemSharedMemoryRegisterResponse()
 
     async def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:  # noqa: N802

@@ -61,8 +61,11 @@ class Bench:
         async with asyncio.timeout(10):
             return await self._events.get()
 
-    async def ready(self) -> PartitionReady:
+    def start(self) -> None:
         self.partition.start(self._events.put_nowait)
+
+    async def ready(self) -> PartitionReady:
+        self.start()
         event = await self.event()
         assert isinstance(event, PartitionReady)
         return event

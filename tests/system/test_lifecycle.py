@@ -338,7 +338,9 @@ def test_the_command_line_is_a_client_of_it(
         config.write_text(json.dumps({"output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [3]}]}))
         files = ["--file", str(model), "--labels", str(labels), "--config", str(config)]
         assert main(["model", "register", "mine", *files, url]) == 0
-        assert main(["model", "register", "plain", "--file", str(model), url]) == 0
+        large = save(tmp_path / "elsewhere", "plain", sizes=(3, 750, 750, 3))
+        assert large.stat().st_size > 2 * MIB
+        assert main(["model", "register", "plain", "--file", str(large), url]) == 0
         capsys.readouterr()
         assert main(["model", "list", url]) == 0
         assert capsys.readouterr().out == (

@@ -181,8 +181,9 @@ def test_a_triton_is_launched_started_again_when_it_dies_and_ended(directory: Pa
         (first,) = tritons(gateway)
         assert os.sched_getaffinity(first) == {core}
         os.kill(first, signal.SIGKILL)
+        # A batch sent before that would fail, and be what the loss is noticed by.
+        wait_for(lambda: "the process was killed by SIGKILL" in gateway.log.read_text())
         assert np.array_equal(infer(gateway.grpc_url, "mlp", x), direct(mlp, x))
-        assert "the process was killed by SIGKILL" in gateway.log.read_text()
         (second,) = tritons(gateway)
         assert second != first
         left = [second, *(pid for pid, _ in children(second))]

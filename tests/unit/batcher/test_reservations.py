@@ -175,7 +175,7 @@ def test_a_slot_starts_as_soon_as_its_members_wait() -> None:
     reservations = one_partition(a=(10, 12))
     reservations.reserve(1, SINGLE, (A,), 1, deadline_ns=100, now_ns=0)
     assert reservations.runnable("p", 0, lambda request, stage: 0) is None
-    assert reservations.due_ns("p") == 90
+    assert reservations.ledgers["p"].due_ns() == 90
     assert reservations.runnable("p", 5, everything) == Run(((1, 0),), 1, 100)
     reservations.started("p", [(1, 0)], end_ns=15)
     assert slots(reservations) == []
@@ -206,9 +206,9 @@ def test_members_that_leave_early_shorten_their_slot() -> None:
     reservations = one_partition(a=(10, 16))
     reservations.reserve(1, SINGLE, (A,), 1, deadline_ns=100, now_ns=0)
     reservations.reserve(2, SINGLE, (A,), 1, deadline_ns=100, now_ns=0)
-    assert reservations.due_ns("p") == 84
-    assert reservations.due_ns("p", {(1, 0)}) == 90
-    assert reservations.due_ns("p", {(1, 0), (2, 0)}) is None
+    assert reservations.ledgers["p"].due_ns() == 84
+    assert reservations.ledgers["p"].due_ns({(1, 0)}) == 90
+    assert reservations.ledgers["p"].due_ns({(1, 0), (2, 0)}) is None
     reservations.forget(1)
     assert slots(reservations) == [("p", 90, 100, ((2, 0),))]
 
@@ -230,14 +230,14 @@ def test_a_partition_helps_one_that_is_equal() -> None:
 def test_a_stage_has_to_be_over_when_the_next_one_begins() -> None:
     reservations = one_partition(a=(10,), b=(30,))
     reservations.reserve(1, CHAIN, (A, B), 1, deadline_ns=100, now_ns=0)
-    assert reservations.limit_ns(1, 0) == 70
-    assert reservations.limit_ns(1, 1) == 100
-    assert reservations.limit_ns(2, 0) is None
+    first, second = reservations.slot(1, 0), reservations.slot(1, 1)
+    assert first is not None
+    assert second is not None
+    assert (first.limit_ns(), second.limit_ns()) == (70, 100)
     reservations.started("p", [(1, 0)], end_ns=10)
     reservations.settled(1, 0)
     reservations.settled(1, 1)
     assert slots(reservations) == []
-    assert reservations.limit_ns(1, 0) == 100
 
 
 # -- trouble

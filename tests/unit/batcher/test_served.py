@@ -7,6 +7,7 @@ from batcher.decisions import (
     AnyDecision,
     BuildPlan,
     CompleteRequest,
+    DispatchBatch,
     LoadModel,
     RejectRequest,
     ReleaseReason,
@@ -20,6 +21,8 @@ from batcher.events import (
     PartitionLost,
     PartitionReady,
     PlanBuilt,
+    RequestArrived,
+    RequestCancelled,
     ServingChanged,
 )
 from batcher.journal import JournalWriter, replay
@@ -168,6 +171,52 @@ def test_a_plan_for_what_was_served_before_is_not_followed() -> None:
     assert held(scheduler) == {"cpu0": ["m:1@1"]}
     # One that still names a model that is gone by now leaves it out.
     assert step(scheduler, 4 * MS, PlanBuilt(again.build, Plan((), {"cpu0": ("m:1", "m:1@1")}))) == []
+
+
+def test_a_plan_does_not_bring_back_a_model_whose_last_batch_runs() -> None:
+    scheduler = Scheduler(spec_of([model("m:1", 1), model("n:1", 1)]), LivePlanner())
+    (order,) = step(scheduler, 0, PartitionReady("cpu0", {"m:1": ONE, "n:1": ONE}))
+    assert isinstance(order, BuildPlan)
+    plan = Plan((), {"cpu0": ("m:1", "n:1")})
+    assert step(scheduler, 0, PlanBuilt(order.build, plan)) == []
+    assert step(scheduler, 2 * S, arrival(1, 9 * S, "m:1"))[0] == dispatch(1, [1], FULL, model="m:1")
+    (again,) = step(scheduler, 2 * S + US, ServingChanged(retired=("m:1",)))
+    assert isinstance(again, BuildPlan)
+    assert step(scheduler, 2 * S + 2 * US, RequestCancelled(1))[-1] == UnloadModel("cpu0", "m:1")
+    step(scheduler, 2 * S + 3 * US, PlanBuilt(again.build, plan))
+    assert held(scheduler) == {"cpu0": ["n:1"]}
+    assert step(scheduler, 2 * S + MS, completed(1, 2 * S, 2 * S + MS)) == []
+    assert step(scheduler, 2 * S + 2 * MS, ModelUnloaded("cpu0", "m:1")) == []
+    assert list(scheduler.dispatcher.models) == ["n:1"]
+
+
+def test_nothing_is_left_of_revisions_that_were_served_before() -> None:
+    scheduler = serving(spec_of([model("m:1", 1)], partitions=[PartitionConfig("cpu0", "cpu1", models=("m:1",))]), ONE)
+    before, now_ns = "m:1", MS
+    for revision in range(1, 4):
+        key, now_ns = f"m:1@{revision}", now_ns + 10 * MS
+        step(scheduler, now_ns, ServingChanged((model(key, 1),), (single(key),), residency={"cpu0": (key,)}))
+        step(scheduler, now_ns, ModelLoaded("cpu0", key, ONE), ServingChanged(retired=(before,)))
+        (batch,) = step(scheduler, now_ns, RequestArrived(revision, key, 1, now_ns + S, max_cost=1.0))
+        assert isinstance(batch, DispatchBatch)
+        step(scheduler, now_ns + MS, ModelUnloaded("cpu0", before), completed(batch.batch, now_ns, now_ns + MS))
+        before = key
+    booked = scheduler.dispatcher.booked
+    assert booked is not None
+    assert scheduler.spec.partitions[0].models == ("m:1@3",)
+    assert list(booked.ledgers["cpu0"].lengths) == ["m:1@3"]
+
+
+def test_a_model_that_stays_keeps_no_lanes_of_pipelines_that_went() -> None:
+    scheduler = serving(spec_of([model("m:1", 1)]), ONE)
+    for number in range(1, 4):
+        now_ns, name = number * 10 * MS, f"other:{number}"
+        step(scheduler, now_ns, ServingChanged(pipelines=(single("m:1", name=name),)))
+        step(scheduler, now_ns, arrival(number, S, name), ServingChanged(retired=(name,)))
+        step(scheduler, now_ns + MS, completed(number, now_ns, now_ns + MS))
+    assert scheduler.dispatcher.models["m:1"].queues[""].lanes == {}
+    now_ns = 50 * MS
+    assert step(scheduler, now_ns, arrival(9, S)) == [dispatch(4, [9], FULL)]
 
 
 def test_places_are_reserved_once_a_pipeline_needs_them() -> None:

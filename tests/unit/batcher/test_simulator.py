@@ -6,10 +6,10 @@ from itertools import repeat
 
 from batcher.config import PolicyConfig, PolicyName
 from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch
-from batcher.events import AnyEvent, BatchCompleted, PartitionReady, RequestArrived
+from batcher.events import AnyEvent, BatchCompleted, PartitionReady, RequestArrived, RequestCancelled
 from batcher.scheduler import Scheduler
 from batcher.simulator import Host, Simulator, Verdicts
-from tests.support.scheduling import MS, ONE, US, arrival, model, spec_of
+from tests.support.scheduling import MS, ONE, US, S, arrival, model, spec_of
 
 HOST = Host(
     send_ns=1 * US,
@@ -123,3 +123,24 @@ def test_a_worker_tells_of_its_batches_in_order() -> None:
     run = Run(Host(), [5 * MS, 5 * MS], [0, 3 * MS, 0, 0])
     assert [time_ns for event, time_ns in run.handled_ns if event == "BatchCompleted"] == [9 * MS, 9 * MS]
     assert [batch.batch for batch in run.batches] == [1, 2]
+
+
+def test_a_batch_that_is_taken_back_leaves_the_worker_free_when_the_one_before_it_ends() -> None:
+    batches: list[BatchCompleted] = []
+
+    def observe(now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
+        if isinstance(event, BatchCompleted):
+            batches.append(event)
+
+    spec = spec_of([model("m:1", 1)])
+    simulator = Simulator(Scheduler(spec), OneMillisecond(), observe, Host(between_ns=70 * US))
+    for at_ns, event in (
+        (0, PartitionReady("cpu0", {"m:1": ONE})),
+        (5 * MS, arrival(1, S)),
+        (5 * MS, arrival(2, S)),
+        (5 * MS + 900 * US, RequestCancelled(2)),
+        (5 * MS + 950 * US, arrival(3, S)),
+    ):
+        simulator.at(at_ns, event)
+    simulator.run()
+    assert [(batch.batch, batch.started_ns) for batch in batches] == [(1, 5 * MS), (3, 6 * MS + 70 * US)]

@@ -2,7 +2,7 @@
 
 from batcher.config import LevelsConfig, PolicyConfig, PolicyName
 from batcher.decisions import CompleteRequest, DispatchBatch, FailRequest, Member, RejectRequest, ReleaseReason
-from batcher.events import BatchFailed, FailureCause, PartitionReady, RequestArrived
+from batcher.events import BatchFailed, FailureCause, PartitionLost, PartitionReady, RequestArrived
 from batcher.outcome import Outcome
 from batcher.scheduler import Scheduler
 from models.dynamic_batching import QueuePolicy
@@ -97,3 +97,13 @@ def test_what_has_a_place_reserved_shares_no_batch_with_another_shape() -> None:
     ]
     decisions = step(scheduler, 2 * MS, completed(1, MS, 2 * MS), arrival(4, 100 * MS, "hard:1", key="x=8"))
     assert [each.rows for each in decisions if isinstance(each, DispatchBatch)] == [3]
+
+
+def test_what_was_admitted_with_a_bound_of_cost_waits_on_without_its_place_although_the_queue_is_full() -> None:
+    bounded = PolicyConfig(PolicyName.TIMEOUT, (), 10 * S, levels=LevelsConfig(policy=QueuePolicy(max_queue_size=1)))
+    scheduler = Scheduler(spec_of([model("m:1", 8, bounded)]))
+    step(scheduler, 0, PartitionReady("cpu0", {"m:1": ONE}), arrival(1, S, rows=8))
+    placed = [RequestArrived(number, "m:1", 1, 4 * MS, max_cost=1.0) for number in (3, 4)]
+    assert step(scheduler, MS // 2, *placed) == []
+    assert step(scheduler, MS // 2, PartitionLost("cpu0", "killed")) == []
+    assert scheduler.queue_depths() == {"m:1": 2}

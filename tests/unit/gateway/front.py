@@ -173,7 +173,7 @@ def front(
         lambda: ARRIVED_NS,
         EPOCH_NS,
     )
-    app = build_app(control, cast(Metrics, Exposition()), runtime.traces, restrictions)
+    app = build_app(control, cast(Metrics, Exposition()), runtime.traces, max_body_bytes, restrictions)
     return Front(runtime, catalogue, dataplane, control, app, InferRoute(dataplane, max_body_bytes), restrictions)
 
 

@@ -1,7 +1,7 @@
 """A gateway whose workers are stood in for by what does at once what it is told."""
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, cast
@@ -43,8 +43,9 @@ class InstantExecutor:
     One that is `slow` does not load anything for now.
     """
 
-    def __init__(self, watch: PartitionWatch) -> None:
+    def __init__(self, watch: PartitionWatch, partitions: Sequence[str]) -> None:
         self.watch = watch
+        self.partitions = partitions
         self.orders: list[str] = []
         self.ordered = asyncio.Event()
         self.known: set[str] = set()
@@ -56,13 +57,14 @@ class InstantExecutor:
 
     def start(self, post: Post) -> None:
         self.post = post
-        self.watch.worker_ready("cpu0", Ready(1, (0,), 1, ()))
-        post(PartitionReady("cpu0", {}))
+        for partition in self.partitions:
+            self.watch.worker_ready(partition, Ready(1, (0,), 1, ()))
+            post(PartitionReady(partition, {}))
 
     def add(self, plans: Mapping[str, Any], models: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> None:
         self.known |= plans.keys() | models.keys()
-        assert files.keys() == {"cpu0"}
-        assert files["cpu0"].keys() == models.keys()
+        assert files.keys() == set(self.partitions)
+        assert all(given.keys() == models.keys() for given in files.values())
 
     def remove(self, pipelines: Collection[str], models: Collection[str]) -> None:
         self.known -= {*pipelines, *models}
@@ -125,16 +127,17 @@ class NoTimer:
 class Served:
     """A gateway over repositories, without front ends and workers; nothing is loaded at first."""
 
-    def __init__(self, *repositories: Path, memory_bytes: int = 0) -> None:
+    def __init__(self, *repositories: Path, memory_bytes: int = 0, count: int = 1) -> None:
         source = Source(repositories, 4, {}, {})
-        partition = CpuPartition("cpu0", (0,))
-        configs = [PartitionConfig("cpu0", partition.profile_kind, memory_bytes=memory_bytes)]
+        partitions = [CpuPartition(f"cpu{number}", (number,)) for number in range(count)]
+        names = [each.name for each in partitions]
+        configs = [PartitionConfig(each.name, each.profile_kind, memory_bytes=memory_bytes) for each in partitions]
         spec = build_spec([], [], configs)
         self.scheduler = Scheduler(spec, LivePlanner())
-        self.catalogue = Catalogue("1", [], (), ["cpu0"])
-        metrics = Metrics({}, ["cpu0"], queue_depths=self.scheduler.queue_depths, arena_bytes=lambda: 0)
+        self.catalogue = Catalogue("1", [], (), names)
+        metrics = Metrics({}, names, queue_depths=self.scheduler.queue_depths, arena_bytes=lambda: 0)
         loads = Loads()
-        self.executor = InstantExecutor(PartitionWatch(self.catalogue, metrics, loads))
+        self.executor = InstantExecutor(PartitionWatch(self.catalogue, metrics, loads), names)
         self.runtime = Runtime(
             self.scheduler,
             self.executor,
@@ -145,11 +148,11 @@ class Served:
         )
         executor = cast(WorkerExecutor, self.executor)
         deployment = Deployment(
-            ServerConfig(), {}, [partition], self.scheduler, self.runtime, executor, self.catalogue, metrics, loads
+            ServerConfig(), {}, partitions, self.scheduler, self.runtime, executor, self.catalogue, metrics, loads
         )
         empty = Repository.scan(repositories, selection=Selection(()))
-        names = Names(deployed_from(empty, source))
-        self.lifecycle = Lifecycle(source, names, self.catalogue, deployment, loads, recycle=False)
+        deployed = Names(deployed_from(empty, source))
+        self.lifecycle = Lifecycle(source, deployed, self.catalogue, deployment, loads, recycle=False)
         self.runtime.start()
 
     @property

@@ -1,6 +1,7 @@
 """What the data plane accepts, hands to the runtime, and tells of outcomes."""
 
 import asyncio
+import weakref
 from typing import Any
 
 import msgspec
@@ -381,3 +382,13 @@ def test_cancelling_the_caller_cancels_the_request() -> None:
 
     asyncio.run(main())
     assert served.runtime.cancelled == [1]
+
+
+def test_what_is_not_served_any_more_is_forgotten() -> None:
+    served = front(FIXED, TWO, VARIABLE)
+    gone = weakref.ref(served.dataplane.signature("m", ""))
+    kept = served.dataplane.signature("two", "")
+    served.catalogue.set_aside("m", {})
+    served.dataplane.signature("v", "")
+    assert gone() is None
+    assert served.dataplane.signature("two", "1") is kept

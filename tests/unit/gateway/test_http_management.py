@@ -1,5 +1,6 @@
 """The routes that tell of a server and change how it works, and who may use them."""
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -185,3 +186,14 @@ def test_shared_memory_is_an_extension_only_where_clients_may_use_it(served: Fro
     assert "system_shared_memory" not in get(without, "/v2").json["extensions"]
     reply = get(without, "/v2/systemsharedmemory/status")
     assert (reply.status, "--allow-client-shm" in reply.json["error"]) == (501, True)
+
+
+def test_files_of_a_model_may_be_as_long_as_a_request_for_inference() -> None:
+    served = front(MODEL, max_body_bytes=4 << 20)
+    body = {"parameters": {"config": "{}", "file:1/model.onnx": base64.b64encode(bytes(2 << 20)).decode()}}
+    reply = post(served, "/v2/repository/models/m/load", body)
+    assert reply.status == 503
+    assert "explicit model load / unload is not allowed" in reply.json["error"]
+    assert post(served, "/v2/repository/models/m/unload", body).status == 400
+    reply = post(served, "/v2/repository/models/m/load", b" " * (4 << 20) + b" ")
+    assert (reply.status, reply.json["error"]) == (400, "the body has 4194305 bytes, the limit is 4194304")

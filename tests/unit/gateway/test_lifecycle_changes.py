@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config import Control
 from gateway.lifecycle_override import read_override
+from gateway.repository_api import RepositoryApi
+from gateway.submission import Submission
 from models.errors import ModelNotFound, RejectedError, RequestError, ServingError
 from tests.unit.gateway.lifecycle_bench import Served, served
 from tests.unit.gateway.test_lifecycle import save
@@ -18,6 +21,17 @@ stages:
   large: {model: n, inputs: {x: request.x}, when: {stage: small, output: y, below: 0.5}}
 outputs: {y: {from: [large.y, small.y]}}
 """
+
+
+async def busy(gateway: Served) -> Submission:
+    """Load m, and have a request to it run until the executor is to finish."""
+    await gateway.lifecycle.load("m")
+    await gateway.settle()
+    gateway.executor.hold = True
+    due_ns = round(asyncio.get_running_loop().time() * 1e9) + 10**10
+    submission = gateway.runtime.submit("m:1@1", {}, 1, "", due_ns, 0)
+    await gateway.settle()
+    return submission
 
 
 @served
@@ -41,12 +55,7 @@ async def test_a_model_is_served_from_its_load_to_its_unload(gateway: Served, re
 
 @served
 async def test_the_revision_before_is_unloaded_when_its_last_request_is_done(gateway: Served, repository: Path) -> None:
-    await gateway.lifecycle.load("m")
-    await gateway.settle()
-    gateway.executor.hold = True
-    due_ns = round(asyncio.get_running_loop().time() * 1e9) + 10**10
-    submission = gateway.runtime.submit("m:1@1", {}, 1, "", due_ns, 0)
-    await gateway.settle()
+    submission = await busy(gateway)
     save(repository, "m", latency_ms=2.5)
     await gateway.lifecycle.load("m")
     await gateway.settle()
@@ -184,3 +193,99 @@ async def test_a_load_that_is_given_up_leaves_nothing_behind(gateway: Served, re
     await gateway.lifecycle.load("n")
     await gateway.lifecycle.load("m")
     assert gateway.index == [("m:1", "READY", ""), ("n:1", "READY", "")]
+
+
+@served
+async def test_a_load_that_cannot_even_begin_leaves_nothing_behind(gateway: Served, repository: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gateway.executor, "add", broken)
+        with pytest.raises(RuntimeError, match="out of order"):
+            await gateway.lifecycle.load("p")
+    await gateway.settle()
+    assert gateway.index == [("p:", "UNAVAILABLE", "out of order")]
+    await gateway.lifecycle.load("p")
+    assert gateway.index == [("m:1", "READY", ""), ("p:1", "READY", "")]
+
+
+def broken(*arguments: object) -> None:
+    raise RuntimeError("out of order")
+
+
+@served
+async def test_an_unload_that_nobody_waits_for_any_more_still_ends(gateway: Served, repository: Path) -> None:
+    await busy(gateway)
+    waiting = asyncio.create_task(gateway.lifecycle.unload("m", recycle=True))
+    await gateway.settle()
+    assert gateway.index == [("m:1", "UNLOADING", "")]
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    gateway.executor.finish()
+    await gateway.settle()
+    assert gateway.index == [("m:1", "UNAVAILABLE", "unloaded")]
+    assert gateway.executor.known == set()
+
+
+@served
+async def test_memory_that_does_not_return_in_time_is_told_and_returns_later(gateway: Served, repository: Path) -> None:
+    await busy(gateway)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gateway.lifecycle.RECYCLE_TIMEOUT_S", 0)
+        with pytest.raises(ServingError, match="'m' is unloaded, but its memory was not given back within 0 s"):
+            await gateway.lifecycle.unload("m", recycle=True)
+    gateway.executor.finish()
+    await gateway.settle()
+    assert gateway.index == [("m:1", "UNAVAILABLE", "unloaded")]
+    assert gateway.executor.known == set()
+
+
+@served
+async def test_who_waits_for_an_unload_is_told_that_the_server_stops(gateway: Served, repository: Path) -> None:
+    await busy(gateway)
+    waiting = asyncio.create_task(gateway.lifecycle.unload("m", recycle=True))
+    await gateway.settle()
+    gateway.lifecycle.close()
+    with pytest.raises(RejectedError, match="Server is stopping"):
+        await waiting
+
+
+@served
+async def test_a_model_is_held_by_as_many_partitions_as_it_asks_for(gateway: Served, repository: Path) -> None:
+    two = Served(repository, memory_bytes=2500, count=2)
+    for name in ("k", "m", "n"):
+        save(repository, name, size=1000)
+    (repository / "m" / "config.pbtxt").write_text("instance_group [ { count: 2 kind: KIND_CPU } ]")
+    for name in ("k", "n"):
+        await two.lifecycle.load(name)
+        await two.settle()
+    await two.lifecycle.load("m")
+    assert two.executor.orders.count("load m:1@3") == 2
+
+
+@pytest.mark.parametrize("name", ["m" * 300, "m\0", "a/b", ".m", "", " ", "m\n"])
+def test_what_no_model_can_be_named_is_refused(name: str) -> None:
+    refused(name, {}, "': expected the name of a model: up to 255 letters, digits, ")
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        (["1/" + "f" * 300], "the files of 'm' cannot be kept: .*File name too long"),
+        (["1", "1/model.py"], "the files of 'm' cannot be kept: .*File exists"),
+        (["1/model.py", "1"], "the files of 'm' cannot be kept: .*Is a directory"),
+    ],
+)
+def test_files_that_cannot_be_kept_are_refused(files: list[str], reason: str) -> None:
+    refused("m", {"config": "{}", **{f"file:{each}": b"content" for each in files}}, reason)
+
+
+def refused(name: str, parameters: dict[str, object], reason: str) -> None:
+    async def main() -> None:
+        gateway = Served()
+        api = RepositoryApi(gateway.catalogue, gateway.lifecycle, Control.EXPLICIT)
+        with pytest.raises(RequestError, match=reason):
+            await api.load("", name, parameters)
+        gateway.lifecycle.close()
+        gateway.runtime.close()
+
+    asyncio.run(main())

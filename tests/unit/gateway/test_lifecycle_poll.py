@@ -3,6 +3,8 @@
 import shutil
 from pathlib import Path
 
+import pytest
+
 from gateway.lifecycle_poll import Poll
 from tests.unit.gateway.lifecycle_bench import Served, served
 from tests.unit.gateway.test_lifecycle import save
@@ -93,3 +95,18 @@ async def test_a_name_that_is_there_twice_is_not_served_until_it_is_there_once(
     shutil.rmtree(first / "k")
     await poll.look()
     assert both.index == [("k:2", "READY", "")]
+
+
+@served
+async def test_what_failed_unexpectedly_is_tried_at_the_next_look(gateway: Served, repository: Path) -> None:
+    poll = Poll(gateway.lifecycle, 1)
+
+    async def broken(name: str) -> None:
+        raise RuntimeError(f"out of order: {name}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gateway.lifecycle, "load", broken)
+        with pytest.raises(RuntimeError, match="out of order: m"):
+            await poll.look()
+    await poll.look()
+    assert gateway.index == ALL

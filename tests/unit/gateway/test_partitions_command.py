@@ -344,3 +344,29 @@ def test_a_watch_without_leave_only_tells(
     assert main(["partitions", "watch", file]) == 0
     assert told(capsys) == [f"GPU 0 is not as in {file}: create 3g.40gb@4", ""]
     assert gpu.layout == frozenset()
+
+
+def test_a_watch_puts_right_what_it_may_and_tells_once_what_it_may_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy, idle = FakeGpu(mig=True), FakeGpu(mig=True)
+    looks = iter(range(3))
+
+    def between_looks(seconds: float) -> None:
+        if next(looks) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("gateway.partitions_command.time.sleep", between_looks)
+    file = write(tmp_path, "gpus: [{device: 0, instances: [3g]}, {device: 1, instances: [3g]}]")
+    with installed(FakeNvml(busy, idle)):
+        lay_out(busy, "7g@0")
+        busy.hold(place(H100, "7g@0"), 4194301)
+        assert main(["partitions", "watch", file, "--allow-mig"]) == 0
+    assert told(capsys) == [
+        f"GPU 0 is not as in {file}: destroy 7g.80gb@0; create 3g.40gb@4",
+        f"GPU 1 is not as in {file}: create 3g.40gb@4",
+        "done: create 3g.40gb@4: MIG-00000002-0000-0000-0000-000000000000",
+        f"GPU {busy.uuid} is left as it is: 7g.80gb@0 is in use by pid 4194301",
+        "",
+    ]
+    assert idle.layout == {place(H100, "3g@4")}

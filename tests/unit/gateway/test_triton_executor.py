@@ -1,6 +1,7 @@
 """A Triton server as a partition: batches, the circuit breaker, and models that come and go."""
 
 import asyncio
+import sys
 from typing import Any
 
 import grpc
@@ -21,6 +22,8 @@ from batcher.events import (
 )
 from gateway.executors import triton_partition
 from gateway.executors.triton_partition import Breaker
+from gateway.executors.triton_process import TritonProcess
+from gateway.executors.triton_settings import TritonSettings
 from gateway.executors.triton_statistics import ModelCounts
 from models.errors import PartitionError
 from tests.support.fake_triton import NOT_HEALTHY, FakeTriton, M, N, Refusal, answer_of, double, serving_fake
@@ -213,6 +216,30 @@ async def test_a_server_that_is_sent_nothing_is_asked_how_it_is(bench: Bench) ->
         assert await bench.event() == PartitionLost("t", "the server is not ready")
         bench.fake.up = True
         assert isinstance(await bench.event(), PartitionReady)
+
+
+@benched()
+async def test_a_server_that_answers_nothing_but_errors_is_lost_until_it_is_well(bench: Bench) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_partition, "IDLE_S", 0.01)
+        await bench.ready()
+        bench.fake.health_refusal = Refusal(grpc.StatusCode.PERMISSION_DENIED, "not for you")
+        assert await bench.event() == PartitionLost("t", "not for you")
+        bench.fake.health_refusal = None
+        assert isinstance(await bench.event(), PartitionReady)
+
+
+@benched()
+async def test_a_server_whose_process_cannot_be_started_is_tried_again(bench: Bench) -> None:
+    process = TritonProcess(TritonSettings("t", "127.0.0.1:1", command=("sleep", "60")))
+    bench.partition._process = process
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", "/no/such/python")
+        bench.start()
+        assert await bench.event() == PartitionLost("t", "[Errno 2] No such file or directory: '/no/such/python'")
+    assert isinstance(await bench.event(), PartitionReady)
+    process.unwatch()
+    process.end()
 
 
 @benched()

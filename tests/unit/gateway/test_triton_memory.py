@@ -5,18 +5,22 @@ import mmap
 import os
 import re
 import socket
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
 from batcher.events import BatchCompleted, BatchFailed, BatchRevoked, PartitionLost, PartitionReady
-from gateway.executors.triton_memory import SLOTS
-from tests.support.fake_triton import double
+from gateway.executors import triton_client
+from gateway.executors.triton_client import TritonClient
+from gateway.executors.triton_memory import MIN_SLOT_BYTES, SLOTS, TritonMemory
+from tests.support.fake_triton import FakeTriton, double, serving_fake
 from tests.support.triton_bench import Bench, answers, benched, refusing
 
 ENDED = 1 << 22
 """No process has this number: it is above the largest one."""
+NAMESPACE = Path("/proc/self/ns/pid").stat().st_ino
 
 
 @benched(memory=True)
@@ -103,12 +107,44 @@ async def test_a_server_that_does_not_know_the_memory_any_more_is_given_new_one(
 @benched(memory=True)
 async def test_what_a_gateway_that_was_killed_has_registered_is_forgotten(bench: Bench) -> None:
     assert bench.fake.memory is not None
-    left, foreign = f"sluice-{re.sub('[^A-Za-z0-9]', '_', socket.gethostname())}-{ENDED}-1", "sluice-elsewhere-1-1"
-    bench.fake.memory |= {name: mmap.mmap(-1, 4096) for name in (left, foreign)}
+    host = f"sluice-{re.sub('[^A-Za-z0-9]', '_', socket.gethostname())}"
+    left = f"{host}-{NAMESPACE}-{ENDED}-1"
+    foreign = {"sluice-elsewhere-1-1", f"{host}-{NAMESPACE + 1}-{ENDED}-1"}
+    bench.fake.memory |= {name: mmap.mmap(-1, 4096) for name in (left, *foreign)}
     await bench.ready()
     assert left not in bench.fake.memory
-    assert foreign in bench.fake.memory
-    bench.fake.memory.pop(foreign)
+    assert foreign <= bench.fake.memory.keys()
+    for name in foreign:
+        bench.fake.memory.pop(name)
+
+
+@benched(memory=True)
+async def test_what_a_server_has_taken_without_an_answer_is_forgotten(bench: Bench) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_client, "PROBE_TIMEOUT_S", 0.2)
+        bench.fake.unanswered_regions = 1
+        bench.start()
+        assert await bench.event() == PartitionLost("t", "no answer in time")
+        assert isinstance(await bench.event(), PartitionReady)
+    assert bench.fake.memory is not None
+    assert len(bench.fake.memory) == SLOTS
+
+
+def test_a_server_without_known_models_has_the_smallest_slots() -> None:
+    async def main() -> None:
+        async with serving_fake(fake := FakeTriton()) as port:
+            fake.memory = {}
+            client = TritonClient(f"127.0.0.1:{port}")
+            memory = TritonMemory(client, "t", [])
+            await memory.register()
+            assert memory.take(MIN_SLOT_BYTES + 1) is None
+            slot = memory.take(MIN_SLOT_BYTES)
+            assert slot is not None
+            assert slot.nbytes == MIN_SLOT_BYTES
+            await memory.unregister()
+            await client.close()
+
+    asyncio.run(main())
 
 
 def test_a_server_that_takes_no_memory_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

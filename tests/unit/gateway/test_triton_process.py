@@ -1,5 +1,6 @@
 """Servers that are launched; any program will do to see how they are started and ended."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gateway.executors.triton_client import ServerLost
 from gateway.executors.triton_process import TritonProcess, launched
 from gateway.executors.triton_settings import TritonSettings
 
@@ -105,6 +107,34 @@ def test_it_can_be_started_again() -> None:
         process.start()
         assert process.pid not in (0, before)
         assert process.ended() is None
+
+
+def test_the_end_of_a_server_is_noticed_after_one_that_did_not_get_ready() -> None:
+    async def not_ready() -> None:
+        raise ServerLost("the server is not ready")
+
+    async def main(process: TritonProcess) -> None:
+        await process.wait_ready(ready)
+        process.watch(lambda: None)
+        with pytest.raises(ServerLost, match=r"^not ready within 0\.01 s: the server is not ready$"):
+            await process.wait_ready(not_ready)
+        assert process.pid == 0
+        await process.wait_ready(ready)
+        noticed = asyncio.Event()
+        process.watch(noticed.set)
+        os.kill(process.pid, signal.SIGKILL)
+        async with asyncio.timeout(10):
+            await noticed.wait()
+        process.unwatch()
+        assert process.ended() == "the process was killed by SIGKILL"
+
+    settings = TritonSettings("t", "127.0.0.1:1", command=("sleep", "60"), start_timeout_s=0.01)
+    with launched([settings]) as processes:
+        asyncio.run(main(processes["t"]))
+
+
+async def ready() -> None:
+    pass
 
 
 def test_one_that_does_not_end_when_it_is_told_to_is_killed() -> None:

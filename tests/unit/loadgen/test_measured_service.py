@@ -56,5 +56,6 @@ def test_pieces_of_the_pace_are_from_one_run_each_and_bounded() -> None:
     short, long = [batch(1, 1.0)] * 63, [batch(1, 1.0)] * 64 * 300
     service = MeasuredService([long])
     assert 40 <= len(service.pace([long])) <= 64
-    assert len(service.pace([short, [*short, batch(1, 1.0)]])) == 1
-    assert service.pace([short]) == ()
+    assert service.pace([short, [*short, batch(1, 1.0)]]) == ((1.0,) * 63, (1.0,) * 64)
+    assert service.pace([[*short, *short]]) == ((1.0,) * 64,)
+    assert service.pace([[]]) == ()

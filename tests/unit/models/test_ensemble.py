@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from models.ensemble import _stage_names
 from models.errors import ConfigError
 from models.pipeline import Source, Stage
 from models.repository import Repository
@@ -299,3 +300,8 @@ def test_an_ensemble_in_a_repository(tmp_path: Path) -> None:
     assert [(name, pipeline.version) for name, pipeline in found.pipelines.items()] == [("a", 4)]
     assert found.pipelines["a"].outputs[0].labels == ("one", "two")
     assert [broken.name for broken in found.broken] == ["z"]
+
+
+def test_every_stage_has_a_name_of_its_own() -> None:
+    assert _stage_names(["e-x", "e-x__3", "e-x", "e-x__3"]) == ["e-x", "e-x__3", "e-x__2", "e-x__3__2"]
+    assert _stage_names(["v2.5", "v2_5", "v2_5__2"]) == ["v2_5", "v2_5__2", "v2_5__2__2"]

@@ -1,5 +1,6 @@
 """Models in Python in a process of their own: what they do to it, and what is left of it."""
 
+import gc
 import json
 import os
 import select
@@ -17,6 +18,7 @@ from models.backends.python import PythonBackend
 from models.backends.python_wire import Memory
 from models.errors import BackendFailed
 from models.tensor import DataType, TensorSpec
+from tests.support.processes import memory_files
 
 CONFIG: dict[str, Any] = {
     "name": "m",
@@ -134,6 +136,22 @@ def test_a_model_that_cannot_be_loaded_again_is_left_alone_for_a_while(tmp_path:
         backend.run({"x": X})
     with pytest.raises(BackendFailed, match="could not be started again; it will be tried soon"):
         backend.run({"x": X})
+
+
+def test_a_process_that_cannot_be_started_leaves_nothing_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gc.collect()  # what other tests have left
+    files = memory_files(os.getpid(), "sluice-python")
+    backend = load(tmp_path)
+    monkeypatch.setattr(python, "RETRY_S", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/no/such/python")
+        for value in (-1, 1, 1):
+            with pytest.raises(BackendFailed, match=r"^the process of the model cannot be started: .*/no/such/python"):
+                backend.run({"x": X * 0 + value})
+        assert memory_files(os.getpid(), "sluice-python") == files
+    assert backend.run({"x": X})["y"].tolist() == [[2, 4], [6, 8]]
 
 
 def test_batches_do_not_wait_long_for_a_model_that_takes_long_to_load_again(

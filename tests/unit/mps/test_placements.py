@@ -1,10 +1,11 @@
 from collections import Counter
+from collections.abc import Collection
 
 import pytest
 
 from models.errors import ConfigError
-from mps.geometry import GEOMETRIES, Profile
-from mps.placements import Layout, fault, largest_first, layouts, maximal_layouts, place, room
+from mps.geometry import GEOMETRIES, Geometry, Profile
+from mps.placements import Layout, fault, largest_first, layouts, place, room
 
 H100 = GEOMETRIES["H100-80"]
 EIGHTS = [name for name in GEOMETRIES if name != "A30"]
@@ -18,8 +19,18 @@ def multisets(found: list[Layout]) -> set[tuple[tuple[str, int], ...]]:
     return {tuple(sorted(Counter(each.profile.name for each in layout).items())) for layout in found}
 
 
+def maximal_layouts(geometry: Geometry, profiles: Collection[Profile]) -> list[Layout]:
+    """Every layout of these profiles to which none of them can be added."""
+    every = layouts(geometry, {profile: len(profile.starts) for profile in profiles})
+    return [layout for layout in every if not any(each.profile in profiles for each in room(geometry, layout))]
+
+
+def plain(gpu: str) -> tuple[Profile, ...]:
+    return tuple(each for each in GEOMETRIES[gpu].profiles if not each.media)
+
+
 def without_double(gpu: str) -> tuple[Profile, ...]:
-    return tuple(each for each in GEOMETRIES[gpu].plain if (each.compute, each.memory) != (1, 2))
+    return tuple(each for each in plain(gpu) if (each.compute, each.memory) != (1, 2))
 
 
 @pytest.mark.parametrize("gpu", EIGHTS)
@@ -30,12 +41,12 @@ def test_there_are_19_full_layouts_of_14_kinds(gpu: str) -> None:
 
 @pytest.mark.parametrize("gpu", EIGHTS)
 def test_the_double_memory_makes_them_78_of_38_kinds(gpu: str) -> None:
-    found = maximal_layouts(GEOMETRIES[gpu], GEOMETRIES[gpu].plain)
+    found = maximal_layouts(GEOMETRIES[gpu], plain(gpu))
     assert (len(found), len(set(found)), len(multisets(found))) == (78, 78, 38)
 
 
 def test_an_a30_has_five_full_layouts() -> None:
-    found = maximal_layouts(GEOMETRIES["A30"], GEOMETRIES["A30"].plain)
+    found = maximal_layouts(GEOMETRIES["A30"], plain("A30"))
     assert sorted(" ".join(str(each) for each in largest_first(layout)) for layout in found) == [
         "1g.6gb@0 1g.6gb@1 1g.6gb@2 1g.6gb@3",
         "2g.12gb@0 1g.6gb@2 1g.6gb@3",
