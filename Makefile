@@ -31,7 +31,7 @@ comma := ,
 # Wheels only, so that no compiler is needed; modules are compiled when first imported, which is faster.
 PIP_OPTIONS := -qq --disable-pip-version-check --no-compile --only-binary :all:
 
-.PHONY: help demo test conformance lint bench triton clean
+.PHONY: help demo test test-core test-served conformance lint bench triton clean
 .DELETE_ON_ERROR:
 
 help:
@@ -46,8 +46,15 @@ help:
 demo: $(DEMO)/installed-$(ORT)
 	@$(DEMO)/bin/python -m examples.digits.demo
 
+# At the same time, since tests of servers mostly wait.
 test: lint
-	@$(TEST)/bin/python -m pytest
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-core test-served
+
+test-core: $(TEST)/installed-$(ORT)
+	@$(TEST)/bin/python -m pytest -p no:cacheprovider tests/unit tests/simulation tests/properties
+
+test-served: $(TEST)/installed-$(ORT)
+	@$(TEST)/bin/python -m pytest -p no:cacheprovider tests/conformance tests/system
 
 conformance: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m pytest -q --no-header -p tests.support.conformance -m behaviour
