@@ -101,7 +101,8 @@ def read_revision(
         for entry in _unchanged(deployed[name], files[name])
     }
     others = {entry.spec.key: entry for name, each in deployed.items() if name not in entries for entry in each.models}
-    directories = {name: each.entry for name, each in overrides.items() if each.entry is not None}
+    # Of these names only: another one that has an override is served already, and would be read anew with them.
+    directories = {name: each.entry for name, each in overrides.items() if name in entries and each.entry is not None}
     selection = Selection(tuple(names), number, configs, directories, kept)
     known = {**source.remote, **others}
     found = Repository.scan(source.directories, source.max_batch_size, source.max_batch_sizes, known, selection)

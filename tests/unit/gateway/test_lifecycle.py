@@ -110,6 +110,18 @@ def test_an_override_stands_for_the_configuration_and_the_files(repository: Path
     assert not override.entry.exists()
 
 
+def test_what_needs_a_name_with_an_override_is_read_beside_it(repository: Path) -> None:
+    content = (repository / "m" / "1" / "model.timed.json").read_bytes()
+    override = read_override({"config": "{}", "file:1/model.timed.json": content})
+    assert override is not None
+    override.write("m")
+    served = read_revision(source(repository), ["m"], 1, {}, {"m": override}).deployed
+    revision = read_revision(source(repository), ["p"], 2, served, {"m": override})
+    assert keys(revision.deployed) == {"p": ["p:1@2"]}
+    assert revision.deployed["p"].pipelines[0].stages[0].model == "m:1@1"
+    override.discard()
+
+
 def test_files_come_as_bytes_or_in_base64() -> None:
     override = read_override({"config": "{}", "file:1/model.onnx": base64.b64encode(b"content").decode()})
     assert override is not None
