@@ -48,7 +48,9 @@ def add_model_command(commands: Any, validate: Callable[[argparse.Namespace], in
     config = _action(actions, "config", _config, "print the configuration of a model or pipeline")
     config.add_argument("name", metavar="NAME")
     config.add_argument("--version", default="", metavar="N", help="a version (default: the latest)")
-    register = _action(actions, "register", _register, "upload a model and load it; the server keeps it until it is unloaded or the server ends")
+    register = _action(
+        actions, "register", _register, "upload a model and load it; kept until it is unloaded or the server ends"
+    )
     register.add_argument("name", metavar="NAME")
     register.add_argument("--file", type=Path, required=True, metavar="FILE", help="the model, e.g. model.onnx")
     register.add_argument("--labels", type=Path, metavar="FILE", help="names of an output's elements, one a line")
