@@ -46,7 +46,7 @@ help:
 demo: $(DEMO)/installed-$(ORT)
 	@$(DEMO)/bin/python -m examples.digits.demo
 
-# At the same time, since tests of servers mostly wait.
+# At the same time, since tests of servers mostly wait; those that time what a server does come last, when it is alone.
 test: lint
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-core test-served
 
@@ -54,7 +54,7 @@ test-core: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m pytest -p no:cacheprovider tests/unit tests/simulation tests/properties
 
 test-served: $(TEST)/installed-$(ORT)
-	@$(TEST)/bin/python -m pytest -p no:cacheprovider tests/conformance tests/system
+	@$(TEST)/bin/python -m pytest -p no:cacheprovider tests/system tests/conformance
 
 conformance: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m pytest -q --no-header -p tests.support.conformance -m behaviour
