@@ -4,6 +4,7 @@ Exits with 1 unless every request got exactly one answer and the answers are as 
 """
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -229,4 +230,6 @@ def main(directory: Path = DIRECTORY) -> int:
 
 
 if __name__ == "__main__":
+    # Ended from outside, it takes the server along.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

@@ -15,6 +15,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
+from tests.support.processes import until
 from tests.support.server import GatewayServer, gateway_server
 from tests.support.timed_models import Reply, Sent, executed, replay, save_timed
 
@@ -63,13 +64,6 @@ def metrics(server: GatewayServer) -> Mapping[str, float]:
 def metric(server: GatewayServer, name: str, model: str, **labels: str) -> float:
     more = "".join(f',{label}="{each}"' for label, each in labels.items())
     return metrics(server).get(f'nv_inference_{name}{{model="{model}",version="1"{more}}}', 0)
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
-    begun = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begun < timeout_s
-        time.sleep(0.01)
 
 
 @pytest.mark.behaviour(

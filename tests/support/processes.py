@@ -1,6 +1,8 @@
-"""What the kernel says of processes: whether they are there, their cores, their memory files."""
+"""What the kernel says of processes: whether they are there, their cores, their memory files; waiting for them."""
 
 import os
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,3 +31,11 @@ def children(pid: int) -> list[int]:
     """The child processes of a process, of all its threads."""
     lists = [(task / "children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
     return sorted(int(child) for text in lists for child in text.split())
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
+    """Wait for what another process does."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not happen within {timeout_s:g} s"
+        time.sleep(0.01)

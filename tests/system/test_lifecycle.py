@@ -4,8 +4,7 @@ import json
 import os
 import shutil
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 from gateway.cli import main
 from models.tensor import DataType
 from tests.support.onnx_models import save_identity, save_mlp
-from tests.support.processes import children
+from tests.support.processes import children, until
 from tests.support.server import GatewayServer, gateway_server
 
 CLIENTS = {"http": tritonclient.http, "grpc": tritonclient.grpc}
@@ -82,13 +81,6 @@ def index(client: Any) -> list[tuple[str, ...]]:
             {key: getattr(each, key) for key in ("name", "version", "state", "reason")} for each in entries.models
         ]
     return [tuple(each.get(key, "") for key in ("name", "version", "state", "reason")) for each in entries]
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
-    begun = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begun < timeout_s
-        time.sleep(0.02)
 
 
 @contextmanager

@@ -14,8 +14,9 @@ from tritonclient.utils import InferenceServerException
 
 from models.tensor import DataType
 from tests.support.onnx_models import save_identity
+from tests.support.processes import until
 from tests.support.server import GatewayServer, gateway_server
-from tests.system.test_lifecycle import ask, connect, index, repository, save, serve, until
+from tests.system.test_lifecycle import ask, connect, index, repository, save, serve
 
 __all__ = ["repository"]
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.support.processes import children
+from tests.support.processes import children, until
 from tests.support.server import GatewayServer
-from tests.system.test_lifecycle import CLIENTS, ask, connect, index, repository, save, serve, traffic, until
+from tests.system.test_lifecycle import CLIENTS, ask, connect, index, repository, save, serve, traffic
 
 __all__ = ["repository"]
 
