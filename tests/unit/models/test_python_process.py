@@ -61,6 +61,12 @@ def load(directory: Path, text: str = MODEL, config: dict[str, Any] | None = Non
     return python.load(str(path), 1, json.dumps(CONFIG | (config or {})))
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process is waited for however busy the machine is, but where the wait is what is tested."""
+    monkeypatch.setattr(python, "RELOAD_WAIT_S", TIMEOUT_S)
+
+
 def pid(directory: Path) -> int:
     return int((directory / "pid").read_text())
 
