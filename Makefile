@@ -31,7 +31,7 @@ comma := ,
 # Wheels only, so that no compiler is needed; modules are compiled when first imported, which is faster.
 PIP_OPTIONS := -qq --disable-pip-version-check --no-compile --only-binary :all:
 
-.PHONY: help demo test test-core test-served conformance lint bench triton clean
+.PHONY: help demo test test-core test-system test-conformance test-timed conformance lint bench triton clean
 .DELETE_ON_ERROR:
 
 help:
@@ -46,15 +46,24 @@ help:
 demo: $(DEMO)/installed-$(ORT)
 	@$(DEMO)/bin/python -m examples.digits.demo
 
-# At the same time, since tests of servers mostly wait; those that time what a server does come last, when it is alone.
+# At the same time, since tests of servers mostly wait; those that time what a server does come last, alone.
 test: lint
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-core test-served
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-core test-system test-conformance
+	@$(MAKE) --no-print-directory test-timed
+
+PYTEST := $(TEST)/bin/python -m pytest -p no:cacheprovider
 
 test-core: $(TEST)/installed-$(ORT)
-	@$(TEST)/bin/python -m pytest -p no:cacheprovider tests/unit tests/simulation tests/properties
+	@$(PYTEST) tests/unit tests/simulation tests/properties
 
-test-served: $(TEST)/installed-$(ORT)
-	@$(TEST)/bin/python -m pytest -p no:cacheprovider tests/system tests/conformance
+test-system: $(TEST)/installed-$(ORT)
+	@$(PYTEST) -m "not timed" tests/system
+
+test-conformance: $(TEST)/installed-$(ORT)
+	@$(PYTEST) -m "not timed" tests/conformance
+
+test-timed: $(TEST)/installed-$(ORT)
+	@$(PYTEST) -m timed tests/system tests/conformance
 
 conformance: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m pytest -q --no-header -p tests.support.conformance -m behaviour

@@ -1,6 +1,7 @@
 """Admission: refuse at once what cannot be served in time or space."""
 
 from batcher.booked import BookedWork
+from batcher.cold_start import ColdStarts
 from batcher.config import Limits
 from batcher.decisions import RejectRequest
 from batcher.estimate import CORRECTION_BOUNDS
@@ -8,6 +9,7 @@ from batcher.events import RequestArrived
 from batcher.outcome import Outcome
 from batcher.placement import UNAVAILABLE_NS, ModelState
 from batcher.plan import PipelineState
+from batcher.progress import request_batch_key
 from batcher.queue import LATE_SHARE, Queue
 from models.units import NS_PER_S, ns_to_ms
 
@@ -25,11 +27,14 @@ class Admission:
     A request that is to be evicted rather than answered late, or whose cost is limited, is admitted only with places
     reserved for all its stages (`booked`) that keep its deadline and its cost; never as a probe. Where pipelines
     contend for a model, what one may have waiting there is its share by weight, and what the others leave of theirs.
+
+    With `cold_starts` a request for models that no partition holds is admitted if it is in time once they are loaded.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.booked: BookedWork | None = None
+        self.cold_starts: ColdStarts | None = None
         self.memory_bytes = 0
         self.draining = False
 
@@ -47,6 +52,8 @@ class Admission:
                 f"{limits.memory_bytes - self.memory_bytes} are free"
             )
             return self._reject(event, Outcome.REJECTED_MEMORY, reason, self.backlog_ns(pipeline))
+        if pipeline.degraded and self.cold_starts is not None and self.cold_starts.missing(pipeline):
+            return self._judge_cold(event, pipeline, self.cold_starts, now_ns)
         if pipeline.degraded and (missing := self._unavailable(pipeline, now_ns)) is not None:
             reason = f"no partition holds model {missing}"
             return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
@@ -56,6 +63,28 @@ class Admission:
         if done_ns <= event.deadline_ns:
             return None
         return self._judge_late(event, pipeline, now_ns, done_ns)
+
+    def _judge_cold(
+        self, event: RequestArrived, pipeline: PipelineState, cold_starts: ColdStarts, now_ns: int
+    ) -> RejectRequest | None:
+        """Admit what is in time although models have to be loaded first; no place can be reserved before they are."""
+        forecast = cold_starts.forecast(pipeline, now_ns)
+        if forecast.refusal is not None:
+            reason = f"model {forecast.model} is not loaded: {forecast.refusal.reason}"
+            return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
+        if event.max_cost is not None:
+            reason = f"model {forecast.model} is not loaded, so that no cost can be promised"
+            return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
+        done_ns = max(forecast.done_ns, self._completion_ns(event, pipeline, now_ns))
+        if done_ns > event.deadline_ns:
+            left_ms = ns_to_ms(max(event.deadline_ns - now_ns, 0))
+            reason = (
+                f"model {forecast.model} is not loaded: with that predicted to complete in "
+                f"{ns_to_ms(done_ns - now_ns):.1f} ms, {left_ms:.1f} ms are left"
+            )
+            return self._reject(event, Outcome.REJECTED_DEADLINE, reason, done_ns - event.deadline_ns)
+        cold_starts.begin(forecast, now_ns)
+        return None
 
     def _judge_hard(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> RejectRequest | None:
         booked = self.booked
@@ -99,6 +128,8 @@ class Admission:
             done_ns = self._completion_ns(event, pipeline, now_ns)
             if done_ns <= event.deadline_ns:
                 return None
+        if self.cold_starts is not None:
+            self.cold_starts.relieve(pipeline, now_ns)
         allowed_ms = ns_to_ms(max(event.deadline_ns - now_ns, 0))
         reason = f"predicted to complete in {ns_to_ms(done_ns - now_ns):.1f} ms, {allowed_ms:.1f} ms are left"
         return self._reject(event, Outcome.REJECTED_DEADLINE, reason, done_ns - event.deadline_ns)
@@ -117,7 +148,7 @@ class Admission:
                 start_ns = min(start_ns, *[pool.start_after_backlog_ns(now_ns) for pool in pools[1:]])
             queue = stage.queue
             if queue is None and not stage.config.source_keyed:
-                queue = model.queues.get(event.batch_key)
+                queue = model.queues.get(request_batch_key(event, stage.config))
             if queue is not None:
                 order_ns = event.deadline_ns - stage.tail_ns
                 if (

@@ -17,6 +17,7 @@ from batcher.lifecycle import Batch, Entry
 from batcher.placement import ModelState, PartitionState
 from batcher.plan import PipelineState
 from batcher.pool import Pool
+from batcher.progress import request_batch_key
 from batcher.queue import Queue
 from batcher.ranking import FAR_NS
 from batcher.reservations import Reservations
@@ -168,6 +169,11 @@ class BookedWork:
         self._release_lapsed(now_ns)
         self._wake_in_time(now_ns)
 
+    def resized(self, partition: PartitionState, now_ns: int) -> None:
+        """A partition is of another kind: places there are sought anew. `sync` is to follow."""
+        self.learn(self._fleet.models[key] for key in partition.models)
+        self._reservations.resized(partition.name, partition.kind, partition.price, now_ns)
+
     def learn(self, models: Iterable[ModelState]) -> None:
         """Take in the estimates of models, where they have moved."""
         for model in models:
@@ -200,7 +206,7 @@ class BookedWork:
         self._reservations.started(partition.name, [(each.request.identity, each.stage) for each in entries], end_ns)
 
     def _length_ns(self, batch: Batch) -> int:
-        return self.ledgers[batch.partition.name].lengths[batch.queue.model][batch.rows - 1]
+        return self._reservations.length_ns(batch.kind, batch.queue.model, batch.rows)
 
     # -- dispatch
 
@@ -237,11 +243,12 @@ class BookedWork:
             entry.queue = queue
         model.outstanding += run.rows
         # Others may come along where nobody has to wait for that; those that give up rather than be late may have to.
-        room = bisect_right(ledger.lengths[model.config.key], run.until_ns - begin_ns) - run.rows
-        entries += _take(queue, room, 0, soft=True, like=entries[0])
+        estimate = model.estimates[partition.kind]
+        room = min(bisect_right(ledger.lengths[model.config.key], run.until_ns - begin_ns), estimate.max_rows)
+        entries += _take(queue, room - run.rows, 0, soft=True, like=entries[0])
         reason = ReleaseReason.DEADLINE if is_due else ReleaseReason.IDLE
         rows = sum(entry.rows for entry in entries)
-        if rows >= model.estimates[partition.kind].efficient_rows:
+        if rows >= estimate.efficient_rows:
             reason = ReleaseReason.FULL
         return partition, queue, entries, reason
 
@@ -324,7 +331,7 @@ def _queues(event: RequestArrived, pipeline: PipelineState) -> tuple[QueueKey | 
         elif stage.config.source_keyed:
             queues.append((stage.model.config.key, f"#{event.request}"))
         else:
-            queues.append((stage.model.config.key, event.batch_key if stage.config.request_keyed else ""))
+            queues.append((stage.model.config.key, request_batch_key(event, stage.config)))
     return tuple(queues)
 
 

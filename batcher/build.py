@@ -114,6 +114,7 @@ def _pipeline_config(
                 any(stage.inputs[name].stage == REQUEST for name in variable),
                 any(stage.inputs[name].stage != REQUEST for name in variable),
                 stage.variants,
+                _renamed(stage, variable, index),
             )
         )
     slo_ns = 0 if pipeline.slo_ms is None else max(ms_to_ns(min(pipeline.slo_ms, MAX_SLO_MS)), 1)
@@ -123,6 +124,17 @@ def _pipeline_config(
 def _combiner_verdicts(name: str, pipeline: Pipeline) -> list[Verdict]:
     asked = [stage.when for stage in pipeline.stages if stage.when is not None and stage.when.stage == name]
     return list(dict.fromkeys(Verdict(when.output, when.confidence) for when in asked))
+
+
+def _renamed(stage: Stage, variable: Sequence[str], index: Mapping[str, int]) -> str:
+    """Which tensor of which source every variable input is; "" where one source has them all, by the same names."""
+    sources = {name: stage.inputs[name] for name in variable}
+    if len({source.stage for source in sources.values()}) < 2 and all(
+        source.tensor == name for name, source in sources.items()
+    ):
+        return ""
+    parts = sorted({source.stage for source in sources.values()}, key=lambda name: index.get(name, -1))
+    return ",".join(f"{name}={parts.index(source.stage)}.{source.tensor}" for name, source in sorted(sources.items()))
 
 
 def _variable_inputs(stage: Stage, specs: Mapping[str, ModelSpec]) -> list[str]:

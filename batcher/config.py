@@ -4,6 +4,7 @@ import enum
 
 import msgspec
 
+from batcher.residency_config import Footprint, ResidencyConfig
 from models.dynamic_batching import QueuePolicy
 from models.pipeline import Confidence, Late
 from models.units import NS_PER_S, NS_PER_US
@@ -72,7 +73,9 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     `verdicts` are what its batches report, in this order: all that some stage's `when` asks of this model, or of one
     that may run in its place. `memory_bytes` is what it takes on a partition that holds it, and `replicas` are the
-    partitions that are to hold it, as far as there are so many and they have room.
+    partitions that are to hold it, as far as there are so many and they have room. `footprints` are what was measured,
+    by kind of partition. One that is `pinned` makes room for no other model; of the rest those of lower `priority` go
+    first, and never for one of a lower priority than their own.
     """
 
     key: str
@@ -81,6 +84,14 @@ class ModelConfig(msgspec.Struct, frozen=True):
     policy: PolicyConfig = PolicyConfig()
     memory_bytes: int = 0
     replicas: int = 1
+    footprints: dict[str, Footprint] = {}
+    pinned: bool = False
+    priority: int = 0
+
+    def memory_on(self, kind: str) -> int:
+        """Bytes that it takes on a partition of a kind that holds it: those of its largest batch."""
+        footprint = self.footprints.get(kind)
+        return self.memory_bytes if footprint is None else footprint.memory_bytes(self.max_batch)
 
 
 class WhenConfig(msgspec.Struct, frozen=True):
@@ -96,8 +107,9 @@ class StageConfig(msgspec.Struct, frozen=True):
 
     `sources` are the indices of the stages whose tensors it takes. `request_keyed` says whether the request's batch
     key tells its inputs apart, `source_keyed` whether those of its sources do; both are False when every dimension
-    is fixed. `verdicts` are those a combiner reports (a model stage reports its model's). `variants` are all models
-    that may run the stage, `model` among them; empty when there is no choice.
+    is fixed. Keys name what the inputs are made of: `renamed` says which input that is where the names are others, so
+    that only stages that rename alike share batches. `verdicts` are those a combiner reports (a model stage reports its
+    model's). `variants` are all models that may run the stage, `model` among them; empty when there is no choice.
     """
 
     name: str
@@ -108,6 +120,7 @@ class StageConfig(msgspec.Struct, frozen=True):
     request_keyed: bool = False
     source_keyed: bool = False
     variants: tuple[str, ...] = ()
+    renamed: str = ""
 
 
 class PipelineConfig(msgspec.Struct, frozen=True):
@@ -162,3 +175,4 @@ class SchedulerSpec(msgspec.Struct, frozen=True):
     pipelines: tuple[PipelineConfig, ...]
     partitions: tuple[PartitionConfig, ...]
     limits: Limits = Limits()
+    residency: ResidencyConfig = ResidencyConfig()

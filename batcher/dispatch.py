@@ -1,25 +1,32 @@
 """Dispatch: which queue's batch goes to which partition, and when to look again."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from batcher.agenda import Agenda
 from batcher.booked import BookedWork
 from batcher.config import SchedulerSpec
-from batcher.decisions import AnyDecision, DispatchBatch, Member, ReleaseReason
-from batcher.events import PartitionReady
+from batcher.decisions import AnyDecision, DispatchBatch, ReleaseReason
+from batcher.entering import enter
+from batcher.events import PartitionReady, PartitionResized
 from batcher.evictions import Evictions
 from batcher.fleet import Fleet
 from batcher.levels import LevelQueue
 from batcher.lifecycle import Batch, Entry, Request, StageRun
 from batcher.locate import Locator
 from batcher.ordering import Done
-from batcher.placement import ModelState, PartitionState
-from batcher.plan import Shares, StageState
+from batcher.placement import RESTART_NS, ModelState, PartitionState
+from batcher.plan import StageState
 from batcher.pool import Pool
 from batcher.progress import batch_key_for
 from batcher.queue import NOBODY, Queue
 from batcher.ranking import Planner
+
+if TYPE_CHECKING:
+    from batcher.cold_start import ColdStarts
 
 _rows = attrgetter("rows")
 REFRESH_BATCHES = 16
@@ -111,7 +118,12 @@ class Dispatcher:
                 if first or queue in pool.aside:
                     self.agenda.announce(queue, pool, now_ns)
             if first and not model.served:
-                self.agenda.check_ns = now_ns
+                self.strand(model, now_ns)
+
+    def strand(self, model: ModelState, now_ns: int) -> None:
+        """Something waits for a model that no partition that is up holds."""
+        self.fleet.stranded[model] = None
+        self.agenda.check_ns = now_ns
 
     def _release(self, entry: Entry, now_ns: int) -> None:
         """Queue an entry that has lost its place."""
@@ -148,20 +160,6 @@ class Dispatcher:
                     self.agenda.announce(queue, pool, now_ns)
         self.agenda.check_ns = None
 
-    def retry(self, queue: Queue, group: list[Entry], now_ns: int) -> None:
-        """Have the entries dispatched again as one batch of their own."""
-        if not group:
-            return
-        model = self.models[queue.model]
-        # The queue may have been forgotten while its last batch ran; what is pushed later must meet this one.
-        queue = model.queues.setdefault(queue.batch_key, queue)
-        queue.retry(group)
-        model.outstanding += sum(map(_rows, group))
-        for pool in model.pools:
-            self.agenda.announce(queue, pool, now_ns)
-        if not model.served:
-            self.agenda.check_ns = now_ns
-
     @staticmethod
     def _forget_if_empty(queue: Queue, model: ModelState) -> None:
         if queue.batch_key and not queue:
@@ -184,6 +182,13 @@ class Dispatcher:
                 self.agenda.wake(pool, now_ns)
         if self.booked is not None:
             self.booked.sync(now_ns)
+
+    def resized(self, event: PartitionResized, now_ns: int) -> None:
+        """A partition's worker is another one, on another share of the machine."""
+        self.fleet.resized(event)
+        if self.booked is not None:
+            self.booked.resized(self.fleet.partitions[event.partition], now_ns)
+        self.look_at(event.partition, now_ns)
 
     def lost(self, name: str, now_ns: int) -> None:
         """A partition's worker is gone; its batches fail one by one in events of their own."""
@@ -210,6 +215,8 @@ class Dispatcher:
         if model.batches % REFRESH_BATCHES == 0:
             for pipeline in model.pipelines:
                 pipeline.stale = True
+            if model.ceilings and model.ceilings_held(now_ns) and self.booked is not None:
+                self.booked.learn((model,))
         pool = partition.pool
         assert pool is not None, "a partition that had a batch has a pool"
         pool.changed(partition)
@@ -266,6 +273,9 @@ class Dispatcher:
         """What should run now, here or on a better partition: of all queues, the most urgent one to be served."""
         while (queue := pool.most_urgent()) is not None:
             model = self.models[queue.model]
+            if model.ceilings and model.is_left(queue, pool.kind):
+                pool.put_off(queue, now_ns + RESTART_NS)
+                continue
             if queue.retries:
                 if self.booked is not None and not self.booked.has_room(partition, queue, now_ns):
                     self.booked.put_off(queue, pool, now_ns)
@@ -334,23 +344,8 @@ class Dispatcher:
         self, partition: PartitionState, queue: Queue, entries: list[Entry], reason: ReleaseReason, now_ns: int
     ) -> DispatchBatch:
         model = self.models[queue.model]
-        batch = Batch(self._next_batch, queue, partition, entries, 0, 0, now_ns, len(entries))
-        members = []
-        promised = 0
-        shares: Shares = ()
-        for entry in entries:
-            entry.batch = batch
-            request = entry.request
-            bit = 1 << entry.stage
-            if request.committed & bit:
-                request.committed ^= bit
-                ahead = request.work.stages[entry.stage]
-                if ahead is not shares:
-                    self._begin_promised(shares, promised)
-                    shares, promised = ahead, 0
-                promised += request.rows
-            members.append(Member(request.identity, entry.stage, entry.rows, entry.row_index))
-        self._begin_promised(shares, promised)
+        batch = Batch(self._next_batch, queue, partition, partition.kind, entries, 0, 0, now_ns, len(entries))
+        members = enter(batch)
         batch.rows = rows = sum(map(_rows, entries))
         batch.median_ns = median_ns = model.estimates[partition.kind].median_ns(rows)
         self._next_batch += 1
@@ -362,20 +357,13 @@ class Dispatcher:
         assert partition.pool is not None, "a partition that takes a batch has a pool"
         partition.pool.changed(partition)
         model.dispatched(rows)
+        model.last_ns = now_ns
         self._forget_if_empty(queue, model)
-        return DispatchBatch(
-            batch.identity, partition.name, queue.model, rows, tuple(members), reason, partition.free_at_ns
-        )
+        return DispatchBatch(batch.identity, partition.name, queue.model, rows, members, reason, partition.free_at_ns)
 
-    @staticmethod
-    def _begin_promised(shares: Shares, rows: int) -> None:
-        """Work that was promised starts: it is no longer ahead of anybody."""
-        for pool, row_ns in shares:
-            pool.backlog_ns -= row_ns * rows
-
-    def abandoned(self, now_ns: int) -> list[Entry]:
-        """Entries of models whose workers have been gone for too long; wakes up again for those that may return."""
-        entries, again_ns = self.fleet.abandoned(now_ns)
+    def abandoned(self, now_ns: int, cold_starts: ColdStarts | None) -> list[tuple[Entry, str]]:
+        """What waits for models that do not come, and why; wakes up again for those that may."""
+        entries, again_ns = self.fleet.abandoned(now_ns, cold_starts)
         if again_ns is not None and (self.agenda.check_ns is None or again_ns < self.agenda.check_ns):
             self.agenda.check_ns = again_ns
         return entries

@@ -24,7 +24,8 @@ class LatencyEstimate:
 
     Each cell of the table carries two corrections, tracked as quantiles q by stochastic approximation: up by
     `GAIN * q` when a batch took longer than estimated, down by `GAIN * (1 - q)` when not. They are kept within bounds
-    and can be let fall back to the table with `decay`, so that a bad minute is forgotten.
+    and can be let fall back to the table with `decay`, so that a bad minute is forgotten. `max_rows` is the largest
+    batch that is to be made.
     """
 
     __slots__ = (
@@ -37,6 +38,8 @@ class LatencyEstimate:
         "_observations",
         "_profile_ns",
         "_sizes",
+        "_table_cells",
+        "_table_sizes",
         "max_rows",
     )
 
@@ -50,14 +53,35 @@ class LatencyEstimate:
             while cell < last and rows > table.cells[cell][0]:
                 cell += 1
             self._cell_of[rows] = cell
+        self._table_cells = tuple(self._cell_of)
         self._profile_ns = [latency for _, latency in table.cells]
-        sizes = [min(size, max_rows) for size, _ in table.cells if size < max_rows]
-        self._sizes = (*sizes, max_rows)
+        sizes = [size for size, _ in table.cells if size < max_rows]
+        self._table_sizes = self._sizes = (*sizes, max_rows)
         self._corrections = [1.0] * len(table.cells)
         self._medians = [1.0] * len(table.cells)
         self._observations = 0
         self._efficient = 0
         self._enough = 0
+
+    def limit(self, rows: int) -> None:
+        """Have batches of at most so many rows made, and of the table's maximum at most.
+
+        More rows are predicted to take what they would in batches of that size.
+        """
+        largest = self._table_sizes[-1]
+        self.max_rows = most = min(rows, largest)
+        self._sizes = (*(size for size in self._table_sizes if size < most), most)
+        self._cell_of = list(self._table_cells)
+        last = self._cell_of[most]
+        for column in (self._profile_ns, self._corrections, self._medians):
+            del column[self._table_cells[-1] + 1 :]
+        for above in range(most, largest, most):
+            self._profile_ns.append((above // most + 1) * (self._profile_ns[last] + self._hand_off_ns))
+            self._corrections.append(self._corrections[last])
+            self._medians.append(self._medians[last])
+            rest = range(above + 1, min(above + most, largest) + 1)
+            self._cell_of[rest.start : rest.stop] = [len(self._profile_ns) - 1] * len(rest)
+        self._efficient = 0
 
     def profile_ns(self, rows: int) -> int:
         """Latency of a batch of `rows` rows by the measured table alone."""

@@ -20,6 +20,8 @@ class FailureCause(enum.StrEnum):
     """The model ran and failed: some row may be to blame, so the batch is bisected."""
     RESOURCES = "resources"
     """There was no memory for it or nobody to run it: it is retried in halves, which need less."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """The model ran out of memory there: the batch is retried in halves, and the next ones are made smaller."""
     WORKER_LOST = "worker_lost"
     """The worker died or was lost with the batch: inference is idempotent, so it is retried once elsewhere."""
 
@@ -116,6 +118,20 @@ class PartitionLost(Event, frozen=True):
     reason: str
 
 
+class PartitionResized(Event, frozen=True):
+    """A worker on another share of the machine has taken the place of a partition's, and holds the same models.
+
+    `kind`, `price` and `share` are as in `PartitionConfig`; `tables` are how fast the models are there. What the worker
+    before has it completes, or fails, as if nothing had happened.
+    """
+
+    partition: str
+    kind: str
+    price: float
+    share: float
+    tables: dict[str, LatencyTable]
+
+
 class ModelLoaded(Event, frozen=True):
     """A worker that is up holds a model, warm; `table` is how fast it is there."""
 
@@ -176,6 +192,7 @@ AnyEvent = (
     | CombinationFailed
     | PartitionReady
     | PartitionLost
+    | PartitionResized
     | ModelLoaded
     | ModelLoadFailed
     | ModelUnloaded
@@ -187,6 +204,7 @@ AnyEvent = (
 PRIORITY: dict[type[Event], int] = {
     PartitionReady: 0,
     PartitionLost: 0,
+    PartitionResized: 0,
     ModelLoaded: 0,
     ModelLoadFailed: 0,
     ModelUnloaded: 0,

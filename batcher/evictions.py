@@ -46,7 +46,7 @@ class Evictions:
     def plan(self, entry: Entry, now_ns: int) -> None:
         """Have an entry looked at when it cannot make it any more."""
         model = self._models[entry.queue.model]
-        quickest_ns = min(estimate.service_ns(entry.rows) for estimate in model.estimates.values())
+        quickest_ns = min((estimate.service_ns(entry.rows) for estimate in model.estimates.values()), default=0)
         self._add(entry, max(entry.stage_deadline_ns - self._hand_off_ns - quickest_ns + 1, now_ns), Fate.LATE)
 
     def limit(self, entry: Entry, expires_ns: int | None, delay_ns: int | None, now_ns: int) -> None:

@@ -1,19 +1,28 @@
 """Holdings: which partitions are up, and what their workers hold."""
 
+from batcher.cold_start import ColdStarts
+from batcher.config import SchedulerSpec
 from batcher.decisions import AnyDecision, UnloadModel
 from batcher.dispatch import Dispatcher
 from batcher.events import ModelLoaded, ModelLoadFailed, ModelUnloaded, PartitionLost, PartitionReady, PlanBuilt
 from batcher.replan import Replanner
 from batcher.residency import Residency
+from batcher.residency_config import Loading
 
 
 class Holdings:
-    """Takes in what is told of partitions, of their models, and of the plan that says what these are to be."""
+    """Takes in what is told of partitions, of their models, and of the plan that says what these are to be.
 
-    def __init__(self, dispatcher: Dispatcher, replanner: Replanner | None) -> None:
+    With `cold_starts` it is demand that says so; they are there when models are loaded on demand.
+    """
+
+    def __init__(self, spec: SchedulerSpec, dispatcher: Dispatcher, replanner: Replanner | None) -> None:
         self._dispatcher = dispatcher
         self._replanner = replanner
         self.residency = Residency(dispatcher.fleet, self._unloading)
+        self.cold_starts: ColdStarts | None = None
+        if spec.residency.loading is Loading.DEMAND:
+            self.cold_starts = ColdStarts(spec, dispatcher, self.residency)
 
     def partition_ready(self, event: PartitionReady, now_ns: int, decisions: list[AnyDecision]) -> None:
         """A partition's worker is up; what it holds of models that are not served any more, it is to give up."""
@@ -29,6 +38,8 @@ class Holdings:
     def partition_lost(self, event: PartitionLost, now_ns: int, decisions: list[AnyDecision]) -> None:
         """A partition's worker is gone."""
         self.residency.lost(event.partition)
+        if self.cold_starts is not None:
+            self.cold_starts.lost(event.partition, now_ns)
         self._dispatcher.lost(event.partition, now_ns)
         self._changed()
 
@@ -36,11 +47,16 @@ class Holdings:
         """A worker holds a model more."""
         self.residency.loaded(event.partition, event.model, event.table, now_ns, decisions)
         self._dispatcher.look_at(event.partition, now_ns)
-        self._changed()
+        if self.cold_starts is None:
+            self._changed()
+        else:
+            self.cold_starts.loaded(event.partition, event.model, now_ns)
 
     def model_load_failed(self, event: ModelLoadFailed, now_ns: int, decisions: list[AnyDecision]) -> None:
         """A worker could not load a model."""
         self.residency.failed(event.partition, event.model, now_ns, decisions)
+        if self.cold_starts is not None:
+            self.cold_starts.failed(event.partition, event.model, now_ns)
 
     def model_unloaded(self, event: ModelUnloaded, now_ns: int, decisions: list[AnyDecision]) -> None:
         """A worker has room again."""
@@ -50,7 +66,7 @@ class Holdings:
         """There is another plan."""
         assert self._replanner is not None, "only a scheduler with a planner asks for plans"
         plan = self._replanner.built(event.build, event.plan)
-        if plan is not None and plan.residency:
+        if plan is not None and plan.residency and self.cold_starts is None:
             self.residency.aim(plan.residency, now_ns, decisions)
 
     def _unloading(self, partition: str, now_ns: int) -> None:

@@ -86,6 +86,11 @@ def _check_batches(scheduler: Scheduler) -> None:
     assert sorted(batch.identity for batch in listed) == sorted(dispatcher.batches), "a batch is on no partition"
     for partition in dispatcher.fleet.partitions.values():
         assert len(partition.batches) <= IN_FLIGHT, f"{partition.name} holds {len(partition.batches)} batches"
+    for key, model in dispatcher.models.items():
+        for kind, estimate in model.estimates.items():
+            ceiling = model.ceilings.get(kind)
+            most = model.config.max_batch if ceiling is None else ceiling.rows
+            assert estimate.max_rows == most >= 1, f"batches of {key} on {kind} are not kept to {most} rows"
     for batch in listed:
         limit = dispatcher.models[batch.queue.model].config.max_batch
         assert batch.rows == sum(entry.rows for entry in batch.entries), "a batch's rows do not add up"

@@ -95,12 +95,14 @@ class Entry(msgspec.Struct, eq=False):
 class Batch(msgspec.Struct, eq=False):
     """A batch on a partition; `median_ns` is how long it is expected to take, `live` counts unsettled members.
 
-    `suspect` marks the one that was running when its worker was lost, and may have been the cause.
+    `kind` is that of the partition when the batch was given to it. `suspect` marks the one that was running when its
+    worker was lost, and may have been the cause.
     """
 
     identity: int
     queue: Queue
     partition: PartitionState
+    kind: str
     entries: list[Entry]
     rows: int
     median_ns: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from batcher.ceiling import Ceiling
 from batcher.config import ModelConfig, PartitionConfig
 from batcher.estimate import LatencyEstimate
 
@@ -90,15 +91,21 @@ class ModelState:
     """One model version: who holds it (`hosts` partitions in `pools`), how fast it is, how much of it is asked for.
 
     `outstanding` counts queued and running rows; `peak` is its maximum, decayed with every batch: how many rows may be
-    expected together. `typical_rows` is the smoothed batch size, `quickest_ns` the least time of a row by itself.
+    expected together. `typical_rows` is the smoothed batch size, `quickest_ns` the least time of a row by itself,
+    `last_ns` when the last batch was dispatched, or the model loaded. `load_ns` is how long loads take, by kind of
+    partition, as far as some were seen.
+    `ceilings` bound its batches by kind of partition, where larger ones have run out of memory.
     """
 
     __slots__ = (
         "batches",
         "by_deadline",
+        "ceilings",
         "config",
         "estimates",
         "hosts",
+        "last_ns",
+        "load_ns",
         "mixes_keys",
         "outstanding",
         "peak",
@@ -118,6 +125,7 @@ class ModelState:
         self.pools: list[Pool] = []
         self.hosts = 0
         self.estimates: dict[str, LatencyEstimate] = {}
+        self.ceilings: dict[str, Ceiling] = {}
         self.queues: dict[str, Queue] = {}
         self.pipelines: list[PipelineState] = []
         self.outstanding = 0
@@ -125,6 +133,8 @@ class ModelState:
         self.typical_rows = 1.0
         self.batches = 0
         self.quickest_ns = 0
+        self.last_ns = 0
+        self.load_ns: dict[str, int] = {}
 
     def queue_of(self, batch_key: str) -> Queue:
         """The queue for inputs of that batch key."""
@@ -152,6 +162,49 @@ class ModelState:
     def learned(self) -> None:
         """Note that an estimate changed."""
         self.quickest_ns = min([estimate.service_ns(1) for estimate in self.estimates.values()])
+
+    def ran_out_of_memory(self, kind: str, rows: int, now_ns: int) -> bool:
+        """Note that a batch had no memory on a kind of partition; whether smaller ones are to be made there now."""
+        ceiling = self.ceilings.setdefault(kind, Ceiling(self.config.max_batch))
+        if not ceiling.ran_out(rows, now_ns):
+            return False
+        self._limit(kind, ceiling)
+        return True
+
+    def ceilings_held(self, now_ns: int) -> bool:
+        """Make larger batches again where the ceiling has held for long enough; whether there are any."""
+        held = [kind for kind, ceiling in self.ceilings.items() if ceiling.held(now_ns)]
+        for kind in held:
+            self._limit(kind, self.ceilings[kind])
+            if self.ceilings[kind].lapsed:
+                del self.ceilings[kind]
+        return bool(held)
+
+    def fits_elsewhere(self, rows: int, kind: str) -> bool:
+        """Whether partitions of other kinds that are up hold the model, and may run a batch of so many rows."""
+        return any(pool.ready_count and pool.kind != kind and rows <= self._room(pool.kind) for pool in self.pools)
+
+    def is_left(self, queue: Queue, kind: str) -> bool:
+        """Whether the first batch of a queue is left to other kinds, as it has no memory on this one."""
+        rows = sum(entry.rows for entry in queue.retries[0]) if queue.retries else queue.head().rows
+        return rows > self._room(kind) and self.fits_elsewhere(rows, kind)
+
+    def _room(self, kind: str) -> int:
+        ceiling = self.ceilings.get(kind)
+        return self.config.max_batch if ceiling is None else ceiling.room
+
+    def _limit(self, kind: str, ceiling: Ceiling) -> None:
+        if (estimate := self.estimates.get(kind)) is not None:
+            estimate.limit(ceiling.rows)
+            self.outdated()
+
+    def outdated(self) -> None:
+        """Have everything that was made from the estimates be made anew."""
+        for pipeline in self.pipelines:
+            pipeline.stale = True
+            for stage in pipeline.stages:
+                if stage.model is self:
+                    stage.follow(stage.rest)
 
     def row_ns(self, kind: str) -> int:
         """Time that a row takes of a partition of that kind, in batches as large as the policy makes them."""

@@ -253,7 +253,7 @@ class PipelineState:
         longest_ns: dict[frozenset[Pool], int] = {}
         for stage in self.stages:
             model = stage.model
-            if model is None:
+            if model is None or not model.pools:
                 continue
             pools = frozenset(model.pools)
             rest_ns = self._from_start_ns(stage, hand_off_ns)

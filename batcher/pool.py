@@ -87,6 +87,20 @@ class Pool:
         """Whether partitions like that belong here."""
         return self.kind == kind and self.price == price and self.models == models
 
+    def become(self, partition: PartitionState, models: frozenset[str]) -> bool:
+        """Hold other models, if the pool is of that partition alone; what is promised stays promised."""
+        if (self.only, self.kind, self.price) != (partition, partition.kind, partition.price):
+            return False
+        if self.ready_count != partition.ready:
+            return False
+        gone = self.models - models
+        self.models = models
+        for queue in [each for each in {**self.listed, **self.aside} if each.model in gone]:
+            self.listed.pop(queue, None)
+            self.aside.pop(queue, None)
+            self.parked.pop(queue, None)
+        return True
+
     def recount(self) -> None:
         """Note that a partition joined, left, came up or was lost."""
         members = list(self.partitions.values())

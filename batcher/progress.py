@@ -1,6 +1,7 @@
 """Progress of a request through its pipeline: which stage comes next, and for which rows."""
 
-from batcher.config import WhenConfig
+from batcher.config import StageConfig, WhenConfig
+from batcher.events import RequestArrived
 from batcher.lifecycle import Request, StageRun
 from batcher.plan import PROBABILITY_WEIGHT, StageState
 
@@ -47,10 +48,19 @@ def observe_share(stage: StageState, run: StageRun, request: Request) -> None:
         stage.probability += PROBABILITY_WEIGHT * (run.rows / asked.rows - stage.probability)
 
 
+def request_batch_key(event: RequestArrived, config: StageConfig) -> str:
+    """As `batch_key_for`, for a stage whose key the request alone makes."""
+    if not config.request_keyed:
+        return ""
+    return f"{config.renamed}|{event.batch_key}" if config.renamed else event.batch_key
+
+
 def batch_key_for(request: Request, stage: StageState) -> str:
     """What must agree for two requests to share a batch of this stage: the variable dimensions of its inputs."""
     config = stage.config
-    parts = [request.arrival.batch_key] if config.request_keyed else []
+    parts = [config.renamed] if config.renamed else []
+    if config.request_keyed:
+        parts.append(request.arrival.batch_key)
     if config.source_keyed:
         parts += [run.batch_key for source in config.sources if (run := request.runs[source]) is not None]
     return "|".join(parts)

@@ -1,7 +1,7 @@
 """Replanning: watches what plans are made from, and asks for a new one when it has moved."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from batcher.decisions import BuildPlan
 from batcher.fleet import Fleet
@@ -24,10 +24,13 @@ class Replanner:
     """Decides when a new plan is built, and has the pipelines follow the one that was.
 
     One plan is built at a time. `next_ns` is when to `review` at a wake-up that comes anyhow: rates and latencies move
-    with events only.
+    with events only. With `for_objectives` plans are of no use but to pipelines that have one: they do not say where
+    models are.
     """
 
-    def __init__(self, fleet: Fleet, pipelines: dict[str, PipelineState]) -> None:
+    def __init__(self, fleet: Fleet, pipelines: dict[str, PipelineState], *, for_objectives: bool = False) -> None:
+        self._for_objectives = for_objectives
+        self._needed = not for_objectives or _have_objectives(pipelines.values())
         self._fleet = fleet
         self._pipelines = pipelines
         self._planned: Observed | None = None
@@ -64,6 +67,7 @@ class Replanner:
     def redefined(self) -> None:
         """What is served is another than before: a plan that is being built is for what there was."""
         self._void = self._building
+        self._needed = not self._for_objectives or _have_objectives(self._pipelines.values())
         self.changed()
 
     def stand_in(self) -> None:
@@ -80,6 +84,10 @@ class Replanner:
         """The order for a new plan, if one is due."""
         if self._building is not None:
             self.next_ns = now_ns + REVIEW_NS
+            return None
+        if not self._needed:
+            self.next_ns = now_ns + REVIEW_NS
+            self._due_ns = None
             return None
         elapsed_ns = now_ns - self._reviewed_ns
         if elapsed_ns < REVIEW_NS and not self._outdated:
@@ -149,6 +157,10 @@ class Replanner:
             tuple(name for name, partition in self._fleet.partitions.items() if partition.ready),
             tuple(name for name, gone_ns in self._gone_ns().items() if gone_ns <= now_ns),
         )
+
+
+def _have_objectives(pipelines: Iterable[PipelineState]) -> bool:
+    return any(pipeline.config.slo_ns for pipeline in pipelines)
 
 
 def _moved(before: Observed, now: Observed, refused: Collection[str]) -> bool:

@@ -69,8 +69,12 @@ class Reservations:
 
         Fewer rows count as taking no longer. What is reserved already keeps its length until somebody joins it.
         """
-        self._lengths[kind][model] = tuple(accumulate(lengths_ns, max))
+        self._lengths.setdefault(kind, {})[model] = tuple(accumulate(lengths_ns, max))
         self._known.clear()
+
+    def length_ns(self, kind: str, model: str, rows: int) -> int:
+        """What was learned of a batch of so many rows."""
+        return self._lengths[kind][model][rows - 1]
 
     def unlearn(self, kind: str, model: str) -> None:
         """A model is gone that no partition holds and nothing is reserved for."""
@@ -89,13 +93,16 @@ class Reservations:
         The stages that ran there have to be told with `reopen`.
         """
         ledger = self.ledgers[partition]
+        held = self._withdraw(ledger)
         ledger.models = frozenset()
-        self._known.clear()
-        hit = {reservation.request: reservation for slot in ledger.slots for reservation, _ in slot.members}
-        for reservation in hit.values():
-            reservation.withdraw()
-        in_order = sorted(hit.values(), key=lambda reservation: (reservation.deadline_ns, reservation.request))
-        return [reservation.request for reservation in in_order if not self._replace(reservation, now_ns)]
+        return [reservation.request for reservation in held if not self._replace(reservation, now_ns)]
+
+    def resized(self, partition: str, kind: str, price: float, now_ns: int) -> list[int]:
+        """A partition is of another kind, whose lengths have been learned; as `lost`, but what runs there runs on."""
+        ledger = self.ledgers[partition]
+        held = self._withdraw(ledger)
+        ledger.kind, ledger.price, ledger.lengths = kind, price, self._lengths.setdefault(kind, {})
+        return [reservation.request for reservation in held if not self._replace(reservation, now_ns)]
 
     def free(self, partition: str, at_ns: int) -> None:
         """What runs on a partition is over at that time, later or sooner than was said when it started."""
@@ -254,6 +261,14 @@ class Reservations:
         return int(gap_ns * sum(queue[0] in ledger.models for ledger in self.ledgers.values()))
 
     # -- places
+
+    def _withdraw(self, ledger: Ledger) -> list[Reservation]:
+        """Take all slots from the reservations that have one in a ledger; the most urgent of them first."""
+        self._known.clear()
+        hit = {reservation.request: reservation for slot in ledger.slots for reservation, _ in slot.members}
+        for reservation in hit.values():
+            reservation.withdraw()
+        return sorted(hit.values(), key=lambda reservation: (reservation.deadline_ns, reservation.request))
 
     def _leave(self, request: int, stage: int, end_ns: int) -> None:
         reservation = self._reservations.get(request)

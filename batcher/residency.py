@@ -1,6 +1,6 @@
 """Residency: brings the partitions to hold the models that the plan gives them, without a gap in between."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import NamedTuple
 
 from batcher.decisions import AnyDecision, LoadModel, UnloadModel
@@ -74,6 +74,27 @@ class Residency:
     def held(self, name: str) -> frozenset[str]:
         """What a partition holds, is being given, or is to be given when it is up."""
         return self._fleet.partitions[name].models | self._loading[name] | self._beside.get(name, _NOTHING)
+
+    def exchange(self, name: str, model: str, leaving: tuple[str, ...], decisions: list[AnyDecision]) -> None:
+        """Have a partition that is up load a model as soon as those have left it for which nothing waits."""
+        partition = self._fleet.partitions[name]
+        if leaving:
+            for residency in (self._aim, self._beside):
+                if name in residency:
+                    residency[name] = residency[name].difference(leaving)
+            self._fleet.move(partition, partition.models.difference(leaving))
+            decisions.extend(UnloadModel(name, each) for each in leaving)
+        self._loading[name].add(model)
+        decisions.append(LoadModel(name, model))
+
+    def loading(self, name: str) -> Set[str]:
+        """What a partition is being given."""
+        return self._loading[name]
+
+    def barred(self, name: str, model: str, now_ns: int) -> bool:
+        """Whether a model could not be loaded on a partition lately."""
+        failure = self._failures[name].get(model)
+        return failure is not None and failure.retry_ns > now_ns
 
     def give_up(self, models: set[str], now_ns: int, decisions: list[AnyDecision]) -> None:
         """Have no partition hold these models any more."""

@@ -25,15 +25,15 @@ from batcher.events import (
     BatchRevoked,
     CombinationFailed,
     DrainStarted,
-    FailureCause,
     OutputsCombined,
     RequestArrived,
     RequestCancelled,
 )
 from batcher.evictions import REASONS, Fate
+from batcher.failures import Failures
 from batcher.invariants import check_invariants
 from batcher.levels import RefusedError
-from batcher.lifecycle import Batch, Entry, Request, StageRun
+from batcher.lifecycle import Request, StageRun
 from batcher.ordering import Done
 from batcher.outcome import Outcome
 from batcher.plan import StageState
@@ -67,15 +67,18 @@ class Scheduler:
             self._reserve(0)
         self._replanner = self.served.replanner
         self._residency = self.served.residency
+        self._cold_starts = self.admission.cold_starts = self.served.cold_starts
+        self._plans = not (self._replanner is None and self._cold_starts is None)
         self._evictions = self.dispatcher.evictions
         # A request that is settled while a combiner runs is no longer among `requests`.
         self._combining: dict[tuple[int, int], Request] = {}
+        failures = Failures(self.dispatcher, self._fail, self._ended)
         self._handlers: dict[type[Any], Callable[[Any, int, list[AnyDecision]], None]] = {
             RequestArrived: self._arrived,
             RequestCancelled: self._cancelled,
             BatchCompleted: self._completed,
-            BatchFailed: self._failed,
-            BatchRevoked: self._revoked,
+            BatchFailed: failures.failed,
+            BatchRevoked: failures.revoked,
             OutputsCombined: self._combined,
             CombinationFailed: self._combination_failed,
             DrainStarted: self._drain_started,
@@ -101,8 +104,10 @@ class Scheduler:
         evictions = self._evictions
         if evictions.agenda and (due_ns := evictions.next_ns()) is not None and (wake_ns is None or due_ns < wake_ns):
             wake_ns = due_ns
-        if self._replanner is not None:
-            for planned_ns in (self._replanner.wake_ns, self._residency.wake_ns):
+        if self._plans:
+            replanned_ns = None if self._replanner is None else self._replanner.wake_ns
+            loaded_ns = None if self._cold_starts is None else self._cold_starts.wake_ns
+            for planned_ns in (replanned_ns, self._residency.wake_ns, loaded_ns):
                 if planned_ns is not None and (wake_ns is None or planned_ns < wake_ns):
                     wake_ns = planned_ns
         return wake_ns
@@ -122,11 +127,13 @@ class Scheduler:
             decisions.append(order)
         if self._residency.due_ns is not None and now_ns >= self._residency.due_ns:
             self._residency.advance(now_ns, decisions)
+        cold_starts = self._cold_starts
+        if cold_starts is not None and (dispatcher.fleet.stranded or cold_starts.due(now_ns)):
+            cold_starts.attend(now_ns, decisions)
         dispatcher.form(now_ns, decisions)
-        if dispatcher.fleet.unserved:
-            for entry in dispatcher.abandoned(now_ns):
+        if dispatcher.fleet.stranded:
+            for entry, reason in dispatcher.abandoned(now_ns, cold_starts):
                 if not entry.request.settled:
-                    reason = f"no partition holds model {entry.queue.model} any more"
                     self._fail(entry.request, Outcome.FAILED_UNAVAILABLE, reason, decisions)
         if self._retiring:
             self.served.reap(now_ns, decisions)
@@ -312,10 +319,11 @@ class Scheduler:
         partition = batch.partition
         partition.observe(batch.dispatched_ns, event.started_ns, event.ended_ns, now_ns)
         model = self.dispatcher.models[batch.queue.model]
-        model.estimates[partition.kind].observe(batch.rows, event.ended_ns - event.started_ns)
-        model.learned()
-        if self._booked is not None:
-            self._booked.observed(model, partition.kind, batch.rows)
+        if (estimate := model.estimates.get(batch.kind)) is not None:  # its partition may be of another kind by now
+            estimate.observe(batch.rows, event.ended_ns - event.started_ns)
+            model.learned()
+            if self._booked is not None:
+                self._booked.observed(model, batch.kind, batch.rows)
         ordering = batch.queue.ordering
         if ordering is None:
             self._progress((batch.entries, event, partition), now_ns, decisions)
@@ -345,52 +353,6 @@ class Scheduler:
                     self._stage_done(request, request.pipeline.stages[entry.stage], now_ns, decisions)
                 except RefusedError as refused:
                     self._evict(request, decisions, refused.outcome, str(refused))
-
-    def _failed(self, event: BatchFailed, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Retry in halves: once elsewhere what a lost worker ran, and what failed until the row to blame is found."""
-        batch = self.dispatcher.end(event.batch, now_ns)
-        alive = self._detach(batch)
-        hard = [entry for entry in alive if entry.request.pipeline.evicts]
-        if event.cause is FailureCause.WORKER_LOST:
-            alive = self._retried_once(alive, batch.suspect, event.message, decisions)
-            if self._booked is not None and not batch.suspect:
-                alive = self._booked.reopen(alive, now_ns)
-        elif len(alive) == 1:
-            outcome = Outcome.FAILED_BACKEND if event.cause is FailureCause.BACKEND else Outcome.FAILED_UNAVAILABLE
-            self._fail(alive[0].request, outcome, event.message, decisions)
-            return
-        half = len(alive) // 2
-        self.dispatcher.retry(batch.queue, alive[:half], now_ns)
-        self.dispatcher.retry(batch.queue, alive[half:], now_ns)
-        for entry in hard:
-            self._evictions.plan(entry, now_ns)
-
-    def _retried_once(
-        self, alive: list[Entry], suspect: bool, message: str, decisions: list[AnyDecision]
-    ) -> list[Entry]:
-        """Those that may be tried again; the others are failed. A batch that had not started proves nothing."""
-        if not suspect:
-            return alive
-        for entry in alive:
-            if entry.lost_once and not entry.request.settled:
-                reason = f"the worker was lost twice with this request: {message}"
-                self._fail(entry.request, Outcome.FAILED_WORKER_LOST, reason, decisions)
-            entry.lost_once = True
-        return [entry for entry in alive if not entry.request.settled]
-
-    def _revoked(self, event: BatchRevoked, now_ns: int, decisions: list[AnyDecision]) -> None:
-        batch = self.dispatcher.end(event.batch, now_ns)
-        self.dispatcher.retry(batch.queue, self._detach(batch), now_ns)
-
-    def _detach(self, batch: Batch) -> list[Entry]:
-        """Free entries from the batch that ended; those whose requests still want an answer."""
-        self.dispatcher.disturb(batch.queue)
-        alive = []
-        for entry in batch.entries:
-            entry.batch = None
-            if not self._ended(entry.request):
-                alive.append(entry)
-        return alive
 
     def _drain_started(self, event: DrainStarted, now_ns: int, decisions: list[AnyDecision]) -> None:
         self.admission.draining = True

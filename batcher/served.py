@@ -14,6 +14,7 @@ from batcher.events import (
     ModelUnloaded,
     PartitionLost,
     PartitionReady,
+    PartitionResized,
     PlanBuilt,
     ServingChanged,
 )
@@ -21,6 +22,7 @@ from batcher.holdings import Holdings
 from batcher.placement import ModelState
 from batcher.plan import PipelineState
 from batcher.replan import Replanner
+from batcher.residency_config import Loading
 from models.pipeline import Late
 
 Handlers = Mapping[type[Any], Callable[[Any, int, list[AnyDecision]], None]]
@@ -46,12 +48,15 @@ class Served:
         self._next_number = 0
         for config in spec.pipelines:
             self._add(config)
-        self.replanner = Replanner(self._fleet, self.pipelines) if planned else None
-        holdings = Holdings(dispatcher, self.replanner)
+        on_demand = spec.residency.loading is Loading.DEMAND
+        self.replanner = Replanner(self._fleet, self.pipelines, for_objectives=on_demand) if planned else None
+        holdings = Holdings(spec, dispatcher, self.replanner)
         self.residency = holdings.residency
+        self.cold_starts = holdings.cold_starts
         self.handlers: Handlers = {
             PartitionReady: holdings.partition_ready,
             PartitionLost: holdings.partition_lost,
+            PartitionResized: self._resized,
             ModelLoaded: holdings.model_loaded,
             ModelLoadFailed: holdings.model_load_failed,
             ModelUnloaded: holdings.model_unloaded,
@@ -89,6 +94,23 @@ class Served:
         if self.replanner is not None:
             self.replanner.redefined()
 
+    def _resized(self, event: PartitionResized, now_ns: int, decisions: list[AnyDecision]) -> None:
+        replace = msgspec.structs.replace
+        self.spec = replace(
+            self.spec,
+            partitions=tuple(
+                replace(each, kind=event.kind, price=event.price, share=event.share)
+                if each.name == event.partition
+                else each
+                for each in self.spec.partitions
+            ),
+        )
+        self._dispatcher.resized(event, now_ns)
+        if self.cold_starts is not None:
+            self.cold_starts.allow(self.spec.partitions)
+        if self.replanner is not None:
+            self.replanner.redefined()
+
     def _add(self, config: PipelineConfig) -> None:
         assert config.name not in self.pipelines, f"there is a pipeline {config.name} already"
         self.pipelines[config.name] = PipelineState(self._next_number, config, self._fleet.models)
@@ -104,6 +126,8 @@ class Served:
             pipelines=tuple(pipeline.config for pipeline in self.pipelines.values()),
             partitions=tuple(partitions),
         )
+        if self.cold_starts is not None:
+            self.cold_starts.allow(self.spec.partitions)
 
     def _models_of(self, config: PipelineConfig) -> list[ModelState]:
         """The models that may run a stage of a pipeline, each once."""

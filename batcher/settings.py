@@ -9,6 +9,7 @@ import msgspec
 from msgspec import inspect
 
 from batcher.config import LevelsConfig, Limits, Objective, PolicyConfig, PolicyName
+from batcher.residency_settings import ResidencySettings
 from models.dynamic_batching import DynamicBatching
 from models.errors import ConfigError
 from models.spec import ModelSpec
@@ -90,9 +91,11 @@ class PriceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def per_second(self, partition: Partition) -> float:
         """What a second of a partition costs: by its own price, else by its cores or its share of a GPU."""
+        if partition.price is not None:
+            return partition.price / _SECONDS_PER_HOUR
         match partition:
             case CpuPartition():
-                hour = partition.price if partition.price is not None else self.core_hour * len(partition.cores)
+                hour = self.core_hour * len(partition.cores)
             case MigPartition():
                 hour = self.gpu_hour * int(partition.profile.partition("g")[0]) / _MIG_SLICES
             case _:
@@ -107,6 +110,7 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     max_batch_size: int = 64
     models: dict[str, ModelSettings] = {}
     default_slo_ms: float = 10_000
+    residency: ResidencySettings = ResidencySettings()
     limits: LimitSettings = LimitSettings()
     prices: PriceSettings = PriceSettings()
 
@@ -158,17 +162,30 @@ def convert_settings(document: object, form: type[_T], path: str) -> _T:
         match = _PLACE.fullmatch(str(error))
         what, where = (match["what"], match["where"].lstrip(".")) if match else (str(error), "")
         if "unknown field" in what:
-            what = f"{what}; expected {', '.join(_fields(form, where))}"
+            what = f"{what}; expected {', '.join(_fields(_forms(form, where)))}"
+        elif what.startswith("Invalid") and (choices := _choices(_forms(form, where))):
+            what = f"{what}; expected {' or '.join(choices)}"
         raise ConfigError(f"{path}: {where}: {what}" if where else f"{path}: {what}") from error
 
 
-def _fields(form: type[msgspec.Struct], where: str) -> list[str]:
-    """The fields of the struct at a place in a form."""
+def _forms(form: type[msgspec.Struct], where: str) -> list[inspect.Type]:
+    """What may be at a place in a form."""
     forms = [inspect.type_info(form)]
     for step in _STEP.findall(where):
         forms = [inner for each in forms for inner in _inside(each, step)]
+    return forms
+
+
+def _fields(forms: Iterable[inspect.Type]) -> list[str]:
     structs = [each for each in forms if isinstance(each, inspect.StructType)]
     return [field.encode_name for struct in structs for field in struct.fields]
+
+
+def _choices(forms: Iterable[inspect.Type]) -> list[str]:
+    """The texts that may stand at a place where only some may."""
+    enums = (tuple(form.cls) for form in forms if isinstance(form, inspect.EnumType))
+    literals = (form.values for form in forms if isinstance(form, inspect.LiteralType))
+    return [str(choice) for choices in (*enums, *literals) for choice in choices]
 
 
 def _inside(form: inspect.Type, step: str) -> Iterator[inspect.Type]:
@@ -177,6 +194,8 @@ def _inside(form: inspect.Type, step: str) -> Iterator[inspect.Type]:
     match form:
         case inspect.StructType():
             inner = [field.type for field in form.fields if field.encode_name == step]
+            if step == form.tag_field:
+                inner = [inspect.LiteralType((form.tag,))]
         case inspect.DictType():
             inner = [form.value_type]
         case inspect.VarTupleType():

@@ -1,7 +1,7 @@
 """The simulator: drives a scheduler in virtual time, with batches that take as long as a service model says."""
 
 from collections.abc import Callable, Iterable, Mapping
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 import msgspec
@@ -25,6 +25,8 @@ from batcher.events import (
     ModelLoaded,
     ModelUnloaded,
     OutputsCombined,
+    PartitionLost,
+    PartitionResized,
     PlanBuilt,
 )
 from batcher.plans import Observed, Plan
@@ -86,8 +88,10 @@ class Simulator:
     A worker runs its batches one after the other; combiners take no time. `observe` is called with every step (time,
     event or None for a wake-up, decisions), which is also what a journal records. `answered` is told when the client
     of a request has its answer, which is later than the step unless `host` takes no time. `tables` are, by partition,
-    those of the models that may be loaded there; loading and planning take no time. `stray_ns` draws by how much a
-    batch's way to its worker, or back, is longer (or shorter) than `host` says.
+    those of the models that may be loaded there; planning takes no time, and loading what `load_ns` says. A partition
+    carries orders to load and to unload out one after the other. An event on the agenda may resize a partition:
+    `service` has to know which batches came after it. `stray_ns` draws by how much a batch's way to its worker, or
+    back, is longer (or shorter) than `host` says.
     """
 
     def __init__(
@@ -100,6 +104,7 @@ class Simulator:
         build_plan: BuildPlans | None = None,
         tables: Mapping[str, Mapping[str, LatencyTable]] | None = None,
         stray_ns: Callable[[], int] | None = None,
+        load_ns: Callable[[LoadModel], int] | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._service = service
@@ -108,8 +113,10 @@ class Simulator:
         self._takes_time = self._host != Host()
         self._answered = answered
         self._build_plan = build_plan
-        self._tables = tables or {}
+        self._tables = dict(tables or {})
         self._stray_ns = stray_ns or (lambda: 0)
+        self._load_ns = load_ns or (lambda order: 0)
+        self._orders_end_ns: dict[str, int] = {}
         self._agenda: list[tuple[int, int, int, AnyEvent]] = []
         self._sequence = 0
         self._free_ns: dict[str, int] = {}
@@ -187,8 +194,31 @@ class Simulator:
     def _handle(self, event: AnyEvent) -> None:
         decisions = self._scheduler.handle(event, self.now_ns)
         self._observe(self.now_ns, event, decisions)
+        if isinstance(event, PartitionResized):
+            self._replace_worker(event)
+        elif isinstance(event, PartitionLost):
+            self._forget_orders(event.partition)
         if decisions:
             self._apply(decisions)
+
+    def _forget_orders(self, name: str) -> None:
+        """A worker is gone: what it was to load or to unload is not answered."""
+        self._orders_end_ns.pop(name, None)
+        answers = ModelLoaded | ModelUnloaded
+        self._agenda = [
+            item for item in self._agenda if not (isinstance(item[3], answers) and item[3].partition == name)
+        ]
+        heapify(self._agenda)
+
+    def _replace_worker(self, event: PartitionResized) -> None:
+        """Let a new worker run what is sent from now on; the one before ends what it has beside it."""
+        name = event.partition
+        self._free_ns.pop(name, None)
+        self._known_ns.pop(name, None)
+        self._tables[name] = {**self._tables.get(name, {}), **event.tables}
+        for batch, (partition, started_ns, free_ns, before_ns) in list(self._started_ns.items()):
+            if partition == name:
+                self._started_ns[batch] = (f"{name} before", started_ns, free_ns, before_ns)
 
     def _apply(self, decisions: list[AnyDecision]) -> None:
         for decision in decisions:
@@ -205,13 +235,20 @@ class Simulator:
                 self.at(self._turn_ns, PlanBuilt(decision.build, plan))
             elif isinstance(decision, LoadModel):
                 table = self._tables[decision.partition][decision.model]
-                self.at(self._turn_ns, ModelLoaded(decision.partition, decision.model, table))
+                loaded_ns = self._after_orders_ns(decision.partition) + self._load_ns(decision)
+                self._orders_end_ns[decision.partition] = loaded_ns
+                self.at(loaded_ns, ModelLoaded(decision.partition, decision.model, table))
             elif isinstance(decision, UnloadModel):
-                ended_ns = self._free_ns.get(decision.partition, 0)
-                self.at(max(self._turn_ns, ended_ns), ModelUnloaded(decision.partition, decision.model))
+                unloaded_ns = max(self._after_orders_ns(decision.partition), self._free_ns.get(decision.partition, 0))
+                self._orders_end_ns[decision.partition] = unloaded_ns
+                self.at(unloaded_ns, ModelUnloaded(decision.partition, decision.model))
             elif self._answered is not None and isinstance(decision, Settlement):
                 self._answers.append(decision.request)
                 self._idle_ns += self._host.handle_ns
+
+    def _after_orders_ns(self, partition: str) -> int:
+        """When a partition has done what it was ordered to load and to unload."""
+        return max(self._turn_ns, self._orders_end_ns.get(partition, 0))
 
     def _start(self, batch: DispatchBatch) -> None:
         host = self._host

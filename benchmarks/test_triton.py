@@ -51,7 +51,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 
 def _config(triton: TritonServer) -> str:
-    return f"partitions: []\nmax_batch_size: 64\ntriton: [{{name: t, url: '{triton.url}', models: [{FORWARDED}]}}]\n"
+    server = f"{{name: t, url: '{triton.url}', http_url: '127.0.0.1:{triton.http_port}', models: [{FORWARDED}]}}"
+    return f"partitions: []\nmax_batch_size: 64\ntriton: [{server}]\n"
 
 
 def test_http(benchmark: Any, servers: Servers, report: Report) -> None:

@@ -46,6 +46,7 @@ class Catalogue:
         self._loaded_once: set[str] = set()
         self._holds: dict[str, frozenset[str]] = {partition: frozenset() for partition in partitions}
         self._up: set[str] = set()
+        self._on_demand: set[str] = set()
         self._unawaited: set[str] = set()
         self._all_were_up = False
         self._serving: dict[tuple[str, str], Pipeline] = {}
@@ -71,6 +72,7 @@ class Catalogue:
     def forget(self, model: str) -> None:
         """No partition holds a model any more, nor will."""
         self._loaded_once.discard(model)
+        self._on_demand.discard(model)
         self._failed.pop(model, None)
 
     def pipeline(self, name: str, version: str) -> Pipeline:
@@ -156,7 +158,7 @@ class Catalogue:
         return states + [(version, ModelState.UNAVAILABLE, reason) for version, reason in broken]
 
     def ready(self, name: str, version: str) -> bool:
-        """Whether workers that are up hold a model for each stage of the pipeline.
+        """Whether workers that are up hold a model for each stage of the pipeline, or load it when it is asked for.
 
         Raises ModelNotFound, VersionNotFound, or BackendUnavailable for one that is broken.
         """
@@ -164,7 +166,11 @@ class Catalogue:
         if self.draining:
             return False
         held = frozenset[str]().union(*(self._holds[partition] for partition in self._up))
-        return all(not stage.models or not held.isdisjoint(stage.models) for stage in pipeline.stages)
+        ready = (held, self._on_demand if self._up else ())
+        return all(
+            not stage.models or any(model in models for model in stage.models for models in ready)
+            for stage in pipeline.stages
+        )
 
     def broken(self, name: str) -> str | None:
         """Why a model or pipeline cannot be served, or a version of it; None when all is well or still loading."""
@@ -214,6 +220,12 @@ class Catalogue:
     def model_on_demand(self, model: str) -> None:
         """No worker begins with a model, but some could hold it: requests for it are let in, and have it loaded."""
         self._loaded_once.add(model)
+        self._find_serving()
+
+    def models_on_demand(self, models: Iterable[str]) -> None:
+        """Models are loaded whenever they are asked for: they count as ready while a worker is up."""
+        self._on_demand.update(models)
+        self._loaded_once |= self._on_demand
         self._find_serving()
 
     def model_unloaded(self, partition: str, model: str) -> None:

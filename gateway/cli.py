@@ -1,24 +1,33 @@
 """The command `sluice`."""
 
 import argparse
-import asyncio
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from itertools import count
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
     from gateway.config import ServerConfig
     from gateway.executors.triton_process import TritonProcess
-    from models.repository import ModelEntry
+    from mps.mps_control import MpsControl
 
 UNUSABLE = 2
 """Exit status when the command cannot be carried out as given."""
 OUTPUT_CLOSED = 141
 """Exit status when nobody reads the output any more, as shells have it."""
+
+_COMMANDS = {
+    "validate": "check a model repository, or model files, without serving",
+    "model": "list, load, unload or register models of a running server, or check them",
+    "profile": "measure models on partitions; show, export and import profiles",
+    "plan": "batch sizes and partitions that meet an objective at the least cost, and what else there is",
+    "partitions": "list the partitions of this machine, or bring GPUs into the layout that a file describes",
+    "doctor": "what a server would find on this machine, and what is wrong with it",
+}
+"""Commands that have a module `gateway.<name>_command` of their own, and what they do."""
+_PROFILE_ACTIONS = ("measure", "show", "export", "import")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,10 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"sluice runs on Linux only (memfd, timerfd, processor affinity); this is {sys.platform}", file=sys.stderr
         )
         return UNUSABLE
-    from gateway.profile_command import spelled_out
     from models.errors import ServingError
 
-    options = _parser().parse_args(spelled_out(sys.argv[1:] if arguments is None else arguments))
+    given = _spelled_out(sys.argv[1:] if arguments is None else arguments)
+    options = _parser(given[0] if given else "").parse_args(given)
     try:
         status: int = options.command(options)
         sys.stdout.flush()
@@ -44,16 +53,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
-    from gateway.model_command import add_model_command
-    from gateway.partitions_command import add_partitions_command
-    from gateway.plan_command import add_plan_command
-    from gateway.profile_command import add_profile_command
-    from gateway.wiring import server_version
+def _spelled_out(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with `profile MODEL...` as the `profile measure MODEL...` that it is short for."""
+    spelled = list(arguments)
+    if spelled[:1] == ["profile"] and len(spelled) > 1 and spelled[1] not in (*_PROFILE_ACTIONS, "-h", "--help"):
+        spelled.insert(1, "measure")
+    return spelled
+
+
+def _parser(command: str) -> argparse.ArgumentParser:
+    """The command line, of which only `command` knows its arguments where those of others take long to import."""
+    from gateway.version import server_version
 
     parser = argparse.ArgumentParser(prog="sluice", description="An inference serving gateway with adaptive batching.")
     parser.add_argument("--version", action="version", version=f"sluice {server_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_serve(commands)
+    replay = commands.add_parser("replay", help="check that a journal leads to the same decisions again")
+    replay.set_defaults(command=_replay)
+    replay.add_argument("journal", type=Path, metavar="JOURNAL")
+    why = commands.add_parser("why", help="tell what took a request of a running server its time")
+    why.set_defaults(command=_why)
+    why.add_argument("request", metavar="REQUEST_ID", help="its id, or the one in the header x-sluice-request")
+    why.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (default %(default)s)")
+    why.add_argument("--json", action="store_true", help="all figures, for programs")
+    for name, text in _COMMANDS.items():
+        subparser = commands.add_parser(name, help=text, description=text)
+        if name == command:
+            import_module(f"gateway.{name}_command").add_arguments(subparser)
+    return parser
+
+
+def _add_serve(commands: Any) -> None:
     serve = commands.add_parser("serve", help="serve a model repository, or model files by themselves")
     serve.set_defaults(command=_serve)
     serve.add_argument("files", nargs="*", type=Path, metavar="MODEL", help="a model file, e.g. mlp.onnx")
@@ -61,6 +92,12 @@ def _parser() -> argparse.ArgumentParser:
         "--repository", action="append", metavar="DIR", help="a model repository in Triton's layout (may be repeated)"
     )
     serve.add_argument("--control", choices=["none", "explicit", "poll"], help="what changes the models (default none)")
+    serve.add_argument(
+        "--load-model",
+        action="append",
+        metavar="NAME",
+        help="for control explicit: what to begin with (may be repeated)",
+    )
     serve.add_argument("--config", type=Path, metavar="FILE", help="settings in YAML; options here override it")
     serve.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     serve.add_argument("--http-port", type=int, metavar="PORT", help="0 takes a free one (default 8000)")
@@ -81,22 +118,6 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--ready-file", type=Path, metavar="FILE", help="written as JSON (ports, pid) when ready")
     serve.add_argument("--log-format", choices=["text", "json"], default="text")
     serve.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
-    replay = commands.add_parser("replay", help="check that a journal leads to the same decisions again")
-    replay.set_defaults(command=_replay)
-    replay.add_argument("journal", type=Path, metavar="JOURNAL")
-    why = commands.add_parser("why", help="tell what took a request of a running server its time")
-    why.set_defaults(command=_why)
-    why.add_argument("request", metavar="REQUEST_ID", help="its id, or the one in the header x-sluice-request")
-    why.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (default %(default)s)")
-    why.add_argument("--json", action="store_true", help="all figures, for programs")
-    validate = commands.add_parser("validate", help="check a model repository, or model files, without serving")
-    validate.set_defaults(command=_validate)
-    validate.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a model repository, or model files")
-    add_model_command(commands, _validate)
-    add_profile_command(commands)
-    add_plan_command(commands)
-    add_partitions_command(commands)
-    return parser
 
 
 def _sizes(text: str) -> list[int]:
@@ -104,22 +125,36 @@ def _sizes(text: str) -> list[int]:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    from gateway.config import Control
+    from gateway.configured_partitions import configured_partitions
     from gateway.executors.triton_process import launched
     from gateway.logs import LogFormat, configure
+    from gateway.mps_daemons import mps_daemons
     from models.errors import ConfigError
 
     config = _config(options)
     if config.repositories and options.files:
         raise ConfigError("expected either --repository DIR or model files")
-    if not config.repositories and not options.files and not config.triton:
-        raise ConfigError("expected --repository DIR, model files, or a triton server in the configuration")
+    if not config.repositories and not options.files and not config.triton and config.control is not Control.EXPLICIT:
+        raise ConfigError(
+            "expected --repository DIR, model files, a triton server in the configuration, or --control explicit, "
+            "for models that clients register"
+        )
     configure(LogFormat(options.log_format), options.log_level)
-    with launched(config.triton) as processes:
-        return _serve_with(processes, config, options)
+    with mps_daemons(configured_partitions(config)) as mps, launched(config.triton) as processes:
+        return _serve_with(mps, processes, config, options)
 
 
-def _serve_with(processes: "Mapping[str, TritonProcess]", config: "ServerConfig", options: argparse.Namespace) -> int:
-    """Serve while the Triton servers run that we have launched."""
+def _serve_with(
+    mps: "Mapping[str, MpsControl]",
+    processes: "Mapping[str, TritonProcess]",
+    config: "ServerConfig",
+    options: argparse.Namespace,
+) -> int:
+    """Serve while the MPS daemons and the Triton servers run that we have launched."""
+    import asyncio
+    from contextlib import ExitStack
+
     import uvloop
 
     from gateway.config import Control
@@ -139,7 +174,7 @@ def _serve_with(processes: "Mapping[str, TritonProcess]", config: "ServerConfig"
                 journal = _open_new(options.journal)
                 stack.callback(_close, journal)
             try:
-                server = build_server(config, repository, journal, triton, processes)
+                server = build_server(config, repository, journal, triton, processes, mps)
             except BaseException:
                 # Nothing has been recorded, and the file would be in the way of the next attempt.
                 if options.journal is not None and options.journal.is_file():
@@ -177,6 +212,8 @@ def _config(options: argparse.Namespace) -> "ServerConfig":
 
     config = ServerConfig() if options.config is None else read_config(options.config)
     settings: dict[str, Any] = msgspec.to_builtins(config)
+    if options.load_model is not None:
+        settings["load_models"] = options.load_model
     for name in (
         "repository",
         "control",
@@ -204,6 +241,8 @@ def _config(options: argparse.Namespace) -> "ServerConfig":
 
 
 def _replay(options: argparse.Namespace) -> int:
+    from itertools import count
+
     import msgspec
 
     from batcher.journal import replay
@@ -228,43 +267,6 @@ def _why(options: argparse.Namespace) -> int:
     body, explanation = fetch(options.url, options.request)
     print(body if options.json else table(explanation))
     return 0
-
-
-def _validate(options: argparse.Namespace) -> int:
-    from gateway.config import ServerConfig
-    from gateway.wiring import read_models
-    from models.errors import ConfigError
-
-    paths: list[Path] = options.paths
-    for path in paths:
-        if not path.exists():
-            raise ConfigError(f"{path}: there is no such file or directory; expected a model repository or model files")
-        if path.is_dir() and len(paths) > 1:
-            raise ConfigError(f"{path}: expected either one model repository or model files")
-    directories, files = (paths, []) if paths[0].is_dir() else ([], paths)
-    repository = read_models(directories, files, ServerConfig())
-    unloadable = {key for key, entry in repository.models.items() if not _validate_model(key, entry)}
-    for name, pipeline in repository.pipelines.items():
-        stages = [stage.models for stage in pipeline.stages if stage.models]
-        needed = sorted({model for models in stages if unloadable.issuperset(models) for model in models})
-        print(f"{name}: cannot be served without {', '.join(needed)}" if needed else f"{name}: ok, pipeline")
-    for broken in repository.broken:
-        print(broken.reason)
-    return 1 if repository.broken or unloadable else 0
-
-
-def _validate_model(key: str, entry: "ModelEntry") -> bool:
-    """Load a model as a worker would, and print the outcome."""
-    from models.backends.configured import load_backend
-
-    try:
-        load_backend(entry.backend, str(entry.path), 1, entry.spec.config)
-    except Exception as error:  # whatever a backend raises, as in a worker
-        print(f"{key}: cannot be loaded: {' '.join(str(error).split()) or type(error).__name__}")
-        return False
-    batches = f"batches of up to {entry.spec.max_batch_size}" if entry.spec.batchable else "no batches"
-    print(f"{key}: ok, {batches}")
-    return True
 
 
 if __name__ == "__main__":

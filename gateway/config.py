@@ -2,7 +2,9 @@
 
 import enum
 import math
+import re
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -12,12 +14,18 @@ from gateway.restricted import RestrictedSettings, Restrictions
 from gateway.tls import TlsSettings
 from gateway.trace import TRACE_REQUESTS
 from gateway.trace_settings import TraceFileSettings
-from models.errors import ConfigError
-from mps.partition import CpuPartition
+from models.errors import ConfigError, InfeasibleLayout
+from mps.core_balance import BalanceSettings
+from mps.partition import CpuPartition, MigPartition, MpsPartition, Partition
+from mps.quarantine import QuarantineSettings
+from mps.shares import check_shares
 
 MAX_TRACE_REQUESTS = 1_000_000
 
 _MIB = 1 << 20
+_KINDS: dict[str, type[Partition]] = {"cpu": CpuPartition, "mig": MigPartition, "mps": MpsPartition}
+_HEX = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+_DEVICE = re.compile(rf"(?P<kind>GPU|MIG)-{_HEX}|MIG-GPU-{_HEX}/\d+/\d+")
 
 
 class ServerLimits(LimitSettings, frozen=True, forbid_unknown_fields=True):
@@ -40,8 +48,18 @@ class Control(enum.StrEnum):
     POLL = "poll"
 
 
+class ResizeMode(enum.StrEnum):
+    """Who gives partitions other shares: only clients, or the server as well."""
+
+    MANUAL = "manual"
+    AUTO = "auto"
+
+
 class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     """All settings of a server. `partitions` is a list, a number of equal core sets, or None for one a core.
+
+    With `strict` it serves only while every partition is proved to hold. `quarantine` says which are left alone.
+    `resize` is `auto`, or has the settings for that, if partitions are to be lent cores that are nobody's.
 
     `triton` are servers that are partitions, too. `repository` are directories of models, `control` is what changes
     what of them is served: with `explicit`, a server begins with `load_models` ("*" for all) and clients change it;
@@ -57,7 +75,10 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     http_port: int = 8000
     grpc_port: int = 8001
-    partitions: int | tuple[CpuPartition, ...] | None = None
+    partitions: int | tuple[Partition, ...] | None = None
+    strict: bool = False
+    resize: ResizeMode | BalanceSettings = ResizeMode.MANUAL
+    quarantine: QuarantineSettings = QuarantineSettings()
     triton: tuple[TritonSettings, ...] = ()
     limits: ServerLimits = ServerLimits()
     max_body_bytes: int = 64 * _MIB
@@ -81,11 +102,22 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
             raise ValueError("expected a finite poll_s above 0")
         if self.cache_bytes < 0:
             raise ValueError("expected a cache_bytes of at least 0")
+        if isinstance(self.partitions, tuple):
+            if not self.partitions and not self.triton:
+                raise ValueError("partitions: expected at least one, or a triton server")
+            _check_devices(self.partitions)
         Restrictions(self.restricted)
         if not 0 <= self.trace_requests <= MAX_TRACE_REQUESTS:
             raise ValueError(f"expected trace_requests from 0 to {MAX_TRACE_REQUESTS}")
         if not 0 <= self.drain_timeout_s < math.inf:
             raise ValueError("expected a finite drain_timeout_s of at least 0")
+
+    @property
+    def balance(self) -> BalanceSettings | None:
+        """When partitions are lent cores; None for never."""
+        if isinstance(self.resize, BalanceSettings):
+            return self.resize
+        return BalanceSettings() if self.resize is ResizeMode.AUTO else None
 
     @property
     def repositories(self) -> tuple[Path, ...]:
@@ -104,4 +136,32 @@ def read_config(path: Path) -> ServerConfig:
 
 def convert_config(document: object, path: str) -> ServerConfig:
     """A configuration from what a YAML file holds; raises as `read_config`."""
+    if isinstance(document, dict) and isinstance(partitions := document.get("partitions"), list):
+        converted = [_partition(each, f"{path}: partitions[{index}]") for index, each in enumerate(partitions)]
+        document = document | {"partitions": converted}
     return convert_settings(document, ServerConfig, path)
+
+
+def _partition(document: Any, path: str) -> Any:
+    """A partition of the kind that it says, of cores if it says none, so that errors are about that kind."""
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path}: expected an object, got {type(document).__name__}")
+    kind = document.get("kind", "cpu")
+    if kind not in _KINDS:
+        raise ConfigError(f"{path}: kind: expected one of {', '.join(_KINDS)}, got '{kind}'")
+    return convert_settings(document, _KINDS[kind], path)
+
+
+def _check_devices(partitions: tuple[Partition, ...]) -> None:
+    """Raise ValueError for devices that are none, and for shares that do not fit on theirs."""
+    for partition in partitions:
+        if isinstance(partition, CpuPartition):
+            continue
+        match = _DEVICE.fullmatch(partition.uuid)
+        if match is None or (isinstance(partition, MigPartition) and match["kind"] == "GPU"):
+            expected = "MIG-" if isinstance(partition, MigPartition) else "GPU- or MIG-"
+            raise ValueError(f"partition {partition.name}: expected a whole UUID, {expected}…, got '{partition.uuid}'")
+    try:
+        check_shares(partitions, {})
+    except InfeasibleLayout as error:
+        raise ValueError(str(error)) from error

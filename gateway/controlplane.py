@@ -7,7 +7,9 @@ from typing import Any
 from gateway.catalogue import Catalogue
 from gateway.dataplane import EXTENSIONS
 from gateway.log_settings import LogSettings
+from gateway.partition_states import PartitionStates
 from gateway.repository_api import RepositoryApi
+from gateway.resizing import Resizing
 from gateway.shared_memory import SharedMemory
 from gateway.statistics import Statistics
 from gateway.trace_settings import TraceSettings
@@ -44,6 +46,8 @@ class ControlPlane:
     traces: TraceSettings
     clock: Callable[[], int]
     epoch_ns: int
+    partitions: PartitionStates
+    resizing: Resizing
 
     @property
     def extensions(self) -> list[str]:

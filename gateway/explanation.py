@@ -14,6 +14,8 @@ from gateway.trace import BatchRun, Trace
 from models.units import NS_PER_MS
 
 IN_PROGRESS = "in_progress"
+_REASONS = {Outcome.EVICTED_DEADLINE: "its time in queues was over"}
+"""What is said where there is no more to say than the outcome."""
 MAX_HEADER = 2000
 """Characters of one header; what does not fit is left off, as `...` says. gRPC clients take 8 kB of metadata."""
 
@@ -139,7 +141,7 @@ def explain(trace: Trace, now_ns: int) -> Explanation:
         trace.arrival.pipeline,
         trace.arrival.rows,
         IN_PROGRESS if outcome is None else outcome.value,
-        trace.reason,
+        _reason(trace),
         _ms(trace.arrival.deadline_ns - trace.arrived_ns),
         _ms(ended_ns - trace.arrived_ns),
         sum(stage.cost for stage in stages),
@@ -237,8 +239,12 @@ def _sentence(trace: Trace, ended_ns: int, part: str) -> str:
             return f"It was {-left_ms} ms late; the largest cause was {part}."
         case outcome:
             spent = "" if outcome.startswith("rejected_") else f"; the largest part was {part}"
-            reason = f": {trace.reason}" if trace.reason else ""
+            reason = f": {said}" if (said := _reason(trace)) else ""
             return f"It ended as {outcome} after {total}{reason}{spent}."
+
+
+def _reason(trace: Trace) -> str:
+    return trace.reason or ("" if trace.outcome is None else _REASONS.get(trace.outcome, ""))
 
 
 def _stage_trace(step: _Step, stages: Sequence[StageConfig]) -> StageTrace:

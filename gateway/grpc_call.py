@@ -5,18 +5,28 @@ from functools import wraps
 from inspect import isawaitable
 from typing import Any, NoReturn, TypeVar
 
+import grpc
+
 from gateway.request import is_version
 from gateway.status import error_message, grpc_status, retry_after_s
 from models.errors import RequestError
 
 S = TypeVar("S")
 
+Told = Sequence[tuple[str, str]]
+"""What is told beside an answer, by name."""
 
-async def abort(context: Any, error: Exception, told: Sequence[tuple[str, str]] = ()) -> NoReturn:
-    """End the call with the status of an error, and with what is `told` beside it as trailing metadata."""
+
+def status_of(error: Exception, told: Told = ()) -> tuple[grpc.StatusCode, str, Told]:
+    """How a call ends with an error: code, message, and what is `told` beside it as trailing metadata."""
     wait_s = retry_after_s(error)
-    metadata = told if wait_s is None else (*told, ("retry-after", str(wait_s)))
-    await context.abort(grpc_status(error), error_message(error), tuple(metadata))
+    metadata = tuple(told) if wait_s is None else (*told, ("retry-after", str(wait_s)))
+    return grpc_status(error), error_message(error), metadata
+
+
+async def abort(context: Any, error: Exception) -> NoReturn:
+    """End the call with the status of an error."""
+    await context.abort(*status_of(error))
     raise AssertionError("abort returns to no one")
 
 

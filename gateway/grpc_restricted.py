@@ -1,11 +1,6 @@
 """Refuses gRPC calls of restricted groups that come without the key."""
 
-from collections.abc import Awaitable, Callable
-from typing import Any
-
-import grpc
-import grpc.aio
-
+from gateway.grpc_server_call import Metadata
 from gateway.restricted import GRPC_PREFIX, Group, Restrictions
 
 _GROUPS = {
@@ -23,32 +18,8 @@ _GROUPS = {
 }
 _GROUP_OF = {method: group for group, methods in _GROUPS.items() for method in methods}
 
-Next = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
-
-class RestrictedCalls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Ends calls without their group's key with UNAVAILABLE, as Triton does."""
-
-    def __init__(self, restrictions: Restrictions) -> None:
-        self._restrictions = restrictions
-
-    async def intercept_service(self, continuation: Next, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """The handler of a call, or one that refuses it."""
-        handler = await continuation(handler_call_details)
-        group = _GROUP_OF.get(handler_call_details.method.rpartition("/")[2])
-        if handler is None or group is None:
-            return handler
-        metadata: Any = handler_call_details.invocation_metadata
-        refusal = self._restrictions.refusal(group, dict(metadata or ()), GRPC_PREFIX)
-        if not refusal:
-            return handler
-
-        async def refuse(_: Any, context: Any) -> None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, refusal)
-
-        if handler.response_streaming:
-            kind = grpc.stream_stream_rpc_method_handler
-            kind = kind if handler.request_streaming else grpc.unary_stream_rpc_method_handler
-        else:
-            kind = grpc.unary_unary_rpc_method_handler
-        return kind(refuse, handler.request_deserializer, handler.response_serializer)
+def refusal(restrictions: Restrictions, method: str, metadata: Metadata) -> str:
+    """Why a call without its group's key is refused, with UNAVAILABLE as Triton does; "" when it is not."""
+    group = _GROUP_OF.get(method.rpartition("/")[2])
+    return "" if group is None else restrictions.refusal(group, dict(metadata), GRPC_PREFIX)

@@ -12,6 +12,7 @@ from gateway.explanation import explain
 from gateway.http_document import inference_router
 from gateway.http_infer import error_response
 from gateway.http_models import model_routers
+from gateway.http_partitions import partition_router, resize_router
 from gateway.http_routes import Version, router
 from gateway.http_settings import settings_routers
 from gateway.metrics import Metrics
@@ -92,6 +93,8 @@ def build_app(
         inference_router(restrictions),
         _server_metadata(control, restrictions),
         explanations,
+        partition_router(control.partitions, restrictions),
+        resize_router(control.resizing, restrictions),
     ):
         app.include_router(routes)
     _add_errors(app)

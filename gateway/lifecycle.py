@@ -18,7 +18,7 @@ from gateway.lifecycle_names import Names
 from gateway.lifecycle_override import Override
 from gateway.lifecycle_revision import Deployed, Revision, Source, read_revision
 from gateway.logs import log
-from models.errors import ConfigError, RejectedError, RequestError, ServingError
+from models.errors import ConfigError, ModelNotFound, RejectedError, RequestError, ServingError
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Lifecycle:
         """Serve a name as it is in the repository now, or with an override; nothing happens when it is so already.
 
         What needs it is served anew with it, and what it needs is loaded if it is not there. Raises RequestError when
-        that fails, RejectedError when there is no room for it now, and ServingError when there is nothing of that name.
+        that fails, RejectedError when there is no room for it now, and ModelNotFound when there is nothing of the name.
         """
         try:
             if override is not None:
@@ -112,7 +112,7 @@ class Lifecycle:
 
     async def _load(self, name: str, overrides: Mapping[str, Override]) -> None:
         if self.source.entry(name, overrides) is None:
-            raise ServingError(f"failed to load '{name}', failed to poll from model repository")
+            raise ModelNotFound(f"failed to load '{name}', failed to poll from model repository")
         served = self.names.served
         names = self.source.needed({name, *self.names.dependents({name})}, served, overrides)
         returning = self.names.returning(names)
@@ -127,13 +127,15 @@ class Lifecycle:
             await self._bring(prepared)
         except BaseException as error:
             reason = str(error) or "its load was given up"
+            for override in overrides.values():
+                reason = override.told(reason)
             if name not in served:
                 self._catalogue.set_aside(name, {"": (ModelState.UNAVAILABLE, reason)})
             log(logger, logging.ERROR, "load failed", name=name, reason=reason)
             if not isinstance(error, ConfigError | RejectedError | OSError):
                 raise
             kind = RejectedError if isinstance(error, RejectedError) else RequestError
-            raise kind(f"load failed for model '{name}': {error}") from error
+            raise kind(f"load failed for model '{name}': {reason}") from error
         self._switch(prepared.deployed)
 
     async def _prepare(

@@ -10,18 +10,21 @@ from batcher.build import build_spec
 from batcher.config import ModelConfig, SchedulerSpec
 from batcher.events import ServingChanged
 from batcher.planner.residency import ModelNeed
+from batcher.residency_config import Loading
 from batcher.scheduler import Scheduler
 from gateway.catalogue import Catalogue
 from gateway.config import ServerConfig
 from gateway.executors.triton import MixedExecutor
 from gateway.executors.worker import WorkerExecutor
+from gateway.instance_counts import log_missing_instances
 from gateway.lifecycle_loads import Loads
 from gateway.lifecycle_revision import Deployed
 from gateway.lifecycle_room import Room, find_room
 from gateway.metrics import Metrics
+from gateway.partition_states import PartitionStates
 from gateway.plan import PipelinePlan, plan_pipeline
 from gateway.runtime import Runtime
-from gateway.stored_profiles import model_memory, stored_entries
+from gateway.stored_profiles import footprints, model_memory, stored_entries
 from gateway.worker_files import worker_files
 from models.errors import ConfigError, RejectedError
 from models.pipeline import Pipeline
@@ -30,7 +33,7 @@ from models.profile_file import Entry
 from models.repository import ModelEntry
 from models.spec import ModelSpec
 from mps.messages import ModelFile
-from mps.partition import CpuPartition
+from mps.partition import Partition
 
 _MIB = 1 << 20
 
@@ -54,14 +57,14 @@ class Prepared(NamedTuple):
 class Deployment:
     """What is served, as the scheduler, the runtime, the executor and the catalogue know it.
 
-    `remote` are the models that Triton servers hold, which stay; `partitions` those of our workers.
+    `remote` are the models that Triton servers hold, which stay; `states` has the partitions of our workers.
     """
 
     def __init__(
         self,
         config: ServerConfig,
         remote: Mapping[str, ModelEntry],
-        partitions: Sequence[CpuPartition],
+        states: PartitionStates,
         scheduler: Scheduler,
         runtime: Runtime,
         executor: WorkerExecutor | MixedExecutor,
@@ -71,7 +74,7 @@ class Deployment:
     ) -> None:
         self._config = config
         self._remote = remote
-        self._partitions = partitions
+        self._states = states
         self._scheduler = scheduler
         self._runtime = runtime
         self._executor = executor
@@ -90,7 +93,8 @@ class Deployment:
         entries = {entry.spec.key: entry for each in after.values() for entry in each.models}
         before = {entry.spec.key for each in deployed.values() for entry in each.models}
         new = {key: entry for key, entry in entries.items() if key not in before}
-        kinds = [partition.profile_kind for partition in self._partitions]
+        partitions = self._partitions
+        kinds = [partition.profile_kind for partition in partitions]
         stored = await asyncio.to_thread(lambda: {key: stored_entries(entry, kinds) for key, entry in new.items()})
         specs = {key: entry.spec for key, entry in {**self._remote, **entries}.items()}
         pipelines = [
@@ -108,7 +112,9 @@ class Deployment:
             for pipeline, config in zip(pipelines, spec.pipelines, strict=True)
             if config.name not in served
         ]
-        files = await asyncio.to_thread(worker_files, models, new, stored, self._partitions)
+        files = await asyncio.to_thread(worker_files, models, new, stored, partitions)
+        if partitions != self._partitions:  # one was resized meanwhile: other profiles are to be looked at
+            return await self.prepare(revision, deployed)
         room = self._place(models, {new[model.key].spec.name for model in models} & deployed.keys())
         return Prepared(
             revision,
@@ -145,12 +151,21 @@ class Deployment:
             self._metrics.forget(model)
         self._executor.remove(pipelines, models)
 
+    def memory_of(self, partition: str) -> int:
+        """Bytes that the models take which a partition holds, or is being given."""
+        held = self._scheduler.served.residency.held(partition)
+        return sum(model.memory_bytes for model in self._scheduler.spec.models if model.key in held)
+
     async def recycle(self, partitions: Sequence[str]) -> None:
         """Have new workers take the place of those of partitions, one after the other, whoever asks."""
         async with self._recycling:
             for partition in partitions:
                 self._executor.recycle(partition)
                 await self._loads.back(partition)
+
+    @property
+    def _partitions(self) -> list[Partition]:
+        return [state.partition for state in self._states.all().values()]
 
     def _build(
         self,
@@ -160,7 +175,7 @@ class Deployment:
         new: Mapping[str, ModelEntry],
     ) -> SchedulerSpec:
         config = self._config
-        return build_spec(
+        spec = build_spec(
             specs.values(),
             pipelines,
             (),
@@ -169,6 +184,7 @@ class Deployment:
             memory_of={key: model_memory(new[key], entries) for key, entries in stored.items()},
             verdicts_of={model.key: model.verdicts for model in self._scheduler.spec.models},
         )
+        return config.residency.apply(spec, {key: footprints(new[key], entries) for key, entries in stored.items()})
 
     def _place(self, models: Sequence[ModelConfig], reloaded: Collection[str]) -> Room:
         """Where new models are to be held; one that there is no room for beside the others waits for demand.
@@ -193,10 +209,13 @@ class Deployment:
             size = _mib(new[key].memory_bytes)
             if new[key].memory_bytes > largest:
                 raise ConfigError(f"no partition has room for the {size} that {key} takes, only for {_mib(largest)}")
-            if reloaded:
+            if reloaded and spec.residency.loading is not Loading.DEMAND:
                 free = f"{_mib(room.free)} of {_mib(largest)} are free"
                 raise RejectedError(f"no partition has room for the {size} of {key} beside what is served: {free}")
             self._catalogue.model_on_demand(key)
+        if spec.residency.loading is Loading.DEMAND:
+            self._catalogue.models_on_demand(new)
+        log_missing_instances(models, room.residency)
         return room
 
 

@@ -35,6 +35,10 @@ class Override:
             path.write_bytes(content)
         self._files.clear()
 
+    def told(self, message: str) -> str:
+        """A message about the files, which names them as a repository would have them: the client knows no other."""
+        return message if self._directory is None else message.replace(f"{self._directory.name}/", "")
+
     def discard(self) -> None:
         """Remove the files."""
         if self._directory is not None:

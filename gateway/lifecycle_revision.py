@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gateway.lifecycle_override import Override
+from models.instance_groups import CPU
 from models.pipeline import Pipeline
 from models.pipeline_check import single_model
 from models.repository import ModelEntry, Repository, Selection
@@ -26,12 +27,13 @@ class Deployed(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where revisions are read from; `remote` are models that have no files here."""
+    """Where revisions are read from; `remote` are models that have no files here, `kinds` what the partitions are."""
 
     directories: Sequence[Path]
     max_batch_size: int
     max_batch_sizes: Mapping[str, int]
     remote: Mapping[str, ModelEntry]
+    kinds: Collection[str] = (CPU,)
 
     def find(self, name: str) -> Path | None:
         """The first entry of a name."""
@@ -105,7 +107,9 @@ def read_revision(
     directories = {name: each.entry for name, each in overrides.items() if name in entries and each.entry is not None}
     selection = Selection(tuple(names), number, configs, directories, kept)
     known = {**source.remote, **others}
-    found = Repository.scan(source.directories, source.max_batch_size, source.max_batch_sizes, known, selection)
+    found = Repository.scan(
+        source.directories, source.max_batch_size, source.max_batch_sizes, known, selection, source.kinds
+    )
     broken: dict[str, str] = {}
     for each in found.broken:
         broken[each.name] = "; ".join(filter(None, (broken.get(each.name), each.reason)))

@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from batcher.decisions import DispatchBatch, ReleaseReason
+from batcher.events import FailureCause
 from batcher.outcome import Outcome
 from gateway.statistics import Statistics, nv_metrics
 from models.spec import public_key
@@ -98,8 +99,8 @@ class Metrics(Collector):
     """All metrics of one server; `stages` are the names of the stages of each pipeline, by `name:version`.
 
     `queue_depths` (requests waiting, by model), `arena_bytes`, and `corrections` (by model and kind of partition: how
-    many times as long as their profile says batches take) and `breakers` (the state of each Triton server's circuit
-    breaker) are asked for at each scrape.
+    many times as long as their profile says batches take), `breakers` (the state of each Triton server's circuit
+    breaker) and `enforced` (whether a partition is proved to hold, where that is known) are asked for at each scrape.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Metrics(Collector):
         arena_bytes: Callable[[], int],
         corrections: Callable[[], Mapping[tuple[str, str], float]] = dict,
         breakers: Callable[[], Mapping[str, str]] = dict,
+        enforced: Callable[[], Mapping[str, bool]] = dict,
     ) -> None:
         self._pipelines: dict[str, PipelineMeter] = {}
         self._by_key: dict[str, PipelineMeter] = {}
@@ -123,7 +125,9 @@ class Metrics(Collector):
         self._arena_bytes = arena_bytes
         self._corrections = corrections
         self._breakers = breakers
+        self._enforced = enforced
         self.statistics = Statistics()
+        self.failures: Counter[tuple[str, str, FailureCause]] = Counter()
         self._remotes: list[Remote] = []
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -160,6 +164,10 @@ class Metrics(Collector):
         meter.compute.observe(compute_ns)
         self._busy_ns[batch.partition] += compute_ns
 
+    def batch_failed(self, batch: DispatchBatch, cause: FailureCause) -> None:
+        """Count a batch that did not complete."""
+        self.failures[public_key(batch.model), batch.partition, cause] += 1
+
     def partition_ready(self, partition: str) -> None:
         """The worker of a partition is up."""
         self._ready[partition] = True
@@ -168,6 +176,14 @@ class Metrics(Collector):
         """The worker of a partition is gone and will be started again."""
         self._ready[partition] = False
         self._restarts[partition] += 1
+
+    def partition_retired(self, partition: str) -> None:
+        """The worker of a partition makes way for another one."""
+        self._ready[partition] = False
+
+    def busy_ns(self) -> Mapping[str, int]:
+        """How long the backends of each partition have computed."""
+        return self._busy_ns
 
     def exposition(self) -> bytes:
         """All metrics in the text format of Prometheus."""
@@ -207,8 +223,13 @@ class Metrics(Collector):
         for partition, state in self._breakers().items():
             for each in ("closed", "open", "half_open"):
                 breakers.add_metric([partition, each], int(state == each))
+        enforced = GaugeMetricFamily(
+            "sluice_partition_enforced", "1 if its limits are proved to hold, 0 if not.", labels=["partition"]
+        )
+        for partition, is_enforced in self._enforced().items():
+            enforced.add_metric([partition], int(is_enforced))
         yield self._correction_family()
-        yield from (queue, ready, restarts, busy, arena, breakers)
+        yield from (enforced, queue, ready, restarts, busy, arena, breakers)
 
     def _waiting(self) -> dict[str, int]:
         waiting: Counter[str] = Counter()

@@ -4,15 +4,18 @@ import argparse
 import base64
 import http.client
 import json
+import re
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
+from gateway import validate_command
+from gateway.http_client import check_url, open_url, unreachable
 from gateway.text_table import aligned
 from models.errors import ConfigError, ServingError
 
@@ -21,20 +24,14 @@ _T = TypeVar("_T")
 LOAD_TIMEOUT_S = 600
 """Time for a server to load and warm a model."""
 
-_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
-"""Without a proxy, which could not reach what listens on this machine."""
-
 
 class _Refusal(msgspec.Struct):
     error: str
 
 
-def add_model_command(commands: Any, validate: Callable[[argparse.Namespace], int]) -> None:
-    """Add `sluice model` and what it can do; `validate` is what `sluice validate` does."""
-    model = commands.add_parser(
-        "model", help="list, load, unload or register models of a running server, or check them"
-    )
-    actions = model.add_subparsers(required=True, metavar="ACTION")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command can do."""
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
     listing = _action(actions, "list", _list, "tell all that the server knows, and how it is")
     listing.add_argument("--ready", action="store_true", help="only what is ready")
     listing.add_argument("--json", action="store_true", help="as the server tells it, for programs")
@@ -56,8 +53,7 @@ def add_model_command(commands: Any, validate: Callable[[argparse.Namespace], in
     register.add_argument("--labels", type=Path, metavar="FILE", help="names of an output's elements, one a line")
     register.add_argument("--config", type=Path, metavar="FILE", help="a configuration in JSON")
     check = actions.add_parser("validate", help="check a model repository, or model files, without a server")
-    check.set_defaults(command=validate)
-    check.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a model repository, or model files")
+    validate_command.add_arguments(check)
 
 
 def _action(actions: Any, name: str, command: Any, help: str) -> argparse.ArgumentParser:
@@ -74,7 +70,9 @@ def _list(options: argparse.Namespace) -> int:
         print(body.decode())
         return 0
     columns = ("name", "version", "state", "reason")
-    rows = [columns, *(tuple(entry.get(column, "") for column in columns) for entry in entries)]
+    # The protocol tells of what was never loaded just the name.
+    known = [{"state": "not loaded", **entry} for entry in entries]
+    rows = [columns, *(tuple(entry.get(column, "") for column in columns) for entry in known)]
     for line in aligned(rows, len(columns)):
         print(line)
     return 0
@@ -82,7 +80,8 @@ def _list(options: argparse.Namespace) -> int:
 
 def _load(options: argparse.Namespace) -> int:
     parameters = {} if options.config is None else {"config": _text(options.config)}
-    return _change(options, "load", parameters)
+    given = {} if options.config is None else {"config.pbtxt": options.config}
+    return _change(options, "load", parameters, given)
 
 
 def _unload(options: argparse.Namespace) -> int:
@@ -114,12 +113,23 @@ def _register(options: argparse.Namespace) -> int:
             raise ConfigError("--labels: expected a --config that names the output that the labels are for")
         outputs[0].setdefault("label_filename", "labels.txt")
         parameters[f"file:{outputs[0]['label_filename']}"] = _encoded(options.labels)
-    return _change(options, "load", {"config": json.dumps(config), **parameters})
+    given = {f"1/model{suffix}": options.file, "1": options.file, "config.pbtxt": options.config or "--config"}
+    return _change(options, "load", {"config": json.dumps(config), **parameters}, given)
 
 
-def _change(options: argparse.Namespace, what: str, parameters: dict[str, Any]) -> int:
+def _change(
+    options: argparse.Namespace, what: str, parameters: dict[str, Any], given: Mapping[str, object] | None = None
+) -> int:
+    """Have a model changed; `given` are files of the user's by the names that the server has for them."""
     body = {"parameters": parameters} if parameters else {}
-    call(options.url, f"/v2/repository/models/{quote(options.name, safe='')}/{what}", body)
+    try:
+        call(options.url, f"/v2/repository/models/{quote(options.name, safe='')}/{what}", body)
+    except ServingError as error:
+        message = str(error)
+        for theirs, ours in (given or {}).items():
+            place = re.escape(f"{options.name}/{theirs}:")
+            message = re.sub(rf"(?<!\S)(\S*/)?{place}", f"{ours}:".replace("\\", r"\\"), message)
+        raise ServingError(message) from error
     print(f"{options.name}: {what}ed")
     return 0
 
@@ -129,19 +139,17 @@ def call(url: str, path: str, body: object | None) -> bytes:
 
     Raises ServingError, with what the server says if it refuses, and when it cannot be reached.
     """
-    if not url.startswith(("http://", "https://")):
-        raise ServingError(f"{url}: expected the URL of a server, such as http://127.0.0.1:8000")
+    check_url(url)
     data = None if body is None else json.dumps(body).encode()
     try:
         request = urllib.request.Request(url.rstrip("/") + path, data)
-        with _open(request, timeout=LOAD_TIMEOUT_S) as response:
+        with open_url(request, timeout=LOAD_TIMEOUT_S) as response:
             answer: bytes = response.read()
     except urllib.error.HTTPError as error:
         with error:
             raise ServingError(f"{url}: {_reason(error)}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
-        reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        raise ServingError(f"{url}: cannot be reached: {reason}") from error
+        raise unreachable(url, error, LOAD_TIMEOUT_S) from error
     return answer
 
 

@@ -4,18 +4,35 @@ from collections.abc import Sequence
 
 from mps.desired import GpuPlan
 from mps.inventory import Gpu
+from mps.mps_inventory import FoundDaemon
+from mps.mps_processes import process_name
 from mps.packer import counted
-from mps.partition import CpuPartition
+from mps.partition import CpuPartition, MigPartition, MpsPartition, Partition
 from mps.placements import Layout, largest_first, room
 
 
-def cpu_lines(partitions: Sequence[CpuPartition]) -> list[str]:
-    """A line for each set of cores."""
+def partition_lines(partitions: Sequence[Partition]) -> list[str]:
+    """A line for each partition of a server."""
     return [
-        f"{each.name}: {'core' if len(each.cores) == 1 else 'cores'} {', '.join(map(str, each.cores))}"
-        + ("" if each.memory_mb is None else f", {each.memory_mb:g} MiB for models")
+        f"{each.name}: {_device(each)}"
+        + ("" if each.memory_mb is None else f", {each.memory_mb:g} MiB {_bounded(each)}")
+        + (f", {each.hard_memory_mb:g} MiB at most" if isinstance(each, CpuPartition) and each.hard_memory_mb else "")
         for each in partitions
     ]
+
+
+def _bounded(partition: Partition) -> str:
+    return "at most" if isinstance(partition, MpsPartition) else "for models"
+
+
+def _device(partition: Partition) -> str:
+    match partition:
+        case CpuPartition():
+            return f"{'core' if len(partition.cores) == 1 else 'cores'} {', '.join(map(str, partition.cores))}"
+        case MigPartition():
+            return f"{partition.profile} {partition.uuid}"
+        case _:
+            return f"{partition.share_percent} % ({partition.mode}) of {partition.uuid}"
 
 
 def gpu_lines(gpu: Gpu) -> list[str]:
@@ -35,6 +52,17 @@ def gpu_lines(gpu: Gpu) -> list[str]:
             lines.append(f"  room for one of: {', '.join(dict.fromkeys(free)) or 'nothing'}")
         else:
             lines.append(f"  MIG profiles: {', '.join(profile.name for profile in gpu.geometry.profiles)}")
+    return lines
+
+
+def mps_lines(daemon: FoundDaemon) -> list[str]:
+    """An MPS daemon, then its servers, each with its clients."""
+    devices = daemon.devices or "all devices"
+    trouble = f": {daemon.trouble}" if daemon.trouble else ""
+    lines = [f"MPS daemon (pid {daemon.pid}) of {devices}, in {daemon.pipes}{trouble}"]
+    for server in daemon.servers:
+        users = [process_name(client.pid) for client in daemon.clients if client.server == server.pid]
+        lines.append(f"  server (pid {server.pid}): {server.status}{_used(users) or ', without clients'}")
     return lines
 
 

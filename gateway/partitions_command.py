@@ -7,12 +7,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from gateway.pack_command import add_pack_arguments, pack
 from gateway.partition_plans import plans_elsewhere, plans_here
-from gateway.partition_report import cpu_lines, gpu_lines, plan_lines
+from gateway.partition_report import gpu_lines, mps_lines, partition_lines, plan_lines
+from gateway.resize_command import add_resize_arguments, resize
 from models.errors import ConfigError, ControlFailed, ServingError
 from mps.apply import carry_out
 from mps.desired import GpuPlan
 from mps.layout_file import LayoutFile, decode_layouts
+from mps.mps_inventory import found_daemons
 from mps.nvml import Nvml, open_nvml
 
 OTHERWISE = 1
@@ -20,17 +23,18 @@ OTHERWISE = 1
 EVERY_S = 10.0
 
 
-def add_partitions_command(commands: Any) -> None:
-    """Add `sluice partitions` and what it can do."""
-    text = "list the partitions of this machine, or bring GPUs into the layout that a file describes"
-    actions = commands.add_parser("partitions", help=text).add_subparsers(required=True, metavar="ACTION")
-    listing = _action(actions, "list", _list, "core sets, and GPUs with their MIG instances")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command can do."""
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    listing = _action(actions, "list", _list, "core sets, GPUs with their MIG instances, and MPS daemons")
     listing.add_argument("--config", type=Path, metavar="FILE", help="the server's settings, for its core sets")
     plan = _action(actions, "plan", _plan, "tell the steps to the layout of a file; changes nothing")
     plan.add_argument("file", type=Path, metavar="FILE", help="the layout that is wanted, in YAML")
     plan.add_argument("--present", type=Path, metavar="FILE", help="the layout to start from, instead of this machine")
     apply = _action(actions, "apply", _apply, "do these steps")
     apply.add_argument("file", type=Path, metavar="FILE", help="the layout that is wanted, in YAML")
+    add_pack_arguments(_action(actions, "pack", pack, "tell which models lie together on devices, by their memory"))
+    add_resize_arguments(_action(actions, "resize", resize, "give one of a running server another share, as it serves"))
     assertion = _action(actions, "assert", _assert, "exit with 0 if GPUs are as the file wants them, else with 1")
     assertion.add_argument("file", type=Path, metavar="FILE", help="the layout that is wanted, in YAML")
     watch = _action(actions, "watch", _watch, "tell whenever GPUs leave the layout of a file, and put it right")
@@ -48,16 +52,18 @@ def _action(actions: Any, name: str, command: Any, help: str) -> argparse.Argume
 
 def _list(options: argparse.Namespace) -> int:
     from gateway.config import ServerConfig, read_config
-    from gateway.wiring import configured_partitions
+    from gateway.configured_partitions import configured_partitions
 
     config = ServerConfig() if options.config is None else read_config(options.config)
-    _print(cpu_lines(configured_partitions(config)))
+    _print(partition_lines(configured_partitions(config)))
     try:
         with open_nvml() as nvml:
             for gpu in nvml.gpus():
                 _print(gpu_lines(gpu))
     except ControlFailed as error:
         print(f"no GPUs: {error}")
+    for daemon in found_daemons():
+        _print(mps_lines(daemon))
     return 0
 
 

@@ -4,19 +4,19 @@ import argparse
 import math
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from batcher.build import build_spec, pipeline_key
 from batcher.config import PartitionConfig, SchedulerSpec
 from gateway.config import ServerConfig, read_config
+from gateway.configured_partitions import configured_partitions, partition_config
 from gateway.plan_question import Question, answer
 from gateway.plan_report import report
 from gateway.plan_tables import latency_tables, planned_partitions
 from gateway.planning import PLANNERS, WhatIf
 from gateway.stored_profiles import look_up, model_memory
-from gateway.wiring import configured_partitions, partition_config, read_models
+from gateway.wiring import read_models
 from models.errors import ConfigError, ModelNotFound
 from models.pipeline import Pipeline
 from models.pipeline_check import single_model
@@ -24,21 +24,18 @@ from models.profile_file import Entry
 from models.repository import ModelEntry, Repository
 from models.slo import MAX_SLO_MS
 from models.units import ms_to_ns
-from mps.partition import CpuPartition, MigPartition, Partition
+from mps.partition import Partition
 
 INFEASIBLE = 1
 """Exit status when no configuration keeps to the objective."""
 ESCALATION = 0.5
 """Share of rows that a stage with a condition is assumed to run for."""
 
-_MIG_SLICES = 7
 _MIB = 1 << 20
 
 
-def add_plan_command(commands: Any) -> None:
-    """Add the command to the subparsers of `sluice`."""
-    text = "batch sizes and partitions that meet an objective at the least cost, and what else there is"
-    parser = commands.add_parser("plan", help=text, description=text)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     parser.set_defaults(command=_plan)
     add = parser.add_argument
     add("pipeline", metavar="PIPELINE", help="a pipeline, family or model (NAME or NAME:VERSION), or a model file")
@@ -167,7 +164,7 @@ def _spec(
 ) -> SchedulerSpec:
     """As the server's, with this pipeline alone."""
     specs = [entry.spec for entry in models]
-    configs = [_partition(config, each) for each in partitions]
+    configs = [partition_config(config, each) for each in partitions]
     return build_spec(
         specs,
         [pipeline],
@@ -189,14 +186,3 @@ def _memory(models: list[ModelEntry], partitions: list[PartitionConfig], assumpt
         )
         assumptions.append(f"{model.spec.key} takes {memory[model.spec.key] / _MIB:.3g} MiB where it is held")
     return memory
-
-
-def _partition(config: ServerConfig, partition: Partition) -> PartitionConfig:
-    match partition:
-        case CpuPartition():
-            return partition_config(config, partition)
-        case MigPartition():
-            share = int(partition.profile.partition("g")[0]) / _MIG_SLICES
-        case _:
-            share = partition.share_percent / 100
-    return PartitionConfig(partition.name, partition.profile_kind, config.prices.per_second(partition), share)

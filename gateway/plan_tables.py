@@ -40,7 +40,7 @@ def _partition(name: str, kind: str) -> Partition:
     share_of(kind)
     if parsed.profile:
         return MigPartition(name, "", parsed.profile)
-    return MpsPartition(name, "", parsed.percent, 0)
+    return MpsPartition(name, "", parsed.percent)
 
 
 def latency_tables(

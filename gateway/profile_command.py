@@ -2,13 +2,14 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from gateway.config import ServerConfig, read_config
+from gateway.configured_partitions import configured_partitions
 from gateway.profile_report import report, summary
-from gateway.wiring import configured_partitions, read_models
+from gateway.wiring import read_models
 from models.errors import ConfigError, ServingError
 from models.fingerprint import SIMULATED, fingerprint
 from models.partition_kind import parse_kind
@@ -33,20 +34,9 @@ from mps.profiling import measure_on
 INTERRUPTED = 130
 """Exit status after a keyboard interrupt, as shells have it."""
 
-_ACTIONS = ("measure", "show", "export", "import")
 
-
-def spelled_out(arguments: Sequence[str]) -> list[str]:
-    """The arguments of `sluice`, with `profile MODEL...` as the `profile measure MODEL...` that it is short for."""
-    spelled = list(arguments)
-    if spelled[:1] == ["profile"] and len(spelled) > 1 and spelled[1] not in (*_ACTIONS, "-h", "--help"):
-        spelled.insert(1, "measure")
-    return spelled
-
-
-def add_profile_command(commands: Any) -> None:
-    """Add the command to the subparsers of `sluice`."""
-    profile = commands.add_parser("profile", help="measure models on partitions; show, export and import profiles")
+def add_arguments(profile: argparse.ArgumentParser) -> None:
+    """Add the actions of the command."""
     actions = profile.add_subparsers(required=True, metavar="[measure] | show | export | import")
     measure = _action(actions, "measure", _measure_all, "time models and store the profiles beside them (the default)")
     add = measure.add_argument
@@ -185,7 +175,9 @@ def _chosen(options: argparse.Namespace) -> list[ModelEntry]:
 def _partitions(text: str | None, config: ServerConfig) -> list[CpuPartition]:
     """One partition of every kind that is asked for: those of one kind are equally fast."""
     if text is None:
-        partitions = configured_partitions(config)
+        partitions = tuple(each for each in configured_partitions(config) if isinstance(each, CpuPartition))
+        if not partitions:
+            raise ConfigError("partitions: expected one of cores: models cannot be measured on GPUs yet")
     elif text.isdecimal():
         partitions = default_partitions(int(text))
     else:

@@ -25,6 +25,7 @@ class Group(enum.StrEnum):
     STATISTICS = "statistics"
     TRACE = "trace"
     LOGGING = "logging"
+    PARTITIONS = "partitions"
 
 
 class RestrictedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -114,7 +114,7 @@ class Runtime:
         self._on_ended = on_ended
         self._loop = asyncio.get_running_loop()
         self._open: dict[int, Submission] = {}
-        self._runs = BatchRuns(metrics, {each.name: each.price / NS_PER_S for each in scheduler.spec.partitions})
+        self._runs = BatchRuns(metrics, lambda name: scheduler.dispatcher.fleet.partitions[name].price / NS_PER_S)
         self._stages = {pipeline.name: pipeline.stages for pipeline in scheduler.spec.pipelines}
         self.traces = Traces(trace_requests)
         self._build_plan = build_plan

@@ -11,19 +11,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc.aio
-
+from gateway.auto_resize import AutoResize
 from gateway.catalogue import Catalogue
 from gateway.executors.triton import MixedExecutor
 from gateway.executors.worker import WorkerExecutor
+from gateway.grpc_server import GrpcServer
 from gateway.http_server import HttpServer
 from gateway.lifecycle import Lifecycle
 from gateway.lifecycle_loads import Loads
 from gateway.lifecycle_poll import Poll
 from gateway.logs import log
 from gateway.metrics import Metrics
+from gateway.partition_states import PartitionState, PartitionStates
 from gateway.runtime import Runtime
+from models.errors import PartitionError
 from mps.messages import Ready
+from mps.partition import Partition
+from mps.proof import Evidence
 
 logger = logging.getLogger(__name__)
 
@@ -35,16 +39,28 @@ YOUNG_OBJECTS = 20_000
 
 
 class PartitionWatch:
-    """Passes on how the workers are, and knows when all of them are up for the first time."""
+    """Passes on how the workers are, and knows when all of them are up for the first time.
 
-    def __init__(self, catalogue: Catalogue, metrics: Metrics, loads: Loads) -> None:
+    With `strict`, nothing is served with a worker that does not prove its partition: `refused` is set, `refusal` tells.
+    """
+
+    def __init__(
+        self, catalogue: Catalogue, metrics: Metrics, loads: Loads, states: PartitionStates, *, strict: bool = False
+    ) -> None:
         self._catalogue = catalogue
         self._loads = loads
         self._metrics = metrics
+        self._states = states
+        self._strict = strict
         self.all_ready = asyncio.Event()
+        self.refused = asyncio.Event()
+        self.refusal = ""
 
     def worker_ready(self, partition: str, ready: Ready) -> None:
         """A worker is up and has loaded what it could."""
+        state = self._states.ready(partition, ready)
+        if not self._weighed(state, ()):
+            return
         failed = {model.key: model.error for model in ready.models if model.table is None}
         loaded = [model.key for model in ready.models if model.table is not None]
         for model, reason in failed.items():
@@ -56,6 +72,7 @@ class PartitionWatch:
             partition=partition,
             worker=ready.pid,
             cores=list(ready.cores),
+            partition_is=state.enforcement.value,
             models=loaded,
         )
         self._metrics.partition_ready(partition)
@@ -67,9 +84,50 @@ class PartitionWatch:
     def worker_lost(self, partition: str, reason: str) -> None:
         """A worker is gone; another one will be started."""
         log(logger, logging.ERROR, "worker lost", partition=partition, reason=reason)
+        self._states.lost(partition, reason)
         self._metrics.partition_lost(partition)
         self._catalogue.partition_lost(partition)
         self._loads.partition_lost(partition, reason)
+
+    def worker_retired(self, partition: str, reason: str) -> None:
+        """A worker gets no more batches, as was planned; another one will be started."""
+        log(logger, logging.INFO, "worker retired", partition=partition, reason=reason)
+        self._states.lost(partition, reason)
+        self._metrics.partition_retired(partition)
+        self._catalogue.partition_lost(partition)
+        self._loads.partition_lost(partition, reason)
+
+    def worker_replaced(self, partition: Partition, ready: Ready) -> None:
+        """A worker on another share serves in place of the one before, with the same models."""
+        state = self._states.replaced(partition, ready)
+        self._weighed(state, ())
+        log(
+            logger,
+            logging.INFO,
+            "partition resized",
+            partition=partition.name,
+            kind=partition.profile_kind,
+            worker=ready.pid,
+            cores=list(ready.cores),
+            partition_is=state.enforcement.value,
+        )
+
+    def partition_proved(self, partition: str, evidence: Evidence) -> None:
+        """What a worker that is up has found of itself since it loaded one more model."""
+        before = self._states.all()[partition].reasons
+        self._weighed(self._states.proved(partition, evidence), before)
+
+    def _weighed(self, state: PartitionState, before: Sequence[str]) -> bool:
+        """Tell what is new of the reasons why a partition is unenforced; whether it may serve all the same."""
+        for reason in state.reasons:
+            if reason not in before:
+                name = state.partition.name
+                log(logger, logging.ERROR, "partition unenforced", partition=name, worker=state.worker, reason=reason)
+        if not state.reasons or not self._strict:
+            return True
+        self.refusal = f"partition {state.partition.name} is unenforced: {'; '.join(state.reasons)}"
+        self.refused.set()
+        return False
 
     def triton_ready(self, partition: str, url: str, loaded: Sequence[str], failed: Mapping[str, str]) -> None:
         """A Triton server takes batches; `failed` maps models that it does not run to the reasons."""
@@ -119,17 +177,19 @@ class Server:
     executor: WorkerExecutor | MixedExecutor
     watch: PartitionWatch
     http: HttpServer
-    grpc: grpc.aio.Server
+    grpc: GrpcServer
     address: tuple[str, int, int]
     drain_timeout_s: float
     lifecycle: Lifecycle
     poll: Poll | None = None
+    auto_resize: AutoResize | None = None
 
     async def run(self, ready_file: Path | None) -> int:
         """Serve until SIGTERM or SIGINT, then finish what is in flight; a second signal ends it at once.
 
         `ready_file` gets the ports and the process id when all workers are up. Returns the exit status: 0, or 1 when
-        requests were given up or the scheduler failed.
+        requests were given up or the scheduler failed. Raises PartitionError, once it has ended, when it ended because
+        a partition is not proved that has to be.
         """
         stop, force = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -143,21 +203,25 @@ class Server:
             logger, logging.INFO, "server started", host=host, http_port=http_port, grpc_port=grpc_port, pid=os.getpid()
         )
         announced = asyncio.create_task(self._announce(ready_file))
-        polling = None if self.poll is None else asyncio.create_task(self.poll.run())
+        looks = [asyncio.create_task(each.run()) for each in (self.poll, self.auto_resize) if each is not None]
         stopped = asyncio.create_task(stop.wait())
         failed = asyncio.create_task(self.runtime.failed.wait())
+        refused = asyncio.create_task(self.watch.refused.wait())
         try:
-            await asyncio.wait({http, stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({http, stopped, failed, refused}, return_when=asyncio.FIRST_COMPLETED)
             given_up = await self._drain(force)
         finally:
             announced.cancel()
-            if polling is not None:
-                polling.cancel()
+            for look in looks:
+                look.cancel()
             self.lifecycle.close()
             stopped.cancel()
             failed.cancel()
+            refused.cancel()
             await self._close(http)
         log(logger, logging.INFO, "server stopped", given_up=given_up)
+        if self.watch.refusal:
+            raise PartitionError(self.watch.refusal)
         return 1 if given_up or self.runtime.failed.is_set() else 0
 
     async def _announce(self, ready_file: Path | None) -> None:

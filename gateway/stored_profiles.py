@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Mapping
 
+from batcher.residency_config import Footprint
 from gateway.logs import log
 from models.errors import ConfigError
 from models.fingerprint import fingerprint
@@ -77,6 +78,18 @@ def model_memory(model: ModelEntry, entries: Mapping[str, Entry]) -> int:
         if entry.memory_rest_bytes is not None
     ]
     return max(stored) if stored else model.path.stat().st_size
+
+
+def footprints(model: ModelEntry, entries: Mapping[str, Entry]) -> dict[str, Footprint]:
+    """What a model takes where it is held, by kind of partition, as far as that was measured."""
+    found: dict[str, Footprint] = {}
+    for kind, entry in entries.items():
+        if entry.source is Source.MEASURED and entry.memory_rest_bytes is not None:
+            table = None if shortfall(model, entry) else entry.table(50)
+            # A worker runs every size once before it says that the model is there.
+            load_ns = (entry.load_ns or 0) + (entry.warm_up_ns or 0) + sum(cell.p50_ns for cell in entry.cells)
+            found[kind] = Footprint(entry.memory_rest_bytes, entry.memory_row_bytes or 0, load_ns, table)
+    return found
 
 
 def _not_used(model: ModelEntry, reason: str) -> None:

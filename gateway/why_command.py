@@ -3,20 +3,17 @@
 import http
 import http.client
 import urllib.error
-import urllib.request
 from urllib.parse import quote
 
 import msgspec
 
 from gateway.explanation import Explanation, StageTrace
+from gateway.http_client import check_url, open_url, unreachable
 from gateway.text_table import aligned
 from models.errors import NotFoundError, ServingError
 
 TIMEOUT_S = 10
 MAX_BODY_BYTES = 1 << 20
-
-_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
-"""Without a proxy, which could not reach what listens on this machine."""
 
 _COLUMNS = (
     "stage",
@@ -46,23 +43,16 @@ def fetch(url: str, request: str) -> tuple[str, Explanation]:
     Raises NotFoundError when it knows nothing of it, ServingError when it cannot be reached, fails, or does not answer
     as one of ours.
     """
+    check_url(url)
     where = f"{url.rstrip('/')}/v2/sluice/requests/{quote(request, safe='')}"
-    if not where.startswith(("http://", "https://")):
-        raise ServingError(f"{url}: expected the URL of a server, such as http://127.0.0.1:8000")
     try:
-        with _open(where, timeout=TIMEOUT_S) as response:
+        with open_url(where, timeout=TIMEOUT_S) as response:
             body = response.read(MAX_BODY_BYTES)
     except urllib.error.HTTPError as error:
         with error:
             raise _refused(url, error) from error
-    except OSError as error:
-        reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        if isinstance(reason, TimeoutError):
-            raise ServingError(f"{url}: it did not answer within {TIMEOUT_S} s") from error
-        raise ServingError(f"{url}: cannot be reached: {reason}") from error
-    except (http.client.HTTPException, ValueError) as error:
-        said = str(error).strip() or type(error).__name__
-        raise ServingError(f"{url}: expected an answer in HTTP: {said}") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise unreachable(url, error, TIMEOUT_S) from error
     try:
         return body.decode(), msgspec.json.decode(body, type=Explanation)
     except ValueError as error:

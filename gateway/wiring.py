@@ -3,53 +3,47 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from time import monotonic_ns, time_ns
+from time import monotonic_ns
 from typing import BinaryIO
-
-from grpc import aio
 
 from batcher.build import build_spec
 from batcher.config import PartitionConfig, SchedulerSpec
 from batcher.journal import JournalWriter
 from batcher.planner.build import build_plan
 from batcher.planner.live import LivePlanner
-from batcher.planner.residency import ModelNeed, place_models
 from batcher.scheduler import Scheduler
+from gateway.auto_resize import AutoResize
 from gateway.catalogue import Catalogue
 from gateway.config import Control, ServerConfig
-from gateway.controlplane import ControlPlane
-from gateway.dataplane import DataPlane
+from gateway.configured_partitions import configured_partitions, partition_config, triton_config
 from gateway.executors.triton import MixedExecutor
 from gateway.executors.triton_discovery import NOTHING, Discovery, discover
 from gateway.executors.triton_process import TritonProcess
-from gateway.executors.triton_settings import TritonSettings
 from gateway.executors.worker import WorkerExecutor
-from gateway.grpc import grpc_server
-from gateway.http import build_app
-from gateway.http_infer import InferRoute
-from gateway.http_server import HttpServer, http_config, http_server
+from gateway.fault_metrics import FaultMetrics
+from gateway.front_ends import front_ends
+from gateway.initial_residency import initial_residency
 from gateway.lifecycle import Lifecycle
 from gateway.lifecycle_deployment import Deployment
 from gateway.lifecycle_loads import Loads
 from gateway.lifecycle_names import Names
 from gateway.lifecycle_poll import Poll
 from gateway.lifecycle_revision import Source, deployed_from
-from gateway.log_settings import LogSettings
 from gateway.logs import log
 from gateway.metrics import Metrics
+from gateway.partition_states import PartitionStates
 from gateway.plan import PipelinePlan, plan_pipeline
-from gateway.repository_api import RepositoryApi
-from gateway.response_cache import ResponseCache
-from gateway.restricted import Restrictions
+from gateway.residency_metrics import ResidencyMetrics
+from gateway.resizing import Resizing
 from gateway.runtime import Runtime
 from gateway.server import PartitionWatch, Server
-from gateway.shared_memory import SharedMemory
-from gateway.stored_profiles import model_memory, stored_entries
+from gateway.stored_profiles import footprints, model_memory, stored_entries
 from gateway.trace_settings import TraceSettings
+from gateway.version import server_version
 from gateway.worker_files import worker_files
 from models.errors import ConfigError
+from models.instance_groups import CPU, GPU
 from models.pipeline import Pipeline
 from models.pipeline_check import single_model
 from models.profile_file import Entry
@@ -65,22 +59,15 @@ from models.repository import (
 )
 from models.spec import ModelSpec
 from mps.alarm import Alarm
-from mps.cpu import available_cores, default_partitions
-from mps.partition import CpuPartition
+from mps.capacity import free_capacity
+from mps.mps_control import MpsControl
+from mps.partition import CpuPartition, Partition
+from mps.shares import check_shares
 from mps.supervisor import WorkerSpec
 
 logger = logging.getLogger(__name__)
 
 _MIB = 1 << 20
-_SECONDS_PER_HOUR = 3600
-
-
-def server_version() -> str:
-    """The version of the installed distribution."""
-    try:
-        return version("sluice-gateway")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def find_triton_models(config: ServerConfig, processes: Mapping[str, TritonProcess]) -> Discovery:
@@ -105,7 +92,7 @@ def read_models(
     remote = dict(source.remote)
     if directories:
         selection, missing = _selection(source, config)
-        repository = Repository.scan(directories, config.max_batch_size, sizes, remote, selection)
+        repository = Repository.scan(directories, config.max_batch_size, sizes, remote, selection, source.kinds)
         unknown = triton.unknown(config.triton, {entry.spec.name for entry in repository.models.values()})
         return replace(repository, broken=(*repository.broken, *missing, *unknown))
     models = remote.copy()
@@ -129,7 +116,9 @@ def read_models(
 def model_source(directories: Sequence[Path], config: ServerConfig, triton: Discovery) -> Source:
     """Where models come from."""
     remote = {key: ModelEntry(spec, Path(spec.name), REMOTE) for key, spec in triton.specs.items()}
-    return Source(tuple(directories), config.max_batch_size, config.batch_sizes(), remote)
+    listed = config.partitions if isinstance(config.partitions, tuple) else ()
+    kinds = frozenset(CPU if isinstance(each, CpuPartition) else GPU for each in listed) or {CPU}
+    return Source(tuple(directories), config.max_batch_size, config.batch_sizes(), remote, kinds)
 
 
 def _selection(source: Source, config: ServerConfig) -> tuple[Selection, list[Broken]]:
@@ -141,19 +130,13 @@ def _selection(source: Source, config: ServerConfig) -> tuple[Selection, list[Br
     return Selection(names), [Broken(name, None, "there is no such entry in the repository") for name in missing]
 
 
-def configured_partitions(config: ServerConfig) -> tuple[CpuPartition, ...]:
-    """The partitions of the settings; raises PartitionError for a number that cannot be had."""
-    if config.partitions is None or isinstance(config.partitions, int):
-        return default_partitions(config.partitions)
-    return config.partitions
-
-
 def build_server(
     config: ServerConfig,
     repository: Repository,
     journal: BinaryIO | None,
     triton: Discovery = NOTHING,
     processes: Mapping[str, TritonProcess] = {},
+    mps: Mapping[str, MpsControl] = {},
 ) -> Server:
     """All parts of a server, connected; it listens already, and its workers start when it runs.
 
@@ -164,6 +147,7 @@ def build_server(
     for each in repository.broken:
         log(logger, logging.ERROR, "cannot be served", name=each.name, version=each.version, reason=each.reason)
     partitions = configured_partitions(config)
+    check_shares(partitions, free_capacity(partitions))
     pipelines = [*(single_model(entry.spec) for entry in repository.models.values()), *repository.pipelines.values()]
     kinds = [partition.profile_kind for partition in partitions]
     stored = {key: stored_entries(entry, kinds) for key, entry in repository.models.items() if entry.backend != REMOTE}
@@ -172,12 +156,15 @@ def build_server(
     holds = {server.name: triton.may_hold(server, specs) for server in config.triton}
     configs = [
         *(partition_config(config, partition, local) for partition in partitions),
-        *(_triton_config(config, server, tuple(holds[server.name])) for server in config.triton),
+        *(triton_config(config, server, tuple(holds[server.name])) for server in config.triton),
     ]
-    spec = _scheduler_spec(config, repository, pipelines, configs, stored)
+    begin = initial_residency(_scheduler_spec(config, repository, pipelines, configs, stored), config.residency)
+    spec = begin.spec
     scheduler = Scheduler(spec, LivePlanner())
     partition_names = [each.name for each in configs]
     catalogue = Catalogue(server_version(), pipelines, repository.broken, partition_names)
+    begin.announce(catalogue)
+    states = PartitionStates(partitions)
     metrics = Metrics(
         {scheduled.name: [stage.name for stage in scheduled.stages] for scheduled in spec.pipelines},
         partition_names,
@@ -185,16 +172,21 @@ def build_server(
         arena_bytes=lambda: executor.arena_bytes,
         corrections=lambda: _corrections(scheduler),
         breakers=lambda: executor.breakers if isinstance(executor, MixedExecutor) else {},
+        enforced=states.enforced,
     )
     loads = Loads()
-    watch = PartitionWatch(catalogue, metrics, loads)
+    watch = PartitionWatch(catalogue, metrics, loads, states, strict=config.strict)
     workers = WorkerExecutor(
-        _worker_specs(config, repository, spec, partitions, stored, _residency(spec, catalogue)),
+        _worker_specs(config, repository, spec, partitions, stored, begin.residency),
         _pipeline_plans(pipelines, spec, specs),
         specs,
         config.limits.input_arena_mb * _MIB,
         watch,
+        quarantine=config.quarantine,
+        controls=mps,
     )
+    metrics.include(ResidencyMetrics(scheduler))
+    metrics.include(FaultMetrics(scheduler, metrics.failures, partition_names, lambda: workers.recovery.quarantined))
     verdicts = {model.key: model.verdicts for model in spec.models}
     executor: WorkerExecutor | MixedExecutor = workers
     if config.triton:
@@ -214,11 +206,19 @@ def build_server(
         on_ended=trace_settings.ended if trace_settings.available else None,
     )
     source = model_source(config.repositories, config, triton)
-    deployment = Deployment(config, source.remote, partitions, scheduler, runtime, executor, catalogue, metrics, loads)
+    deployment = Deployment(config, source.remote, states, scheduler, runtime, executor, catalogue, metrics, loads)
     names = Names(deployed_from(repository, source))
     lifecycle = Lifecycle(source, names, catalogue, deployment, loads, recycle=config.recycle)
-    http, grpc, grpc_port = _front_ends(
-        config, catalogue, lifecycle, runtime, metrics, trace_settings, spec.limits.memory_bytes
+    beside = [CpuPartition(server.name, server.cores) for server in config.triton if server.cores]
+    resizing = Resizing(
+        states, names, deployment, executor, beside, lambda partition: partition_config(config, partition)
+    )
+    auto_resize = None
+    if config.balance is not None:
+        taken = [core for each in beside for core in each.cores]
+        auto_resize = AutoResize(config.balance, states, resizing, metrics.busy_ns, taken)
+    http, grpc, grpc_port = front_ends(
+        config, catalogue, lifecycle, runtime, metrics, trace_settings, states, resizing, spec.limits.memory_bytes
     )
     return Server(
         catalogue=catalogue,
@@ -231,57 +231,8 @@ def build_server(
         drain_timeout_s=config.drain_timeout_s,
         lifecycle=lifecycle,
         poll=Poll(lifecycle, config.poll_s) if config.control is Control.POLL else None,
+        auto_resize=auto_resize,
     )
-
-
-def _front_ends(
-    config: ServerConfig,
-    catalogue: Catalogue,
-    lifecycle: Lifecycle,
-    runtime: Runtime,
-    metrics: Metrics,
-    trace_settings: TraceSettings,
-    max_tensor_bytes: int,
-) -> tuple[HttpServer, aio.Server, int]:
-    """The servers of both protocols, and the port of the second."""
-    shared_memory = SharedMemory(config.allow_client_shm, max_tensor_bytes)
-    cache = _response_cache(config, catalogue, metrics)
-    dataplane = DataPlane(catalogue, runtime, config.default_slo_ms, monotonic_ns, shared_memory, cache)
-    control = ControlPlane(
-        catalogue,
-        RepositoryApi(catalogue, lifecycle, config.control),
-        metrics.statistics,
-        shared_memory,
-        LogSettings(),
-        trace_settings,
-        monotonic_ns,
-        time_ns() - monotonic_ns(),
-    )
-    restrictions = Restrictions(config.restricted)
-    context = credentials = None
-    if config.tls is not None:
-        context, credentials = config.tls.ssl_context(), config.tls.grpc_credentials()
-    app = build_app(control, metrics, runtime.traces, config.max_body_bytes, restrictions)
-    settings = http_config(app, InferRoute(dataplane, config.max_body_bytes), restrictions=restrictions)
-    http = http_server(settings, config.host, config.http_port, context)
-    grpc, grpc_port = grpc_server(
-        dataplane,
-        control,
-        config.host,
-        config.grpc_port,
-        config.max_body_bytes,
-        restrictions=restrictions,
-        credentials=credentials,
-    )
-    return http, grpc, grpc_port
-
-
-def _response_cache(config: ServerConfig, catalogue: Catalogue, metrics: Metrics) -> ResponseCache | None:
-    if config.cache_bytes:
-        return ResponseCache(config.cache_bytes, metrics.statistics, monotonic_ns)
-    for name in catalogue.caching():
-        log(logger, logging.WARNING, "response_cache has no effect without cache_bytes", name=name)
-    return None
 
 
 def _corrections(scheduler: Scheduler) -> dict[tuple[str, str], float]:
@@ -298,7 +249,12 @@ def _check_names(config: ServerConfig, repository: Repository) -> None:
     if config.control is not Control.NONE:
         return
     served = sorted({entry.spec.name for entry in repository.models.values()})
-    for name in sorted(config.models.keys() - {*served, *(each.name for each in repository.broken)}):
+    broken = {each.name for each in repository.broken}
+    for name in sorted(
+        config.residency.names - {*served, *broken, *(each.name for each in repository.pipelines.values())}
+    ):
+        raise ConfigError(f"residency: there is no model or pipeline {name}")
+    for name in sorted(config.models.keys() - {*served, *broken}):
         raise ConfigError(f"models.{name}: there is no model of that name; those served are {', '.join(served)}")
 
 
@@ -310,7 +266,7 @@ def _scheduler_spec(
     stored: Mapping[str, Mapping[str, Entry]],
 ) -> SchedulerSpec:
     specs = [entry.spec for entry in repository.models.values()]
-    return build_spec(
+    spec = build_spec(
         specs,
         pipelines,
         partitions,
@@ -319,21 +275,8 @@ def _scheduler_spec(
         default_policy=config.policy.config(),
         memory_of={key: model_memory(repository.models[key], entries) for key, entries in stored.items()},
     )
-
-
-def partition_config(
-    config: ServerConfig, partition: CpuPartition, models: tuple[str, ...] | None = None
-) -> PartitionConfig:
-    """A partition as the scheduler knows it, which may hold `models` only."""
-    share = min(len(partition.cores) / len(available_cores()), 1.0)
-    memory_bytes = 0 if partition.memory_mb is None else max(round(partition.memory_mb * _MIB), 1)
-    price = config.prices.per_second(partition)
-    return PartitionConfig(partition.name, partition.profile_kind, price, share, memory_bytes, models)
-
-
-def _triton_config(config: ServerConfig, server: TritonSettings, models: tuple[str, ...]) -> PartitionConfig:
-    hour = config.prices.gpu_hour if server.price is None else server.price
-    return PartitionConfig(server.name, server.profile_kind, hour / _SECONDS_PER_HOUR, models=models)
+    known = {key: footprints(repository.models[key], entries) for key, entries in stored.items()}
+    return config.residency.apply(spec, known)
 
 
 def _pipeline_plans(
@@ -346,27 +289,11 @@ def _pipeline_plans(
     }
 
 
-def _residency(spec: SchedulerSpec, catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
-    """The keys of the models that each partition begins with; one for which none has room is not served."""
-    needs = {model.key: ModelNeed(model.memory_bytes, replicas=model.replicas) for model in spec.models}
-    placement = place_models(needs, spec.partitions)
-    largest = max(partition.memory_bytes for partition in spec.partitions)
-    for key in placement.unplaced:
-        if needs[key].memory_bytes <= largest:
-            log(logger, logging.WARNING, "model waits for demand, the others leave no room", model=key)
-            catalogue.model_on_demand(key)
-            continue
-        reason = f"no partition has room for the {needs[key].memory_bytes / _MIB:.3g} MiB that it takes"
-        log(logger, logging.ERROR, "model has no place", model=key, reason=reason)
-        catalogue.model_load_failed(key, reason)
-    return placement.residency
-
-
 def _worker_specs(
     config: ServerConfig,
     repository: Repository,
     spec: SchedulerSpec,
-    partitions: Sequence[CpuPartition],
+    partitions: Sequence[Partition],
     stored: Mapping[str, Mapping[str, Entry]],
     residency: Mapping[str, tuple[str, ...]],
 ) -> list[WorkerSpec]:

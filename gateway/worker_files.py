@@ -9,14 +9,14 @@ from gateway.stored_profiles import stored_tables
 from models.profile_file import Entry
 from models.repository import ModelEntry
 from mps.messages import ModelFile
-from mps.partition import CpuPartition
+from mps.partition import Partition
 
 
 def worker_files(
     models: Iterable[ModelConfig],
     entries: Mapping[str, ModelEntry],
     stored: Mapping[str, Mapping[str, Entry]],
-    partitions: Iterable[CpuPartition],
+    partitions: Iterable[Partition],
 ) -> dict[str, dict[str, ModelFile]]:
     """The files of models, by partition and key; every partition is told what its stored profiles say.
 

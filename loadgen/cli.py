@@ -11,6 +11,7 @@ import msgspec
 from loadgen.arrivals import DEFAULT_CV, ArrivalProcess, Arrivals
 from loadgen.comparison import comparison_json, table
 from loadgen.findmax import MAX_PROBES, MAX_RATE, Probe, find_max
+from loadgen.papers.command import add_paper_command, run_paper
 from loadgen.report import peak_json, peak_text, probe_text, run_json, run_text
 from loadgen.result import RunConfig, RunResult
 from loadgen.samples import SampleSource
@@ -93,7 +94,7 @@ def _validate_sim(options: argparse.Namespace) -> int:
     return MET if all(cell.within for load in loads for cell in load.cells) else MISSED
 
 
-_COMMANDS = {"run": _run, "find-max": _find_max, "validate-sim": _validate_sim}
+_COMMANDS = {"run": _run, "find-max": _find_max, "validate-sim": _validate_sim, "paper": run_paper}
 
 
 def _config(options: argparse.Namespace, rate: float) -> RunConfig:
@@ -158,6 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     # A number of queries would last shorter than the objective at a high rate, and then proves nothing.
     find.set_defaults(queries=None, each_once=False)
     _add_validate_sim(commands.add_parser("validate-sim", help="the same schedules live and simulated", epilog=_EPILOG))
+    add_paper_command(commands)
     return parser
 
 

@@ -1,10 +1,10 @@
 """What a model's configuration must obey in itself, whatever the model."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from models.dynamic_batching import DynamicBatching, QueuePolicy, TimeoutAction
 from models.errors import ConfigError
-from models.instance_groups import check_groups
+from models.instance_groups import CPU, check_groups
 from models.model_config import (
     DATA_TYPE,
     ENSEMBLE,
@@ -15,17 +15,19 @@ from models.model_config import (
     VersionPolicy,
     WarmUp,
 )
+from models.session_options import session_options
 from models.tensor import VARIABLE, element_count
 
 PLATFORMS = {"onnxruntime_onnx": "onnxruntime", ENSEMBLE: ""}
 """The backend of each platform."""
 BACKENDS = ("onnxruntime", "python", "timed")
 MAX_WARM_UP_RUNS = 1000
+_ENVIRONMENT = "EXECUTION_ENV_PATH"
 _FORMATS = ("FORMAT_NONE", "FORMAT_NHWC", "FORMAT_NCHW")
 
 
-def check_config(config: ModelConfig, name: str, path: str) -> None:
-    """Check a configuration as it is written; `name` is that of its directory.
+def check_config(config: ModelConfig, name: str, path: str, kinds: Collection[str] = (CPU,)) -> None:
+    """Check a configuration as it is written; `name` is that of its directory, `kinds` are what the partitions are.
 
     Raises ConfigError, whose message starts with `path` and the field.
     """
@@ -43,13 +45,27 @@ def check_config(config: ModelConfig, name: str, path: str) -> None:
                 f"{path}: input '{tensor.name}': format {tensor.format}: expected one of {', '.join(_FORMATS)}, "
                 f"the latter two with 3 dims, got {list(tensor.dims)}"
             )
-    check_groups(config.instance_group, path)
-    if config.parameters and config.backend != "python":
-        raise ConfigError(f"{path}: parameters: only models of backend python take parameters; leave them out")
+    check_groups(config.instance_group, path, kinds)
     if "/" in config.default_model_filename or config.default_model_filename in {".", ".."}:
         raise ConfigError(
             f"{path}: default_model_filename: '{config.default_model_filename}'; expected the name of a file "
             "in the version directory"
+        )
+
+
+def check_options(config: ModelConfig, path: str) -> None:
+    """Check what only some backends take, of a configuration that names its backend; raises as `check_config`."""
+    if config.backend == "onnxruntime":
+        session_options(config, path)
+        return
+    if config.optimization is not None:
+        raise ConfigError(f"{path}: optimization.graph: only backend onnxruntime has it; leave it out")
+    if config.parameters and config.backend != "python":
+        raise ConfigError(f"{path}: parameters: only backends onnxruntime and python take them; leave them out")
+    if _ENVIRONMENT in config.parameters:
+        raise ConfigError(
+            f"{path}: parameters '{_ENVIRONMENT}': not supported: models run in the environment of the server; "
+            "leave it out"
         )
 
 

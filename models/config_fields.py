@@ -39,6 +39,7 @@ HONOURED = frozenset(
         "instance_group.count",
         "instance_group.gpus",
         "default_model_filename",
+        "optimization.graph.level",
         "parameters",
         "model_warmup.name",
         "model_warmup.batch_size",
@@ -54,7 +55,6 @@ HONOURED = frozenset(
 
 _RAGGED = "the inputs of a batch have one shape, and requests that differ are not batched together"
 _TENSORRT = "there is no TensorRT backend"
-_GPU = "models run on cores, not on GPUs"
 
 REFUSED = {
     "runtime": "the backend alone says what runs a model",
@@ -65,23 +65,22 @@ REFUSED = {
     "output.is_non_linear_format_io": _TENSORRT,
     "batch_input": _RAGGED,
     "batch_output": _RAGGED,
-    "optimization.graph": "ONNX Runtime applies all of its optimizations",
     "optimization.priority": "models share a partition by deadline",
-    "optimization.cuda": _GPU,
+    "optimization.cuda": "the options of CUDA follow from the partition",
     "optimization.execution_accelerators": "ONNX Runtime runs models with its own provider",
     "optimization.input_pinned_memory.enable": "tensors are not held in pinned memory",
     "optimization.output_pinned_memory.enable": "tensors are not held in pinned memory",
-    "optimization.gather_kernel_buffer_threshold": _GPU,
+    "optimization.gather_kernel_buffer_threshold": "the inputs of a batch are laid out before it is sent",
     "optimization.eager_batching": "the inputs of a batch are laid out when it is sent",
     "sequence_batching": "requests are independent of one another; there are no sequences",
     "ensemble_scheduling.step.model_namespace": "the names of models are unique in a repository",
     "ensemble_scheduling.max_inflight_requests": "requests under way are bounded by the server's limits.queue_requests",
     "instance_group.rate_limiter": "a partition runs one batch at a time, whose place the scheduler chooses",
-    "instance_group.secondary_devices": _GPU,
+    "instance_group.secondary_devices": "partitions are of cores or of GPUs",
     "instance_group.profile": _TENSORRT,
     "instance_group.passive": "every partition that holds a model takes requests for it",
     "instance_group.host_policy": "partitions say which cores a model runs on",
-    "cc_model_filenames": _GPU,
+    "cc_model_filenames": "a version has one model file, whatever runs it",
     "metric_tags": "the labels of metrics are the same for all models",
     "model_warmup.inputs.input_data_file": "warm-up inputs are zeros or random",
     "model_operations": "backends load no libraries of custom operations",

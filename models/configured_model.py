@@ -1,17 +1,17 @@
 """A model with a configuration: what is left out is completed from its file, what is given is checked against it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from models.config_check import PLATFORMS, check_batching, check_warm_up
+from models.config_check import PLATFORMS, check_batching, check_options, check_warm_up
 from models.config_pbtxt import encode_config
 from models.ensemble import EnsembleCheck
 from models.errors import ConfigError
 from models.file_tensors import FileTensors, items
-from models.instance_groups import replicas, settled_groups
+from models.instance_groups import CPU, replicas, settled_groups
 from models.model_config import (
     DATA_TYPE,
     UNTYPED,
@@ -39,12 +39,14 @@ def configured_spec(
     *,
     default_rows: int,
     most_rows: int | None,
+    kinds: Collection[str] = (CPU,),
 ) -> ModelSpec:
     """The model that a checked configuration, the file `path`, makes of the tensors of a model file (None: has none).
 
     A maximum batch size that is not given is `default_rows`, if the model can be batched; `most_rows` bounds any.
-    Raises ConfigError, whose message starts with `path` and the field or tensor.
+    `kinds` are what the partitions are. Raises ConfigError, whose message starts with `path` and the field or tensor.
     """
+    check_options(config, str(path))
     config = _complete(config, file, str(path), default_rows if most_rows is None else most_rows)
     rows = config.max_batch_size or 0
     if rows and most_rows is not None and most_rows < rows:
@@ -61,7 +63,7 @@ def configured_spec(
         backend=backend,
         platform=file.platform if file is not None and file.platform in PLATFORMS else config.platform,
         version_policy=config.version_policy or VersionPolicy(latest=Latest(1)),
-        instance_group=settled_groups(config.instance_group, name, backend),
+        instance_group=settled_groups(config.instance_group, name, backend, kinds),
     )
     return ModelSpec(
         name=name,

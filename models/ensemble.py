@@ -75,7 +75,7 @@ class EnsembleCheck:
         config = self._config
         if config.platform != ENSEMBLE:
             self._fail("platform", f"expected '{ENSEMBLE}' with ensemble_scheduling, got '{config.platform}'")
-        for field in ("instance_group", "model_warmup", "default_model_filename", "parameters"):
+        for field in ("instance_group", "model_warmup", "default_model_filename", "parameters", "optimization"):
             if getattr(config, field):
                 self._fail(field, "an ensemble has no instances of its own; expected it in the models of its steps")
         if not self._steps:

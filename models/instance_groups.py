@@ -1,6 +1,6 @@
 """Instance groups: on how many partitions, and of which kind, a configuration asks for a model to be held."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -12,34 +12,45 @@ _DEFAULT_COUNTS = {"onnxruntime": 2}
 """What Triton takes a count that is not given for, by backend; elsewhere it is 1."""
 
 
-def check_groups(groups: Sequence[InstanceGroup], path: str) -> None:
+def check_groups(groups: Sequence[InstanceGroup], path: str, kinds: Collection[str] = (CPU,)) -> None:
     """Check groups as they are written; raises ConfigError, whose message starts with `path` and names the group.
 
-    There are no partitions of GPUs, so that KIND_AUTO is KIND_CPU, as in Triton where it finds no GPU.
+    `kinds` are what the partitions are: of cores, of GPUs, or both. KIND_AUTO stands for any of them.
     """
     for number, group in enumerate(groups):
         at = f"{path}: instance_group {number}" + (f" ('{group.name}')" if group.name else "")
-        if group.kind == GPU:
+        if group.kind not in {CPU, GPU, AUTO, MODEL}:
+            raise ConfigError(f"{at}: kind {group.kind} is not known; expected {CPU}, {GPU}, {AUTO} or {MODEL}")
+        if group.kind == GPU and GPU not in kinds:
             listed = f" for gpus {list(group.gpus)}" if group.gpus else ""
             raise ConfigError(
                 f"{at}: kind {GPU}{listed}, but no GPUs are available: partitions are sets of cores; "
                 f"expected {CPU}, {AUTO} or {MODEL}"
             )
-        if group.kind not in {CPU, AUTO, MODEL}:
-            raise ConfigError(f"{at}: kind {group.kind} is not known; expected {CPU}, {AUTO} or {MODEL}")
+        if group.kind == CPU and CPU not in kinds:
+            raise ConfigError(f"{at}: kind {CPU}, but all partitions are of GPUs; expected {GPU}, {AUTO} or {MODEL}")
+        if group.kind in {CPU, GPU} and len(kinds) > 1:
+            raise ConfigError(
+                f"{at}: kind {group.kind}, but partitions are of cores and of GPUs, any of which may run a model; "
+                f"expected {AUTO} or {MODEL}"
+            )
         if group.gpus:
             kind = CPU if group.kind == AUTO else group.kind
-            raise ConfigError(f"{at}: gpus: expected none with {kind}, got {list(group.gpus)}: no GPUs are available")
+            why = "partitions say which GPUs there are" if GPU in kinds else "no GPUs are available"
+            raise ConfigError(f"{at}: gpus: expected none with {kind}, got {list(group.gpus)}: {why}")
 
 
-def settled_groups(groups: Sequence[InstanceGroup], name: str, backend: str) -> tuple[InstanceGroup, ...]:
+def settled_groups(
+    groups: Sequence[InstanceGroup], name: str, backend: str, kinds: Collection[str] = (CPU,)
+) -> tuple[InstanceGroup, ...]:
     """The groups as Triton completes them for the model `name`; one that it makes up where there are none."""
-    default = _DEFAULT_COUNTS.get(backend, 1)
+    automatic = GPU if GPU in kinds else CPU
+    default = _DEFAULT_COUNTS.get(backend, 1) if automatic == CPU else 1
     return tuple(
         msgspec.structs.replace(
             group,
             name=group.name or (f"{name}_{number}" if groups else name),
-            kind=CPU if group.kind == AUTO else group.kind,
+            kind=automatic if group.kind == AUTO else group.kind,
             count=group.count if group.count > 0 else 1 if group.kind == MODEL else default,
         )
         for number, group in enumerate(groups or (InstanceGroup(),))

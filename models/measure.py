@@ -1,13 +1,14 @@
 """The first latency table of a model: every batch size of its menu is warmed and timed when it is loaded."""
 
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 import numpy as np
 
 from models.arrays import Array, numpy_dtype
 from models.backends.base import Backend
+from models.device_errors import is_out_of_memory
 from models.profile import LatencyTable
 from models.tensor import VARIABLE, DataType, TensorSpec
 from models.units import NS_PER_MS
@@ -33,26 +34,23 @@ def warming(
 ) -> Generator[None, None, None]:
     """Run every batch size of the menu once, one a step, so that no request pays for a first run.
 
-    Raises BackendFailed.
+    It ends before the first size that there is no memory for. Raises BackendFailed, also when that is the first of all.
     """
-    for rows in menu:
-        backend.run(blank_batch(backend, batchable, rows, shapes))
+    for _ in _warm(backend, batchable, menu, shapes):
         yield
 
 
 def measuring(
     backend: Backend, batchable: bool, menu: Iterable[int], repeats: int = 5, shapes: Shapes | None = None
 ) -> Generator[None, None, LatencyTable]:
-    """Warm every batch size of the menu, time it, and return the medians; a step is one run. Raises BackendFailed.
+    """Warm every batch size of the menu, time it, and return the medians; a step is one run.
 
-    The inputs are zeros, with variable dimensions of 1 where `shapes` has no other. A size takes a warming run and up
-    to `repeats` timed ones, at least one, of which no further begins after a quarter of a second. What happens between
-    two steps does not count.
+    Where it ends for want of memory, and what it raises, are as for `warming`. The inputs are zeros, with variable
+    dimensions of 1 where `shapes` has no other. A size takes a warming run and up to `repeats` timed ones, at least
+    one, of which no further begins after a quarter of a second. What happens between two steps does not count.
     """
     cells: list[tuple[int, int]] = []
-    for rows in menu:
-        inputs = blank_batch(backend, batchable, rows, shapes)
-        backend.run(inputs)
+    for rows, inputs in _warm(backend, batchable, menu, shapes):
         yield
         times: list[int] = []
         while not times or (len(times) < repeats and sum(times) < _BUDGET_NS):
@@ -67,6 +65,21 @@ def measuring(
 def measure_table(backend: Backend, batchable: bool, menu: Iterable[int], repeats: int = 5) -> LatencyTable:
     """All of `measuring` at once."""
     return finish(measuring(backend, batchable, menu, repeats))
+
+
+def _warm(
+    backend: Backend, batchable: bool, menu: Iterable[int], shapes: Shapes | None
+) -> Iterator[tuple[int, dict[str, Array]]]:
+    """Each size that there is memory for, with inputs that have run once."""
+    for number, rows in enumerate(menu):
+        try:
+            inputs = blank_batch(backend, batchable, rows, shapes)
+            backend.run(inputs)
+        except Exception as error:  # of any backend
+            if not number or not is_out_of_memory(error):
+                raise
+            return
+        yield rows, inputs
 
 
 def blank_batch(backend: Backend, batchable: bool, rows: int, shapes: Shapes | None = None) -> dict[str, Array]:

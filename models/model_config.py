@@ -144,6 +144,18 @@ class ResponseCache(msgspec.Struct, frozen=True, omit_defaults=True):
     enable: bool = False
 
 
+class GraphOptimization(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far ONNX Runtime optimizes a model's graph: 0 all the way, -1 basic, 1 extended, 2 not at all."""
+
+    level: int = 0
+
+
+class Optimization(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a backend optimizes a model."""
+
+    graph: GraphOptimization | None = None
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A configuration; `max_batch_size` is None where it is not given."""
 
@@ -159,6 +171,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     instance_group: tuple[InstanceGroup, ...] = ()
     default_model_filename: str = ""
     parameters: dict[str, Parameter] = {}
+    optimization: Optimization | None = None
     model_warmup: tuple[WarmUp, ...] = ()
     response_cache: ResponseCache | None = None
 

@@ -14,6 +14,7 @@ from models.ensemble_nesting import inner_first
 from models.errors import ConfigError
 from models.family_file import Family, read_family
 from models.file_tensors import FileTensors
+from models.instance_groups import CPU
 from models.model_config import ModelConfig, VersionPolicy
 from models.pipeline import REQUEST, Pipeline
 from models.pipeline_check import check_pipeline, single_family
@@ -102,15 +103,17 @@ class Repository:
         max_batch_sizes: Mapping[str, int] | None = None,
         remote: Mapping[str, ModelEntry] | None = None,
         selection: Selection = ALL,
+        kinds: Collection[str] = (CPU,),
     ) -> "Repository":
         """Read every entry that is selected; one that is broken never stops the rest, nor does a name that two have.
 
         `max_batch_sizes` overrides `max_batch_size` for the models it names. Files in a directory itself, hidden
         directories and version directories that are not plain positive numbers are ignored, as Triton does. `remote`
-        are models by key that have no file here, which pipelines may use as well. Raises ConfigError if there is no
+        are models by key that have no file here, which pipelines may use as well. `kinds` are what the partitions are,
+        as instance groups call it. Raises ConfigError if there is no
         such directory.
         """
-        reading = _Reading(BatchLimits(max_batch_size, max_batch_sizes or {}), selection)
+        reading = _Reading(BatchLimits(max_batch_size, max_batch_sizes or {}), selection, kinds)
         models = dict(remote or {})
         families: dict[str, Family] = {}
         pipelines: dict[str, Pipeline] = {}
@@ -180,6 +183,7 @@ class _Reading(NamedTuple):
 
     limits: BatchLimits
     selection: Selection
+    kinds: Collection[str]
 
     def entries(self, directories: Sequence[Path]) -> tuple[list[Path], list[Broken]]:
         """The selected entries, and the names that several directories have."""
@@ -214,7 +218,7 @@ class _Reading(NamedTuple):
                 config = decode_config(path.read_text(encoding="utf-8"), str(path))
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: cannot be read: {error}") from error
-        check_config(config, entry.name, str(path))
+        check_config(config, entry.name, str(path), self.kinds)
         return config
 
     def model(
@@ -234,7 +238,7 @@ class _Reading(NamedTuple):
                     )
                 model = self.selection.kept.get(f"{entry.name}:{version}")
                 if model is None:
-                    model = _read_version(entry, version, config, self.limits)
+                    model = _read_version(entry, version, config, self.limits, self.kinds)
                     spec = msgspec.structs.replace(model.spec, revision=self.selection.revision)
                     model = model._replace(spec=spec)
                 models[model.spec.key] = model
@@ -253,7 +257,9 @@ def _served(versions: list[int], policy: VersionPolicy | None) -> list[int]:
     return versions if policy.specific is None else sorted(set(policy.specific.versions))
 
 
-def _read_version(entry: Path, version: int, config: ModelConfig | None, limits: BatchLimits) -> ModelEntry:
+def _read_version(
+    entry: Path, version: int, config: ModelConfig | None, limits: BatchLimits, kinds: Collection[str]
+) -> ModelEntry:
     form, path = _find_file(entry / str(version), config)
     most_rows = limits.by_name.get(entry.name)
     if config is not None:
@@ -267,6 +273,7 @@ def _read_version(entry: Path, version: int, config: ModelConfig | None, limits:
             entry / CONFIG_FILE,
             default_rows=limits.default,
             most_rows=most_rows,
+            kinds=kinds,
         )
     elif form.read_tensors is None:
         raise ConfigError(f"{path}: expected a {entry / CONFIG_FILE} that says what its inputs and outputs are")

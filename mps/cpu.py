@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 
 from models.errors import PartitionError
-from mps.partition import CpuPartition
+from mps.partition import CpuPartition, Partition
 
 
 def available_cores() -> tuple[int, ...]:
@@ -25,8 +25,11 @@ def default_partitions(count: int | None = None) -> tuple[CpuPartition, ...]:
     return tuple(CpuPartition(f"cpu{index}", cores[bounds[index] : bounds[index + 1]]) for index in range(count))
 
 
-def check_partitions(partitions: Sequence[CpuPartition]) -> None:
-    """Raise PartitionError unless names are unique and core sets are non-empty, available and disjoint."""
+def check_partitions(partitions: Sequence[Partition]) -> None:
+    """Raise PartitionError unless names are unique and core sets are available, those of CPU partitions disjoint.
+
+    The host cores of GPU partitions may be anybody's, and need not be given.
+    """
     available = available_cores()
     owners: dict[int, str] = {}
     names: set[str] = set()
@@ -34,13 +37,16 @@ def check_partitions(partitions: Sequence[CpuPartition]) -> None:
         if partition.name in names:
             raise PartitionError(f"partition {partition.name}: the name is used twice")
         names.add(partition.name)
-        if not partition.cores:
+        ours = isinstance(partition, CpuPartition)
+        if ours and not partition.cores:
             raise PartitionError(f"partition {partition.name}: it has no cores")
         for core in partition.cores:
             if core not in available:
                 raise PartitionError(
                     f"partition {partition.name}: core {core} is not available, expected some of {list(available)}"
                 )
+            if not ours:
+                continue
             if core in owners:
                 raise PartitionError(
                     f"partition {partition.name}: core {core} belongs to partition {owners[core]} already"

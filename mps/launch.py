@@ -1,4 +1,4 @@
-"""Becomes a program that keeps to cores and ends with its parent: what `launcher` puts before a command line."""
+"""How processes are started: our own modules, and programs that keep to cores and end with their parent."""
 
 import ctypes
 import os
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from models.errors import PartitionError
+from mps.mps_environment import plain_environment
 from mps.pinning import pin
 
 CANNOT_START = 127
@@ -17,6 +18,11 @@ _PR_SET_PDEATHSIG = 1
 _ROOT = str(Path(__file__).resolve().parents[1])
 # No PYTHONPATH: the command, which may be Python as well, must not find our modules.
 _PROGRAM = f"import sys; sys.path.insert(0, {_ROOT!r}); from mps.launch import main; sys.exit(main(sys.argv[1:]))"
+
+
+def module_environment() -> dict[str, str]:
+    """The environment of a process that runs one of our modules: it finds them, and no settings of MPS."""
+    return plain_environment() | {"PYTHONPATH": os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))}
 
 
 def launcher(cores: Sequence[int]) -> list[str]:

@@ -4,11 +4,15 @@ Descriptors of tensor regions travel beside `MapRegion` (to the worker) and `Rea
 CLOCK_MONOTONIC nanoseconds, which all processes of a machine share.
 """
 
+import enum
+
 import msgspec
 
 from models.pipeline import Confidence
 from models.profile import LatencyTable
 from models.tensor import DataType
+from mps.partition import Partition
+from mps.proof import Evidence
 
 
 class ModelFile(msgspec.Struct, frozen=True, array_like=True):
@@ -64,17 +68,15 @@ class OutputTensor(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """First message to a worker: pin to `cores`, make an output region of `output_bytes`, load these models.
+    """First message to a worker: bind to `partition`, make an output region of `output_bytes`, load these models.
 
-    `output_region` is the number under which everybody will know that region. Every batch takes `slowdown` times as
-    long as it would.
+    `output_region` is the number under which everybody will know that region.
     """
 
-    cores: tuple[int, ...]
+    partition: Partition
     output_region: int
     output_bytes: int
     models: tuple[ModelFile, ...]
-    slowdown: float = 1.0
 
 
 class LoadModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -124,23 +126,29 @@ ToWorker = Load | LoadModel | UnloadModel | MapRegion | UnmapRegion | Run | Revo
 
 
 class LoadedModel(msgspec.Struct, frozen=True, array_like=True):
-    """A model after loading: its latency table, or the reason why it did not load."""
+    """A model after loading: its latency table, or the reason why it did not load.
+
+    `evidence` is what the worker finds of itself since, when it has loaded others before.
+    """
 
     key: str
     table: LatencyTable | None
     error: str = ""
+    evidence: Evidence | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The worker is pinned and has loaded what it could; the descriptor of its output region comes along.
+    """The worker is bound and has loaded what it could; the descriptor of its output region comes along.
 
-    `cores` is the affinity mask that the kernel reports, `threads` the backend's thread count.
+    `cores` is the affinity mask that the kernel reports, `threads` the backend's thread count; `evidence` is for
+    `mps.proof`.
     """
 
     pid: int
     cores: tuple[int, ...]
     threads: int
     models: tuple[LoadedModel, ...]
+    evidence: Evidence = Evidence()
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -180,11 +188,23 @@ class Overflow(msgspec.Struct, frozen=True, tag=True, array_like=True):
     nbytes: int
 
 
+class Blame(enum.StrEnum):
+    """What a batch failed by."""
+
+    BATCH = "batch"
+    """The model refused or failed it; some row may be to blame."""
+    MEMORY = "memory"
+    """There was not enough memory for it; smaller ones may run."""
+    DEVICE = "device"
+    """The context on the device is lost: nothing runs in this process any more, nor in others of its MPS daemon."""
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The backend refused or failed a batch."""
 
     batch: int
     message: str
+    blame: Blame = Blame.BATCH
 
 
 class Revoked(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -4,12 +4,13 @@ import ctypes
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from models.errors import ControlFailed
 from mps.geometry import GEOMETRIES, Geometry, Profile, geometry_of
 from mps.inventory import Gpu, Instance
+from mps.mps_processes import process_name
+from mps.nvml_events import NvmlEvents
 from mps.placements import Placement
 
 _MIB = 1 << 20
@@ -43,6 +44,21 @@ class Nvml:
         """All GPUs as they are now, by index."""
         with self._told("the GPUs cannot be listed"):
             return tuple(self._gpu(index) for index in range(self._nvml.nvmlDeviceGetCount()))
+
+    def events(self) -> NvmlEvents:
+        """The fatal errors of all GPUs and of their instances as they are now."""
+        with self._told("the GPUs cannot be watched"):
+            nvml = self._nvml
+            devices = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+            gpus = {nvml.nvmlDeviceGetUUID(device): device for device in devices}
+            instances = {uuid: self._mig_devices(device) for uuid, device in gpus.items()}
+            numbers = {gpu: {number: uuid for number, (_, uuid) in found.items()} for gpu, found in instances.items()}
+            return NvmlEvents(nvml, gpus, numbers)
+
+    def free_memory_mib(self, device: str) -> int:
+        """What no process holds of the memory of a GPU or MIG device, by UUID."""
+        with self._told(f"the memory of {device} is not told"):
+            return int(self._nvml.nvmlDeviceGetMemoryInfo(self._nvml.nvmlDeviceGetHandleByUUID(device)).free // _MIB)
 
     def set_mig(self, gpu: str, on: bool) -> None:
         """Turn the MIG mode on or off; refused while there are instances, or processes on the whole GPU."""
@@ -198,7 +214,7 @@ class Nvml:
             processes = self._nvml.nvmlDeviceGetComputeRunningProcesses_v3(device)
         except (self._nvml.NVMLError_NotSupported, self._nvml.NVMLError_NoPermission):
             return ()
-        return tuple(_name(process.pid) for process in processes)
+        return tuple(process_name(process.pid) for process in processes)
 
     @contextmanager
     def _told(self, failed: str) -> Iterator[None]:
@@ -223,10 +239,3 @@ def _known(multiprocessors: Mapping[str, int]) -> Geometry | None:
         ):
             return geometry
     return None
-
-
-def _name(pid: int) -> str:
-    try:
-        return f"{Path(f'/proc/{pid}/comm').read_text(encoding='utf-8').strip()} (pid {pid})"
-    except OSError:  # it is gone, or in another namespace
-        return f"pid {pid}"

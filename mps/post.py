@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Post:
     """One partition over all the workers that come and go on it; one that takes `limit_s` to load is killed.
 
-    `models` are what the next worker is to hold: what this one holds now, but for what it was told to give up.
+    `models` are what the next worker is to hold: what this one holds now, but for what it was told to give up. `tables`
+    are of the models that it holds, `shortfalls` why it does not have the partition that it should.
     """
 
     def __init__(self, spec: "WorkerSpec", limit_s: float) -> None:
@@ -27,6 +28,8 @@ class Post:
         self.name = spec.partition.name
         self.kind = spec.partition.profile_kind
         self.models = {file.key: file for file in spec.models if spec.initial is None or file.key in spec.initial}
+        self.tables: dict[str, LatencyTable] = {}
+        self.shortfalls: list[str] = []
         self.process: WorkerProcess | None = None
         self.output_region = 0
         self.ready = False
@@ -35,6 +38,11 @@ class Post:
         self._limit_s = limit_s
         self._changes: deque[LoadModel | UnloadModel] = deque()
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def changing(self) -> bool:
+        """Whether the worker is to load or to unload something."""
+        return bool(self._changes)
 
     def wait(self, delay_s: float, then: Callable[[], None]) -> None:
         """Call `then` later, in place of what waited before: the restart, or the end of what takes too long."""
@@ -56,13 +64,14 @@ class Post:
         """Give a new worker its first message; it is to be ready in time."""
         self.process = process
         self.wait(self._limit_s, lambda: process.kill(f"not ready within {self._limit_s:g} s"))
-        partition, models = self.spec.partition, tuple(self.models.values())
-        process.send(Load(partition.cores, self.output_region, self.spec.output_bytes, models, partition.slowdown))
+        models = tuple(self.models.values())
+        process.send(Load(self.spec.partition, self.output_region, self.spec.output_bytes, models))
 
     def lost(self) -> None:
         """Note that the worker is gone, and its changes with it."""
         self.process = None
         self.ready = False
+        self.tables.clear()
         self._changes.clear()
         self.stop_waiting()
 
@@ -86,12 +95,14 @@ class Post:
         change = self._changes.popleft()
         assert isinstance(change, LoadModel), "changes are answered in order"
         if model.table is not None:
+            self.tables[model.key] = model.table
             self.keep(change.file, model.table)
         self._limit_change()
 
     def unloaded(self, key: str) -> None:
         """Note that the first change ended: the model is not held any more."""
         self._changes.popleft()
+        self.tables.pop(key, None)
         self.models.pop(key, None)  # Once more: it may still have been loading when that was ordered.
         self._limit_change()
 

@@ -9,20 +9,18 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import msgspec
 
 from models.errors import PartitionError
 from mps.channel import Channel
+from mps.launch import module_environment
 from mps.messages import FromWorker, ToWorker
 from mps.partition import Partition
 from mps.pinning import environment
 
 OUTGOING_LIMIT = 1024
 """Messages kept for a worker that does not read; one more and it counts as wedged and is killed."""
-
-_ROOT = str(Path(__file__).resolve().parents[1])
 
 
 class WorkerProcess:
@@ -80,8 +78,9 @@ class WorkerProcess:
             self._loop.add_writer(self._channel.fileno(), self._flush)
         self._outgoing.append((packet, copies))
 
-    def close(self) -> None:
-        """Close the channel: the worker ends after the batch it is running."""
+    def close(self, reason: str = "") -> None:
+        """Close the channel: the worker ends after the batch it is running. `reason` as for `kill`, if there is one."""
+        self._reason = self._reason or reason
         if self._channel.closed:
             return
         self._loop.remove_reader(self._channel.fileno())
@@ -124,6 +123,8 @@ class WorkerProcess:
             for message, fds in self._channel.receive():
                 count += 1
                 self._on_message(message, fds)
+                if self._channel.closed:  # by who was told
+                    break
         except EOFError:
             self.close()
         except (PartitionError, msgspec.MsgspecError) as error:
@@ -145,12 +146,12 @@ class WorkerProcess:
 
 def _spawn(partition: Partition, theirs: socket.socket) -> "subprocess.Popen[bytes]":
     """Start the worker in a session of its own, so that a terminal's interrupt reaches the gateway alone."""
-    path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
+    cores = ",".join(map(str, partition.cores))
     return subprocess.Popen(
         # -P: a directory that the gateway happens to be started in must not shadow modules.
-        [sys.executable, "-P", "-m", "mps.worker", "--socket", str(theirs.fileno())],
+        [sys.executable, "-P", "-m", "mps.worker_start", cores, "--socket", str(theirs.fileno())],
         pass_fds=[theirs.fileno()],
-        env=os.environ | environment(partition) | {"PYTHONPATH": path},
+        env=module_environment() | environment(partition),
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )

@@ -8,15 +8,16 @@ from functools import partial
 from typing import NamedTuple
 
 from models.arrays import Array
-from models.backends.base import Backend
+from models.backends.base import Backend, GpuOptions
 from models.backends.configured import load_backend, warm_up_runs, warm_up_shapes
 from models.backends.timed import Slowed
 from models.confidence import confidence
-from models.errors import BackendFailed
+from models.device_errors import is_context_lost, is_out_of_memory
+from models.errors import BackendFailed, PartitionError
 from models.measure import finish, measuring, warming
 from models.profile import LatencyTable
 from mps.arena import Region
-from mps.messages import Done, Failed, LoadedModel, ModelFile, Overflow, Run
+from mps.messages import Blame, Done, Failed, LoadedModel, ModelFile, Overflow, Run
 from mps.tensors import WorkerTensors
 
 # glibc keeps what a model leaves behind until it is told not to; another C library has no such call.
@@ -30,12 +31,19 @@ class _Model(NamedTuple):
 
 
 class Runner:
-    """The models of one worker over its `tensors`; each runs `slowdown` times as long as it could."""
+    """The models of one worker over its `tensors`; each runs `slowdown` times as long as it could.
 
-    def __init__(self, tensors: WorkerTensors, threads: int, slowdown: float = 1.0) -> None:
+    `gpu` is None on a partition of cores.
+    """
+
+    def __init__(
+        self, tensors: WorkerTensors, threads: int, slowdown: float = 1.0, gpu: GpuOptions | None = None
+    ) -> None:
         self._tensors = tensors
         self._threads = threads
         self._slowdown = slowdown
+        self._gpu = gpu
+        self._refusals: dict[str, str] = {}
         self._models: dict[str, _Model] = {}
 
     def load(self, files: Sequence[ModelFile]) -> tuple[LoadedModel, ...]:
@@ -44,7 +52,7 @@ class Runner:
 
     def backend(self, file: ModelFile) -> Backend:
         """The backend of a model, cold; any thread may make it. Raises whatever its module does."""
-        backend = load_backend(file.backend, file.path, self._threads, file.config)
+        backend = load_backend(file.backend, file.path, self._threads, file.config, self._gpu)
         return backend if self._slowdown == 1 else Slowed(backend, self._slowdown)
 
     def loading(self, file: ModelFile, backend: Callable[[], Backend]) -> Generator[None, None, LoadedModel]:
@@ -57,9 +65,22 @@ class Runner:
             else:
                 yield from warming(made, file.batchable, file.menu, shapes)
         except Exception as error:
+            if isinstance(error, PartitionError):
+                self._refusals[file.key] = f"model {file.key}: {_first_line(error)}"
             return LoadedModel(file.key, None, _first_line(error))
         self._models[file.key] = _Model(file, made, table)
+        self._refusals.pop(file.key, None)
         return LoadedModel(file.key, table)
+
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """Why models are not held that would run elsewhere than on the partition."""
+        return tuple(self._refusals.values())
+
+    @property
+    def providers(self) -> dict[str, str]:
+        """What runs the models that are held, by key; those are left out that choose by themselves."""
+        return {key: provider for key, model in self._models.items() if (provider := model.backend.provider)}
 
     def held(self, key: str) -> LoadedModel | None:
         """What was said of a model when it was loaded; None when it is not held."""
@@ -77,8 +98,14 @@ class Runner:
         """Run a batch; the overflow region, where there is one, is to be sent before the answer."""
         try:
             return self._run(run)
-        except Exception as error:  # Whatever a backend raises, MemoryError included, is this batch's failure alone.
-            return Failed(run.batch, f"{run.model}: {_first_line(error)}"), None
+        except Exception as error:  # Whatever a backend raises, MemoryError included, ends this batch alone.
+            return Failed(run.batch, f"{run.model}: {_first_line(error)}", self._blame(error)), None
+
+    def _blame(self, error: Exception) -> Blame:
+        if is_out_of_memory(error):
+            return Blame.MEMORY
+        # On cores there is no context: a text that says so, which may come out of a request, is no reason to end.
+        return Blame.DEVICE if self._gpu is not None and is_context_lost(error) else Blame.BATCH
 
     def _run(self, run: Run) -> tuple[Done, tuple[Overflow, Region] | None]:
         if run.model not in self._models:

@@ -10,8 +10,7 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -20,6 +19,7 @@ from models.profile import LatencyTable
 from mps.arena import Region
 from mps.back_off import BackOff
 from mps.cpu import check_partitions
+from mps.hand_over import HandOver
 from mps.messages import (
     Done,
     Failed,
@@ -36,9 +36,14 @@ from mps.messages import (
     UnloadModel,
     UnmapRegion,
 )
-from mps.partition import CpuPartition
+from mps.mps_control import MpsControl
+from mps.partition import Partition
 from mps.post import Post
 from mps.process import WorkerProcess
+from mps.proof import shortfalls
+from mps.quarantine import USUAL, QuarantineSettings
+from mps.recovery import Recovery
+from mps.worker_callbacks import WorkerCallbacks
 
 KILL_TIMEOUT_S = 5.0
 
@@ -46,43 +51,35 @@ KILL_TIMEOUT_S = 5.0
 class WorkerSpec(msgspec.Struct, frozen=True):
     """One partition's worker: the models that it may hold, and the keys of those it begins with (None: all)."""
 
-    partition: CpuPartition
+    partition: Partition
     models: tuple[ModelFile, ...]
     output_bytes: int
     initial: tuple[str, ...] | None = None
 
 
-class WorkerCallbacks(Protocol):
-    """What the supervisor tells its owner, on the event loop's thread; none of these may block or raise."""
-
-    def worker_ready(self, partition: str, worker: WorkerProcess, ready: Ready, output_region: int) -> None:
-        """Take batches to `worker` by `worker.send(Run(...))`; its outputs will lie in region `output_region`."""
-
-    def worker_lost(self, partition: str, reason: str) -> None:
-        """Give up what was sent to the worker: its process is gone. Also called when a start failed before ready."""
-
-    def model_loaded(self, partition: str, model: LoadedModel) -> None:
-        """Take in how `Supervisor.load` ended: what it was told without a table did not load."""
-
-    def model_unloaded(self, partition: str, key: str) -> None:
-        """Take in that `Supervisor.unload` is done."""
-
-    def message(self, partition: str, message: Done | Failed | Revoked) -> None:
-        """Take an answer of a worker; all regions it names are mapped (`Supervisor.region`)."""
-
-
 class Supervisor:
     """Starts a worker for each spec, restarts what dies, and shares regions among gateway and workers.
 
-    All methods must be called on the event loop's thread.
+    `recovery` says when what dies is restarted; `controls` are of the MPS daemons, by device. `_posts` are also those
+    of workers that are to take the place of others, and of those whose place was taken. All methods must be called on
+    the event loop's thread.
     """
 
     def __init__(
-        self, workers: Sequence[WorkerSpec], callbacks: WorkerCallbacks, ready_timeout_s: float = 120.0
+        self,
+        workers: Sequence[WorkerSpec],
+        callbacks: WorkerCallbacks,
+        ready_timeout_s: float = 120.0,
+        quarantine: QuarantineSettings = USUAL,
+        controls: Mapping[str, MpsControl] = {},
     ) -> None:
         check_partitions([spec.partition for spec in workers])
         self._posts = [Post(spec, ready_timeout_s) for spec in workers]
         self._by_name = {post.name: post for post in self._posts}
+        self.recovery = Recovery(self._posts, self._by_name, self._launch, quarantine, controls)
+        self._hand_overs: dict[str, HandOver] = {}
+        self._retiring: dict[WorkerProcess, Post] = {}
+        self._ready_timeout_s = ready_timeout_s
         self._callbacks = callbacks
         self._tables: dict[tuple[str, str], LatencyTable] = {}
         self._regions: dict[int, Region] = {}
@@ -91,6 +88,7 @@ class Supervisor:
 
     def start(self) -> None:
         """Start all workers at once; `worker_ready` follows for each."""
+        self.recovery.start()
         for post in self._posts:
             self._launch(post)
 
@@ -117,7 +115,41 @@ class Supervisor:
         post = self._by_name[partition]
         if post.ready and post.process:
             post.back_off = BackOff()
+            self.recovery.excuse(partition)
             post.process.kill("its memory is given back")
+
+    def resize(self, partition: Partition, tables: Mapping[str, LatencyTable]) -> asyncio.Future[None]:
+        """Have a worker on another share take the place of a partition's, which serves until that one is ready for it.
+
+        It has to hold all models that the one before holds; `tables` are what is known of their speed there, by key,
+        and the others are timed. `worker_replaced` comes before the future is done. It gets a PartitionError, and
+        nothing has changed, when the new worker cannot take over. Raises PartitionError for cores that others have or
+        are to have, when no worker is up or one is to be replaced already, and when all are about to end.
+        """
+        post = self._by_name[partition.name]
+        if self._draining:
+            raise PartitionError("the server is stopping")
+        if not post.ready:
+            raise PartitionError(f"partition {post.name}: its worker is not up")
+        if post.name in self._hand_overs:
+            raise PartitionError(f"partition {post.name}: it is being resized already")
+        for posts in (self._by_name.values(), [each.successor for each in self._hand_overs.values()]):
+            check_partitions([partition, *(each.spec.partition for each in posts if each is not post)])
+        hand_over = HandOver(post, partition, tables, self._tables, self._ready_timeout_s)
+        self._hand_overs[post.name] = hand_over
+        self._posts.append(hand_over.successor)
+        self._launch(hand_over.successor)
+        return hand_over.done
+
+    def keep(self, partition: str, reason: str) -> None:
+        """Let a partition keep its worker, if another one is to take its place."""
+        if hand_over := self._hand_overs.pop(partition, None):
+            hand_over.fail(reason)
+
+    def retire(self, worker: WorkerProcess) -> None:
+        """Have a worker end that another one has taken the place of; `worker_gone` follows."""
+        worker.close()
+        self._retiring[worker].wait(KILL_TIMEOUT_S, lambda: worker.kill("it did not end in time"))
 
     def forget(self, key: str) -> None:
         """Have no worker begin with a model that is not served any more."""
@@ -155,8 +187,11 @@ class Supervisor:
     async def drain(self, timeout_s: float = 5.0) -> None:
         """Let every worker end, kill what has not after `timeout_s`, and drop all regions; nothing restarts."""
         self._draining = True
+        for name in list(self._hand_overs):
+            self.keep(name, "the server is stopping")
         for post in self._posts:
             post.stop_waiting()
+        await self.recovery.close()
         processes = [post.process for post in self._posts if post.process]
         for process in processes:
             process.close()
@@ -176,7 +211,7 @@ class Supervisor:
                 lambda message, fds: self._take(post, message, fds),
                 lambda why: self._lost(post, why),
             )
-        except OSError as error:
+        except (OSError, PartitionError) as error:
             self._lost(post, f"the worker cannot be started: {error}")
             return
         post.started(process)
@@ -189,44 +224,96 @@ class Supervisor:
         assert post.process is not None
         match message:
             case Ready():
-                output = _attach(fds, post.spec.output_bytes)
-                post.stop_waiting()
-                post.ready = True
-                for number, region in self._regions.items():
-                    post.send(MapRegion(number, region.nbytes), [region.fd])
-                self._add(post.output_region, output, maker=post)
-                post.back_off.ready(time.monotonic())
-                for model in message.models:
-                    if (file := post.models.get(model.key)) is not None:  # not forgotten since the worker was started
-                        post.keep(file, model.table)
-                        self._learn(post, model)
-                self._callbacks.worker_ready(post.name, post.process, message, post.output_region)
+                self._came_up(post, message, fds)
             case Overflow():
                 self._add(message.region, _attach(fds, message.nbytes), maker=post)
                 post.unclaimed_overflow = message.region
             case Loaded():
                 post.loaded(message.model)
                 self._learn(post, message.model)
-                self._callbacks.model_loaded(post.name, message.model)
+                if self._by_name[post.name] is post:
+                    self._callbacks.model_loaded(post.name, message.model)
+                self._compare(post, message.model)
             case Unloaded():
                 post.unloaded(message.key)
-                self._callbacks.model_unloaded(post.name, message.key)
+                if self._by_name[post.name] is post:
+                    self._callbacks.model_unloaded(post.name, message.key)
+                self._compare(post)
             case Done() | Failed() | Revoked():
                 post.unclaimed_overflow = None
                 self._callbacks.message(post.name, message)
+
+    def _came_up(self, post: Post, ready: Ready, fds: tuple[int, ...]) -> None:
+        output = _attach(fds, post.spec.output_bytes)
+        post.stop_waiting()
+        post.ready = True
+        for number, region in self._regions.items():
+            post.send(MapRegion(number, region.nbytes), [region.fd])
+        self._add(post.output_region, output, maker=post)
+        post.back_off.ready(time.monotonic())
+        post.shortfalls = shortfalls(post.spec.partition, ready.evidence)
+        for model in ready.models:
+            if model.table is not None:
+                post.tables[model.key] = model.table
+            if (file := post.models.get(model.key)) is not None:  # not forgotten since the worker was started
+                post.keep(file, model.table)
+                self._learn(post, model)
+        if self._by_name[post.name] is post:
+            assert post.process is not None, "who came up is there"
+            self.recovery.ready(post.name)
+            self._callbacks.worker_ready(post.name, post.process, ready, post.output_region)
+        elif (hand_over := self._hand_overs.get(post.name)) and hand_over.successor is post:
+            if reason := hand_over.came_up(ready):
+                self.keep(post.name, reason)
+            else:
+                self._compare(post)
+
+    def _compare(self, post: Post, model: LoadedModel | None = None) -> None:
+        """Hand a partition over if a worker is there that can take over; `model` is what it has just loaded, or not."""
+        hand_over = self._hand_overs.get(post.name)
+        if hand_over is None:
+            return
+        if model is not None and post is hand_over.successor and (reason := hand_over.refused(model)):
+            self.keep(post.name, reason)
+        elif hand_over.is_due():
+            self._hand_over(self._by_name[post.name], hand_over)
+
+    def _hand_over(self, post: Post, hand_over: HandOver) -> None:
+        successor, ready = hand_over.successor, hand_over.ready
+        assert post.process is not None, "who hands over is up"
+        assert successor.process is not None and ready is not None, "who takes over is up"  # noqa: PT018
+        del self._hand_overs[post.name]
+        self._by_name[post.name] = successor
+        self._retiring[post.process] = post
+        tables = hand_over.complete()
+        self._tables.update(((successor.kind, key), table) for key, table in tables.items())
+        self._callbacks.worker_replaced(post.name, successor.process, ready, successor.output_region, tables)
 
     def _learn(self, post: Post, model: LoadedModel) -> None:
         if model.table is not None:
             self._tables[post.kind, model.key] = model.table
 
     def _lost(self, post: Post, reason: str) -> None:
+        process = post.process
         post.lost()
         if post.unclaimed_overflow is not None:  # Its batch was never reported done.
             self.drop_region(post.unclaimed_overflow)
             post.unclaimed_overflow = None
-        if not self._draining:
-            post.wait(post.back_off.lost(time.monotonic()), lambda: self._launch(post))
-            self._callbacks.worker_lost(post.name, reason)
+        if self._draining:
+            return
+        hand_over = self._hand_overs.get(post.name)
+        if post is not self._by_name[post.name]:
+            self._posts.remove(post)
+            if process in self._retiring:
+                del self._retiring[process]
+                self._callbacks.worker_gone(process, reason)
+            else:
+                self.drop_region(post.output_region)
+                if hand_over is not None and hand_over.successor is post:
+                    self.keep(post.name, reason)
+        else:
+            self.keep(post.name, f"the worker whose place it was to take was lost: {reason}")
+            self._callbacks.worker_lost(post.name, self.recovery.lost(post, reason))
 
     def _add(self, number: int, region: Region, maker: Post | None) -> None:
         self._regions[number] = region

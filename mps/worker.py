@@ -14,12 +14,16 @@ import sys
 from collections import deque
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from models.errors import PartitionError
 from mps.arena import Region
 from mps.channel import Channel
+from mps.evidence import gather
 from mps.messages import (
     Failed,
     Load,
+    Loaded,
     LoadModel,
     MapRegion,
     Ready,
@@ -27,10 +31,14 @@ from mps.messages import (
     Revoked,
     Run,
     ToWorker,
+    Unloaded,
     UnloadModel,
     UnmapRegion,
 )
-from mps.pinning import pin
+from mps.mps_environment import await_daemon
+from mps.partition import CpuPartition, MpsPartition, Partition
+from mps.pinning import bind
+from mps.proof import Evidence
 
 if TYPE_CHECKING:
     from mps.loader import Loader
@@ -46,16 +54,25 @@ _PR_SET_PDEATHSIG = 1
 class Worker:
     """Takes the gateway's messages in turn; between two batches it reads what came, so that a batch can be revoked.
 
-    While there are models to load or unload, one step of that follows each batch.
+    While there are models to load or unload, one step of that follows each batch. `evidence` is that of `partition` at
+    the start.
     """
 
     def __init__(
-        self, channel: Channel[ToWorker], tensors: "WorkerTensors", runner: "Runner", loader: "Loader"
+        self,
+        channel: Channel[ToWorker],
+        tensors: "WorkerTensors",
+        runner: "Runner",
+        loader: "Loader",
+        partition: Partition,
+        evidence: Evidence,
     ) -> None:
         self._channel = channel
         self._tensors = tensors
         self._runner = runner
         self._loader = loader
+        self._partition = partition
+        self._evidence = evidence
         self._queue: deque[Run] = deque()
 
     def serve(self) -> None:
@@ -73,7 +90,7 @@ class Worker:
                     self._channel.send(overflow[0], [overflow[1].fd])
                 self._channel.send(answer)
             if self._loader.busy and (change := self._loader.step({run.model for run in self._queue})):
-                self._channel.send(change)
+                self._channel.send(self._proved(change))
 
     def take(self, message: ToWorker, fds: tuple[int, ...]) -> None:
         """Handle one message; a batch is queued."""
@@ -96,6 +113,13 @@ class Worker:
             case Load():
                 raise PartitionError("worker: the partition is set up once, expected no second Load")
 
+    def _proved(self, change: Loaded | Unloaded) -> Loaded | Unloaded:
+        """What changed, with the proof that the partition still holds: a model may place threads as it likes."""
+        if isinstance(change, Unloaded):
+            return change
+        evidence = gather(self._partition, self._runner.providers, self._runner.refusals, self._evidence)
+        return Loaded(msgspec.structs.replace(change.model, evidence=evidence))
+
     def _revoke(self, batch: int) -> None:
         for run in self._queue:
             if run.batch == batch:
@@ -105,23 +129,33 @@ class Worker:
 
 
 def start(channel: Channel[ToWorker]) -> Worker:
-    """Pin, load and report ready; what is sent meanwhile waits in the channel."""
+    """Bind to the partition, load and report ready; what is sent meanwhile waits in the channel."""
     load, _ = next(channel.receive(wait=True))
     if not isinstance(load, Load):
         raise PartitionError(f"worker: the first message is {type(load).__name__}, expected Load")
-    cores = pin(load.cores)
+    partition = load.partition
+    cores = bind(partition)
+    if isinstance(partition, MpsPartition):
+        await_daemon(partition)
 
+    from models.backends.base import GpuOptions
     from mps.loader import Loader
     from mps.runner import Runner
     from mps.tensors import WorkerTensors
 
     tensors = WorkerTensors(load.output_region, load.output_bytes)
-    runner = Runner(tensors, len(cores), load.slowdown)
+    if isinstance(partition, CpuPartition):
+        threads = len(cores)
+        runner = Runner(tensors, threads, partition.slowdown)
+    else:
+        threads = len(partition.cores) or 1  # the work is the GPU's
+        runner = Runner(tensors, threads, gpu=GpuOptions(partition.memory_bytes))
     models = runner.load(load.models)
+    evidence = gather(partition, runner.providers, runner.refusals)
     gc.collect()
     gc.freeze()
-    channel.send(Ready(os.getpid(), cores, len(cores), models), [tensors.output.fd])
-    return Worker(channel, tensors, runner, Loader(runner))
+    channel.send(Ready(os.getpid(), evidence.cores, threads, models, evidence), [tensors.output.fd])
+    return Worker(channel, tensors, runner, Loader(runner), partition, evidence)
 
 
 def main() -> int:
@@ -141,6 +175,9 @@ def main() -> int:
         return 0
     except PartitionError as error:
         print(f"worker {os.getpid()}: {error}", file=sys.stderr)
+        return 1
+    except MemoryError:
+        print(f"worker {os.getpid()}: the memory of its partition is not enough to start", file=sys.stderr)
         return 1
     return 0
 

@@ -6,6 +6,7 @@ from batcher.planner.exact import ExactPlanner
 from batcher.planner.residency import ModelNeed, place_models
 from batcher.planner.stage_options import pipeline_candidates, problem_of
 from batcher.plans import Front, Observed, PipelinePlan, Plan, StagePlan
+from batcher.residency_config import Loading
 from models.errors import ConfigError
 
 
@@ -32,10 +33,14 @@ def build_plan(spec: SchedulerSpec, observed: Observed) -> Plan:
 def residency_of(spec: SchedulerSpec, observed: Observed) -> dict[str, tuple[str, ...]]:
     """Where models are to be, by what is asked of them; empty without a bound, when all are everywhere.
 
+    Where they are now when they are loaded on demand.
+
     Partitions that are gone are left out, as if there were none of them.
     """
     if not any(partition.memory_bytes for partition in spec.partitions):
         return {}
+    if spec.residency.loading is Loading.DEMAND:
+        return {name: held for name, held in observed.held.items() if name not in observed.gone}
     demand = Demand(spec, observed)
     slowest: dict[str, float] = {}
     for model in spec.models:

@@ -49,7 +49,7 @@ class TimeoutPolicy:
             over_ns = partition.free_at_ns
             until_ns = over_ns if over_ns > now_ns else now_ns + model.quickest_ns
             return Choice(0, ReleaseReason.IDLE, until_ns, NOBODY, 0)
-        maximum = model.config.max_batch
+        maximum = estimate.max_rows
         largest = min(self._largest or maximum, maximum)
         oldest_ns = now_ns
         pending = best = count = 0

@@ -42,6 +42,7 @@ class MixedExecutor:
         self.add = workers.add
         self.remove = workers.remove
         self.recycle = workers.recycle
+        self.resize = workers.resize
         self.combine = workers.combine
         self.take = workers.take
         self.forget = workers.forget

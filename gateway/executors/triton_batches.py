@@ -11,12 +11,14 @@ from gateway.answer import Tensor
 from gateway.assembly import Assembly, Outputs
 from gateway.executors.base import Post
 from gateway.executors.batch_watch import LATENCY_FACTOR
-from gateway.executors.triton_client import ModelLost, ServerLost, TritonClient
+from gateway.executors.triton_client import TritonClient
+from gateway.executors.triton_errors import ModelLost, ServerLost
 from gateway.executors.triton_memory import TritonMemory
 from gateway.executors.triton_models import TritonModels
 from gateway.executors.triton_wire import Encoded, decode_batch, encode_for
 from models.arrays import WireBytes
 from models.confidence import confidence
+from models.device_errors import is_out_of_memory
 from models.errors import BackendFailed, BadTensor, PartitionError
 from models.pipeline import batch_key
 from models.units import NS_PER_S
@@ -120,7 +122,7 @@ class TritonBatches:
         limit_s = LATENCY_FACTOR * self._models.tables[batch.model].latency_ns(batch.rows) / NS_PER_S
         free = True
         try:
-            answer = await self._client.infer(sent.message, max(self._timeout_s, limit_s))
+            answer = await self._client.infer(sent.message, max(self._timeout_s, limit_s), sent.http)
             if batch.batch in self._running:
                 self._complete(batch, sent_ns, answer, sent)
                 free = False  # with the last of the outputs
@@ -132,7 +134,8 @@ class TritonBatches:
         except BadTensor as error:
             self._lost(f"{batch.model}: {error}")
         except BackendFailed as error:
-            self._fail(batch, FailureCause.BACKEND, str(error))
+            is_memory = is_out_of_memory(error)
+            self._fail(batch, FailureCause.OUT_OF_MEMORY if is_memory else FailureCause.BACKEND, str(error))
         except PartitionError as error:
             self._fail(batch, FailureCause.RESOURCES, str(error))
         except Exception as error:  # whatever it is, it ends this batch and nothing else

@@ -7,8 +7,10 @@ import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from gateway.executors.triton_errors import ModelLost, ServerLost, meaning
+from gateway.executors.triton_http import TritonHttp
 from gateway.executors.triton_statistics import ModelCounts
-from models.errors import BackendFailed, PartitionError, ServingError
+from models.errors import BackendFailed, ServingError
 from models.spec import ModelSpec
 
 LOAD_TIMEOUT_S = 120.0
@@ -29,25 +31,23 @@ OPTIONS = (
 _T = TypeVar("_T")
 
 
-class ServerLost(PartitionError):
-    """The server cannot be reached, hangs, or answers what makes no sense."""
-
-
-class ModelLost(PartitionError):
-    """The server is up, but does not run a model any more that it should have."""
-
-
 class TritonClient:
-    """Calls to the server at `url`, all of which raise ServerLost, ModelLost, BackendFailed or PartitionError."""
+    """Calls to the server at `url`, all of which raise ServerLost, ModelLost, BackendFailed or PartitionError.
 
-    def __init__(self, url: str) -> None:
+    `http` is the address of its HTTP service, by which batches go that lie in shared memory; "" for none.
+    """
+
+    def __init__(self, url: str, http: str = "") -> None:
+        self._http = TritonHttp(http) if http else None
         self._channel = grpc.aio.insecure_channel(url, options=OPTIONS)
         self._service = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         # Bytes both ways: see `triton_wire`.
         self._infer = self._channel.unary_unary(_INFER, request_serializer=None, response_deserializer=None)
 
-    async def infer(self, message: bytes, timeout_s: float) -> bytes:
-        """Run a batch: a ModelInferRequest, answered by a ModelInferResponse."""
+    async def infer(self, message: bytes, timeout_s: float, by_http: bytes = b"") -> bytes:
+        """Run a batch: a ModelInferRequest, answered by a ModelInferResponse, or the same as a request over HTTP."""
+        if by_http and self._http is not None:
+            return await self._http.infer(by_http, timeout_s)
         try:
             answer: bytes = await self._infer(message, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
@@ -121,6 +121,8 @@ class TritonClient:
 
     async def close(self) -> None:
         """End all calls."""
+        if self._http is not None:
+            self._http.close()
         await self._channel.close(None)
 
 
@@ -146,27 +148,3 @@ async def _allowed(call: Awaitable[_T]) -> _T:
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             raise meaning(error.code(), error.details() or "") from error
         raise BackendFailed(error.details() or error.code().name) from error
-
-
-def meaning(code: grpc.StatusCode, details: str) -> ServerLost | ModelLost | BackendFailed | PartitionError:
-    """What a status says of the server, of the model or of the batch; Triton's words decide where a code does not."""
-    text = details.strip().splitlines()[0] if details.strip() else code.name
-    match code:
-        case _ if "shared memory region" in details:  # one that a server which was started again does not know
-            return ServerLost(text)
-        case grpc.StatusCode.INTERNAL if "Stub process" in details:
-            return ModelLost(text)
-        case grpc.StatusCode.UNAVAILABLE if "maximum queue size" in details:
-            return PartitionError(text)
-        case grpc.StatusCode.UNAVAILABLE if "is not at ready state" in details or "explicit model" in details:
-            return ModelLost(text)
-        case grpc.StatusCode.NOT_FOUND:
-            return ModelLost(text)
-        case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return PartitionError(text)
-        case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return ServerLost("no answer in time")
-        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED | grpc.StatusCode.UNIMPLEMENTED:
-            return ServerLost(text)
-        case _:
-            return BackendFailed(text)

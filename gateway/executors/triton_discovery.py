@@ -9,7 +9,8 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from gateway.executors.triton_client import LOAD_TIMEOUT_S, OPTIONS, PROBE_TIMEOUT_S, ServerLost
+from gateway.executors.triton_client import LOAD_TIMEOUT_S, OPTIONS, PROBE_TIMEOUT_S
+from gateway.executors.triton_errors import ServerLost
 from gateway.executors.triton_process import TritonProcess
 from gateway.executors.triton_settings import TritonSettings
 from models.errors import ConfigError

@@ -34,7 +34,7 @@ class MemorySlot:
         """Make the memory; raises OSError when there is none, rather than when it is first written to."""
         self.name = name
         self.nbytes = nbytes
-        self.messages: dict[tuple[str, int], tuple[bytes, Mapping[str, int]]] = {}
+        self.messages: dict[tuple[str, int], tuple[bytes, Mapping[str, int], bytes]] = {}
         descriptor = os.open(f"{_DIRECTORY}/{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, nbytes)
@@ -55,10 +55,12 @@ class MemorySlot:
 class TritonMemory:
     """The slots for one server; there are none while it is not known to take them.
 
-    A slot is large enough for a batch of any of `specs`, as far as that is known and `MAX_SLOT_BYTES` allows.
+    A slot is large enough for a batch of any of `specs`, as far as that is known and `MAX_SLOT_BYTES` allows. What lies
+    in one may be ordered over HTTP at the address `http`, if it is not "".
     """
 
-    def __init__(self, client: TritonClient, partition: str, specs: Iterable[ModelSpec]) -> None:
+    def __init__(self, client: TritonClient, partition: str, specs: Iterable[ModelSpec], http: str = "") -> None:
+        self.http = http
         self._client = client
         self._partition = partition
         # The namespace of process ids as well: containers count their processes for themselves, whatever their names.

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from statistics import median_low
 
-from gateway.executors.triton_client import ModelLost, TritonClient
+from gateway.executors.triton_client import TritonClient
+from gateway.executors.triton_errors import ModelLost
 from gateway.executors.triton_memory import TritonMemory
 from gateway.executors.triton_wire import blank_inputs, decode_batch, encode_for
 from models.errors import BackendFailed, BadTensor
@@ -83,7 +84,7 @@ class TritonModels:
         begun_ns = self._clock()
         sent = encode_for(self._memory, spec, rows, blank_inputs(spec, rows))
         try:
-            answer = await self._client.infer(sent.message, TRIAL_TIMEOUT_S)
+            answer = await self._client.infer(sent.message, TRIAL_TIMEOUT_S, sent.http)
             ended_ns = self._clock()
             decode_batch(spec, rows, answer, sent)
         except BadTensor as error:

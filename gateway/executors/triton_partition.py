@@ -13,7 +13,8 @@ from batcher.events import ModelLoaded, ModelLoadFailed, ModelUnloaded, Partitio
 from gateway.assembly import Assembly
 from gateway.executors.base import Post
 from gateway.executors.triton_batches import TritonBatches
-from gateway.executors.triton_client import ServerLost, TritonClient
+from gateway.executors.triton_client import TritonClient
+from gateway.executors.triton_errors import ServerLost
 from gateway.executors.triton_memory import TritonMemory
 from gateway.executors.triton_models import TritonModels
 from gateway.executors.triton_process import TritonProcess
@@ -87,8 +88,10 @@ class TritonPartition:
         self._name = settings.name
         self._watcher = watcher
         self._process = process
-        self._client = TritonClient(settings.url)
-        self._memory = TritonMemory(self._client, settings.name, specs.values()) if settings.local else None
+        self._client = TritonClient(settings.url, settings.http_url)
+        self._memory = (
+            TritonMemory(self._client, settings.name, specs.values(), settings.http_url) if settings.local else None
+        )
         self._models = TritonModels(self._client, self._memory, specs, clock)
         self._batches = TritonBatches(
             self._client, self._memory, self._models, verdicts, assembly, settings.timeout_s, self._open, clock

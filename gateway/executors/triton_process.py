@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO
 
-from gateway.executors.triton_client import ServerLost
+from gateway.executors.triton_errors import ServerLost
 from gateway.executors.triton_settings import TritonSettings
 from mps.launch import launcher
 from mps.partition import CpuPartition

@@ -13,7 +13,8 @@ class TritonSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `url` is the host and port of its gRPC service, or `unix:` and a path. A command runs on `cores` (none: on all) with
     `environment` over ours, and has `start_timeout_s` to get ready. `models` are the names of those that it is to hold
     (None: all that are ready when Sluice starts). `price` is what an hour of it costs (None: as a whole GPU). A batch,
-    and any other call but loading, has `timeout_s`, and 20 times its measured latency if that is more.
+    and any other call but loading, has `timeout_s`, and 20 times its measured latency if that is more. `http_url` is
+    the host and port of the HTTP service of a server on this machine: batches in shared memory are ordered by that.
     """
 
     name: str
@@ -25,13 +26,18 @@ class TritonSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cores: tuple[int, ...] = ()
     environment: dict[str, str] = {}
     start_timeout_s: float = 120.0
+    http_url: str = ""
 
     def __post_init__(self) -> None:
-        host, _, port = self.url.rpartition(":")
-        if not self.name or not (self._is_unix or (host and "/" not in host and port.isdecimal())):
+        if not self.name or not (self._is_unix or _is_address(self.url)):
             raise ValueError(f"expected a name and a url such as 127.0.0.1:8001, got '{self.name}' and '{self.url}'")
         if not self.command and (self.cores or self.environment):
             raise ValueError(f"triton {self.name}: cores and environment are for a server that has a command")
+        if self.http_url and not (_is_address(self.http_url) and self.local):
+            raise ValueError(
+                f"triton {self.name}: expected an http_url such as 127.0.0.1:8000, for a server on this machine, "
+                f"got '{self.http_url}'"
+            )
         if self.command and not all(self.command):
             raise ValueError(f"triton {self.name}: expected a command without empty arguments")
         if len(set(self.cores)) < len(self.cores) or min(self.cores, default=0) < 0:
@@ -61,3 +67,8 @@ class TritonSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def profile_kind(self) -> str:
         """What latency tables are keyed by: each server has its own."""
         return f"triton/{self.name}"
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and "/" not in host and port.isdecimal()

@@ -9,6 +9,7 @@ from tritonclient.grpc import service_pb2
 
 from gateway.answer import Tensor
 from gateway.assembly import BatchInput
+from gateway.executors.triton_http import Place, decode_answer, encode_request
 from gateway.executors.triton_memory import MemorySlot, TritonMemory, aligned, known_bytes
 from gateway.layout import copy_rows
 from models.arrays import WireBytes, numpy_dtype, wire_row_offsets
@@ -22,11 +23,15 @@ _RAW_TAG = bytes([service_pb2.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER 
 
 
 class Encoded(NamedTuple):
-    """A ModelInferRequest; with a `slot`, its inputs lie there, and of the outputs those that have `offsets` will."""
+    """A ModelInferRequest; with a `slot`, its inputs lie there, and of the outputs those that have `offsets` will.
+
+    `http` is the same as a request over HTTP, when that may be sent in its place.
+    """
 
     message: bytes
     slot: MemorySlot | None = None
     offsets: Mapping[str, int] = {}
+    http: bytes = b""
 
 
 def encode_batch(spec: ModelSpec, inputs: Sequence[BatchInput]) -> bytes:
@@ -49,13 +54,13 @@ def encode_for(memory: TritonMemory | None, spec: ModelSpec, rows: int, inputs: 
     if memory is None or slot is None:
         return Encoded(encode_batch(spec, inputs))
     try:
-        return _encode_in_memory(spec, rows, inputs, slot)
+        return _encode_in_memory(spec, rows, inputs, slot, memory.http)
     except BaseException:
         memory.free(slot)
         raise
 
 
-def _encode_in_memory(spec: ModelSpec, rows: int, inputs: Sequence[BatchInput], slot: MemorySlot) -> Encoded:
+def _encode_in_memory(spec: ModelSpec, rows: int, inputs: Sequence[BatchInput], slot: MemorySlot, http: str) -> Encoded:
     """Copy the inputs into a slot; outputs whose size is not known are to come by message."""
     offset, places = 0, []
     for each in inputs:
@@ -65,7 +70,7 @@ def _encode_in_memory(spec: ModelSpec, rows: int, inputs: Sequence[BatchInput], 
         offset += aligned(nbytes)
     fixed = all(known_bytes(spec, tensor, rows) is not None for tensor in spec.inputs)
     if fixed and (known := slot.messages.get((spec.key, rows))) is not None:
-        return Encoded(known[0], slot, known[1])
+        return Encoded(known[0], slot, *known[1:])
     head = _head(spec, inputs)
     for tensor, (begin, nbytes) in zip(head.inputs, places, strict=True):
         _place(tensor, slot.name, begin, nbytes)
@@ -76,9 +81,29 @@ def _encode_in_memory(spec: ModelSpec, rows: int, inputs: Sequence[BatchInput], 
             offsets[output.name] = offset
             offset += aligned(size)
     message = head.SerializeToString()
+    by_http = b""
+    if fixed and http and len(offsets) == len(spec.outputs):
+        by_http = _encode_for_http(http, spec, rows, inputs, slot.name, places, offsets)
     if fixed:
-        slot.messages[spec.key, rows] = message, offsets
-    return Encoded(message, slot, offsets)
+        slot.messages[spec.key, rows] = message, offsets, by_http
+    return Encoded(message, slot, offsets, by_http)
+
+
+def _encode_for_http(
+    host: str,
+    spec: ModelSpec,
+    rows: int,
+    inputs: Sequence[BatchInput],
+    region: str,
+    places: Sequence[tuple[int, int]],
+    offsets: Mapping[str, int],
+) -> bytes:
+    given = [
+        Place(each.spec.name, *place, each.spec.datatype.value, tuple(each.shape))
+        for each, place in zip(inputs, places, strict=True)
+    ]
+    wanted = [Place(each.name, offsets[each.name], known_bytes(spec, each, rows) or 0) for each in spec.outputs]
+    return encode_request(host, spec, region, given, wanted)
 
 
 def blank_inputs(spec: ModelSpec, rows: int) -> list[BatchInput]:
@@ -94,10 +119,24 @@ def blank_inputs(spec: ModelSpec, rows: int) -> list[BatchInput]:
 
 
 def decode_batch(spec: ModelSpec, rows: int, data: bytes, sent: Encoded | None = None) -> dict[str, Tensor]:
-    """The outputs of the spec, as views of a ModelInferResponse and of the memory named in what was sent.
+    """The outputs of the spec, as views of an answer, a ModelInferResponse, and of the memory named in what was sent.
 
     Raises BadTensor for an answer that makes no sense.
     """
+    found = _found_in_message(data) if sent is None or not sent.http else _found_over_http(data)
+    if sent is not None and sent.slot is not None:
+        for output in spec.outputs:
+            if (begin := sent.offsets.get(output.name)) is not None and output.name in found:
+                end = begin + (known_bytes(spec, output, rows) or 0)
+                found[output.name] = (*found[output.name][:2], sent.slot.view[begin:end])
+    return {output.name: _tensor(output, rows if spec.batchable else None, found) for output in spec.outputs}
+
+
+def _found_over_http(data: bytes) -> dict[str, _Found]:
+    return {name: (datatype, shape, b"") for name, (datatype, shape) in decode_answer(data).items()}
+
+
+def _found_in_message(data: bytes) -> dict[str, _Found]:
     try:
         message = service_pb2.ModelInferResponse.FromString(data)
     except DecodeError as error:
@@ -106,16 +145,10 @@ def decode_batch(spec: ModelSpec, rows: int, data: bytes, sent: Encoded | None =
         raise BadTensor(
             f"the answer has {len(message.outputs)} outputs, but {len(message.raw_output_contents)} raw contents"
         )
-    found: dict[str, _Found] = {
+    return {
         each.name: (each.datatype, tuple(each.shape), raw)
         for each, raw in zip(message.outputs, message.raw_output_contents, strict=True)
     }
-    if sent is not None and sent.slot is not None:
-        for output in spec.outputs:
-            if (begin := sent.offsets.get(output.name)) is not None and output.name in found:
-                end = begin + (known_bytes(spec, output, rows) or 0)
-                found[output.name] = (*found[output.name][:2], sent.slot.view[begin:end])
-    return {output.name: _tensor(output, rows if spec.batchable else None, found) for output in spec.outputs}
 
 
 def _tensor(spec: TensorSpec, rows: int | None, found: Mapping[str, _Found]) -> Tensor:

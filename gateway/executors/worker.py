@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Protocol
 
+import msgspec
 import numpy as np
 
+from batcher.config import PartitionConfig
 from batcher.decisions import DispatchBatch, LoadModel, Member, UnloadModel
 from batcher.events import (
     BatchCompleted,
@@ -17,11 +18,14 @@ from batcher.events import (
     ModelUnloaded,
     PartitionLost,
     PartitionReady,
+    PartitionResized,
 )
 from gateway.answer import Tensor
 from gateway.assembly import Assembly, Outputs
 from gateway.executors.base import Combined, Post
-from gateway.executors.batch_watch import BATCH_TIMEOUT_S, BatchWatch
+from gateway.executors.batch_watch import BATCH_TIMEOUT_S
+from gateway.executors.worker_record import WorkerRecord
+from gateway.executors.worker_watcher import Watcher
 from gateway.input_slots import InputSlots
 from gateway.plan import PipelinePlan
 from models.arrays import WireBytes, numpy_dtype
@@ -29,55 +33,12 @@ from models.errors import PartitionError
 from models.pipeline import batch_key
 from models.profile import LatencyTable
 from models.spec import ModelSpec
-from mps.messages import Done, Failed, LoadedModel, ModelFile, OutputTensor, Ready, Revoke, Revoked, Run
+from mps.messages import Blame, Done, Failed, LoadedModel, ModelFile, OutputTensor, Ready, Revoke, Revoked, Run
+from mps.mps_control import MpsControl
+from mps.partition import Partition
 from mps.process import WorkerProcess
+from mps.quarantine import USUAL, QuarantineSettings
 from mps.supervisor import Supervisor, WorkerSpec
-
-
-class Watcher(Protocol):
-    """Is told how the workers are."""
-
-    def worker_ready(self, partition: str, ready: Ready) -> None:
-        """A worker is up and has loaded what it could."""
-        ...
-
-    def worker_lost(self, partition: str, reason: str) -> None:
-        """A worker is gone; another one will be started."""
-        ...
-
-    def model_loaded(self, partition: str, model: str) -> None:
-        """A worker that is up holds one more model."""
-        ...
-
-    def model_load_failed(self, partition: str, model: str, reason: str) -> None:
-        """A worker that is up could not load a model."""
-        ...
-
-    def model_unloaded(self, partition: str, model: str) -> None:
-        """A worker that is up does not hold a model any more."""
-        ...
-
-
-class _Worker:
-    """A worker that is, or was, up: what it runs, in order of dispatch, and which of its output slots are in use.
-
-    `tables` are of all models that it has held, `loading` those that are on their way in, in order. One that is
-    `retired` gets nothing any more.
-    """
-
-    def __init__(
-        self, process: WorkerProcess, region: int, tables: Mapping[str, LatencyTable], batch_timeout_s: float
-    ) -> None:
-        self.process = process
-        self.region = region
-        self.batches: dict[int, DispatchBatch] = {}
-        self.tables = dict(tables)
-        self.loading: dict[str, None] = {}
-        self.watch = BatchWatch(self.batches, self.tables, self.loading, batch_timeout_s, process.kill)
-        self.slots_in_use = 0
-        self.freed: list[int] = []
-        self.retired = False
-        self.lost = False
 
 
 class WorkerExecutor:
@@ -86,6 +47,7 @@ class WorkerExecutor:
     `plans` are the pipelines by `name:version`, `models` the specs by key; `input_bytes` is the size of the arena for
     inputs. The workers start with `start` and end with `drain`, and hold any of the models of their specs. One that
     does not end a batch within `batch_timeout_s` (more for a slow model, see `BatchWatch`) is killed.
+    `quarantine` and `controls` are for its `recovery` from faults.
     """
 
     def __init__(
@@ -96,14 +58,19 @@ class WorkerExecutor:
         input_bytes: int,
         watcher: Watcher,
         batch_timeout_s: float = BATCH_TIMEOUT_S,
+        quarantine: QuarantineSettings = USUAL,
+        controls: Mapping[str, MpsControl] = {},
     ) -> None:
-        self._supervisor = Supervisor(workers, self)
+        self._supervisor = Supervisor(workers, self, quarantine=quarantine, controls=controls)
+        self.recovery = self._supervisor.recovery
         self._files = {spec.partition.name: {file.key: file for file in spec.models} for spec in workers}
         self._slots = InputSlots(self._supervisor, input_bytes)
         self._assembly = Assembly(plans, models, self._slots)
         self._watcher = watcher
         self._batch_timeout_s = batch_timeout_s
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, WorkerRecord] = {}
+        self._replaced: dict[WorkerProcess, WorkerRecord] = {}
+        self._resizing: dict[str, tuple[Partition, PartitionConfig, Mapping[str, LatencyTable]]] = {}
         self._variable: dict[str, frozenset[str]] = {}
         self._first_dimension: dict[str, int] = {}
         self.add(plans, models, {})
@@ -147,10 +114,34 @@ class WorkerExecutor:
         if worker is None or worker.retired:
             return
         reason = "another one takes its place, so that its memory returns"
-        self._watcher.worker_lost(partition, reason)
+        self._supervisor.keep(partition, "the worker is given up, so that its memory returns")
+        self._watcher.worker_retired(partition, reason)
         self._post(PartitionLost(partition, reason))
         # After the scheduler has been told: until then it may send a batch.
         asyncio.get_running_loop().call_soon(self._retire, partition, worker)
+
+    async def resize(
+        self, partition: Partition, config: PartitionConfig, tables: Mapping[str, LatencyTable], timeout_s: float
+    ) -> None:
+        """Have a worker on another share take the place of a partition's, which serves until that one is ready for it.
+
+        `config` is the partition as the scheduler is to know it then, `tables` are what is known of the speed of models
+        there. Raises PartitionError, and nothing has changed, when that cannot be.
+        """
+        name = partition.name
+        worker = self._workers.get(name)
+        if name in self._resizing or (worker is not None and worker.retired is not None):
+            raise PartitionError(f"partition {name}: another worker takes the place of its own just now")
+        taken_over = self._supervisor.resize(partition, tables)
+        self._resizing[name] = partition, config, tables
+        try:
+            async with asyncio.timeout(timeout_s):
+                await taken_over
+        except TimeoutError as error:
+            raise PartitionError(f"the new worker did not take over within {timeout_s:g} s") from error
+        finally:
+            self._supervisor.keep(name, "it was given up")  # unless it is done
+            del self._resizing[name]
 
     @property
     def assembly(self) -> Assembly:
@@ -193,14 +184,14 @@ class WorkerExecutor:
 
     def revoke(self, batch: int) -> None:
         """Ask the worker to take a batch back; too late is no error."""
-        for worker in self._workers.values():
+        for worker in (*self._workers.values(), *self._replaced.values()):
             if batch in worker.batches:
                 worker.process.send(Revoke(batch))
 
     def load(self, order: LoadModel) -> None:
         """Have a worker load a model; to one that is gone nothing is sent, since its loss has been reported."""
         worker = self._workers.get(order.partition)
-        if worker is not None and not worker.retired:
+        if worker is not None and worker.retired is None:
             worker.loading[order.model] = None
             self._supervisor.load(order.partition, self._files[order.partition][order.model])
 
@@ -216,7 +207,7 @@ class WorkerExecutor:
     def worker_ready(self, partition: str, worker: WorkerProcess, ready: Ready, output_region: int) -> None:
         """Take a new worker into service."""
         tables = {model.key: model.table for model in ready.models if model.table is not None}
-        self._workers[partition] = _Worker(worker, output_region, tables, self._batch_timeout_s)
+        self._workers[partition] = WorkerRecord(worker, output_region, tables, self._batch_timeout_s)
         self._watcher.worker_ready(partition, ready)
         self._post(PartitionReady(partition, tables))
 
@@ -226,14 +217,42 @@ class WorkerExecutor:
         The model that it was to load just then may be the reason, so it has failed there; others may be tried again.
         """
         worker = self._workers.pop(partition, None)
-        if worker is None or not worker.retired:
+        if worker is None or worker.retired is None:
             if worker is not None and worker.loading:
                 culprit = next(iter(worker.loading))
                 self._watcher.model_load_failed(partition, culprit, f"the worker of {partition} was lost: {reason}")
             self._watcher.worker_lost(partition, reason)
             self._post(PartitionLost(partition, reason))
-        if worker is None:  # it was lost before it was ready
-            return
+        if worker is not None:  # it was ready
+            self._bury(worker, reason)
+
+    def worker_replaced(
+        self,
+        partition: str,
+        worker: WorkerProcess,
+        ready: Ready,
+        output_region: int,
+        tables: dict[str, LatencyTable],
+    ) -> None:
+        """Send what comes to another worker; the one before ends what it has."""
+        share, config, stored = self._resizing[partition]
+        before = self._workers[partition]
+        self._workers[partition] = WorkerRecord(worker, output_region, tables, self._batch_timeout_s)
+        self._files[partition] = {
+            key: msgspec.structs.replace(file, table=stored.get(key)) for key, file in self._files[partition].items()
+        }
+        self._watcher.worker_replaced(share, ready)
+        self._post(PartitionResized(partition, config.kind, config.price, config.share, tables))
+        self._replaced[before.process] = before
+        before.retired = lambda: self._supervisor.retire(before.process)
+        if not before.batches:
+            before.retired()
+
+    def worker_gone(self, worker: WorkerProcess, reason: str) -> None:
+        """Report what a worker has not answered that another one has taken the place of."""
+        self._bury(self._replaced.pop(worker), reason)
+
+    def _bury(self, worker: WorkerRecord, reason: str) -> None:
         worker.lost = True
         worker.watch.stop()
         for batch in worker.batches:
@@ -246,10 +265,12 @@ class WorkerExecutor:
         """Report that a worker loaded a model, or could not; of one that is retired there is nothing to report."""
         worker = self._workers[partition]
         worker.loading.pop(model.key, None)
-        if worker.retired:
+        if worker.retired is not None:
             return
         if worker.batches:
             worker.watch.restart()
+        if model.evidence is not None:
+            self._watcher.partition_proved(partition, model.evidence)
         if model.table is None:
             self._watcher.model_load_failed(partition, model.key, model.error)
             self._post(ModelLoadFailed(partition, model.key, model.error))
@@ -260,19 +281,24 @@ class WorkerExecutor:
 
     def model_unloaded(self, partition: str, key: str) -> None:
         """Report that a worker gave a model up, as `model_loaded`."""
-        if self._workers[partition].retired:
+        if self._workers[partition].retired is not None:
             return
         self._watcher.model_unloaded(partition, key)
         self._post(ModelUnloaded(partition, key))
 
     def message(self, partition: str, message: Done | Failed | Revoked) -> None:
         """Take a worker's answer."""
-        worker = self._workers[partition]
+        if isinstance(message, Failed) and message.blame is Blame.DEVICE:
+            self._context_lost(partition, message.message)
+            return
+        worker = self._workers.get(partition)
+        if worker is None or message.batch not in worker.batches:
+            worker = next(each for each in self._replaced.values() if message.batch in each.batches)
         batch = worker.batches.pop(message.batch)
         if worker.batches:
             worker.watch.restart()
-        elif worker.retired:
-            self._supervisor.recycle(partition)
+        elif worker.retired is not None:
+            worker.retired()
         match message:
             case Done():
                 located = {output.name: output for output in message.outputs}
@@ -282,15 +308,29 @@ class WorkerExecutor:
                 self._post(BatchCompleted(batch.batch, message.started_ns, message.ended_ns, message.verdicts, key))
             case Failed():
                 self._assembly.abandon(batch.batch)
-                self._post(BatchFailed(batch.batch, FailureCause.BACKEND, message.message))
+                cause = FailureCause.OUT_OF_MEMORY if message.blame is Blame.MEMORY else FailureCause.BACKEND
+                self._post(BatchFailed(batch.batch, cause, message.message))
             case Revoked():
                 self._assembly.abandon(batch.batch)
                 self._post(BatchRevoked(batch.batch))
 
-    def _retire(self, partition: str, worker: _Worker) -> None:
-        worker.retired = True
+    def _context_lost(self, partition: str, reason: str) -> None:
+        """Have a worker replaced, whose batches are lost with it; tell at once of those that go along.
+
+        Otherwise what is tried again might be so on another of them, whose context is lost as well.
+        """
+        for name, why in self.recovery.context_lost(partition, reason).items():
+            worker = self._workers.get(name)
+            if worker is not None and worker.retired is None:
+                worker.retired = lambda: None
+                self._supervisor.keep(name, why)
+                self._watcher.worker_lost(name, why)
+                self._post(PartitionLost(name, why))
+
+    def _retire(self, partition: str, worker: WorkerRecord) -> None:
+        worker.retired = lambda: self._supervisor.recycle(partition)
         if not worker.batches:
-            self._supervisor.recycle(partition)
+            worker.retired()
 
     def _view(self, output: OutputTensor) -> Tensor:
         memory = self._supervisor.region(output.region).view
@@ -299,21 +339,12 @@ class WorkerExecutor:
             return WireBytes(content, output.shape, np.array(output.row_offsets, np.int64))
         return np.ndarray(output.shape, numpy_dtype(output.datatype), memory, output.offset)
 
-    def _free(self, worker: _Worker, done: Done) -> Callable[[], None]:
+    def _free(self, worker: WorkerRecord, done: Done) -> Callable[[], None]:
         """What gives the memory of a batch's outputs back: it is told to the worker with the next batch."""
         if done.slot < 0:
             region = done.outputs[0].region
             return lambda: self._supervisor.drop_region(region)
-        worker.slots_in_use += 1
-
-        def free() -> None:
-            worker.slots_in_use -= 1
-            if not worker.lost:
-                worker.freed.append(done.slot)
-            elif not worker.slots_in_use:
-                self._supervisor.drop_region(worker.region)
-
-        return free
+        return worker.hold(done.slot, self._supervisor.drop_region)
 
     def _output_key(self, model: str, outputs: Sequence[OutputTensor]) -> str:
         """Tells apart outputs whose variable dimensions differ; "" when all are fixed."""

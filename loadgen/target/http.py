@@ -160,8 +160,11 @@ class HttpTarget:
             connection.request("GET", path)
             response = connection.getresponse()
             return response.status, response.read()
-        except (OSError, http.client.HTTPException) as error:
+        except OSError as error:
             raise TargetUnreachable(f"--target {self._authority}: {error or type(error).__name__}") from error
+        except http.client.HTTPException as error:
+            expected = f"expected an answer in HTTP; a port of gRPC is asked as grpc://{self._authority}"
+            raise TargetUnreachable(f"--target {self._authority}: {expected}") from error
         finally:
             connection.close()
 

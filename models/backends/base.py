@@ -1,13 +1,20 @@
-"""What a backend is: a module of this package with a function `load(path, threads, config) -> Backend`.
+"""What a backend is: a module of this package with a function `load(path, threads, config, gpu) -> Backend`.
 
-`config` is the model's configuration in JSON, as Triton prints it; "" for a model without one.
+`config` is the model's configuration in JSON, as Triton prints it; "" for a model without one. `gpu` is None where the
+model is to run on cores.
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from models.arrays import Array
 from models.tensor import TensorSpec
+
+
+class GpuOptions(NamedTuple):
+    """How a model runs on the one GPU that its process sees; `memory_bytes` bounds what is kept for it (0: none)."""
+
+    memory_bytes: int = 0
 
 
 class Backend(Protocol):
@@ -20,6 +27,11 @@ class Backend(Protocol):
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """What `run` takes."""
+        ...
+
+    @property
+    def provider(self) -> str:
+        """What runs it, as ONNX Runtime calls it; "" where the model chooses by itself."""
         ...
 
     @property

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from models.arrays import Array, numpy_dtype
-from models.backends.base import Backend
+from models.backends.base import Backend, GpuOptions
 from models.errors import BackendFailed
 from models.model_config import ModelConfig, TensorConfig, WarmUp, WarmUpInput
 from models.tensor import DataType, TensorSpec
@@ -26,6 +26,7 @@ class Reshaped:
 
     def __init__(self, backend: Backend, config: ModelConfig) -> None:
         self._backend = backend
+        self.provider = backend.provider
         self._batch = 1 if config.max_batch_size else 0
         self._reshapes = {
             tensor.name: _Reshape(tensor.reshape.shape, tensor.dims)
@@ -56,12 +57,12 @@ class Reshaped:
         return TensorSpec(tensor.name, tensor.datatype, tensor.shape[: self._batch] + reshape.client)
 
 
-def load_backend(backend: str, path: str, threads: int, config: str) -> Backend:
-    """The model of a file on the backend that is a module of this package; `config` as for its `load`.
+def load_backend(backend: str, path: str, threads: int, config: str, gpu: GpuOptions | None = None) -> Backend:
+    """The model of a file on the backend that is a module of this package; `config` and `gpu` as for its `load`.
 
     Raises whatever that does.
     """
-    loaded: Backend = importlib.import_module(f"models.backends.{backend}").load(path, threads, config)
+    loaded: Backend = importlib.import_module(f"models.backends.{backend}").load(path, threads, config, gpu)
     if not config:
         return loaded
     form = msgspec.json.decode(config, type=ModelConfig)

@@ -3,16 +3,27 @@
 import ctypes
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 import onnxruntime as ort
 
 from models.arrays import Array, datatype_of
+from models.backends.base import GpuOptions
 from models.errors import BackendFailed, PartitionError
+from models.model_config import ModelConfig
+from models.session_options import ALL, BASIC, EXTENDED, NONE, SessionOptions, session_options
 from models.tensor import VARIABLE, DataType, TensorSpec, element_count
 
 CPU = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
 _ONNX_BF16 = 16
 """The number of the type in ONNX."""
+_LEVELS = {
+    ALL: ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    BASIC: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    EXTENDED: ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    NONE: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+}
 
 _DATATYPE = {
     "tensor(bool)": DataType.BOOL,
@@ -32,13 +43,20 @@ _DATATYPE = {
 }
 
 
+def available_providers() -> tuple[str, tuple[str, ...]]:
+    """The version of ONNX Runtime, and the providers that it was built with: those of CUDA may still not work."""
+    return ort.__version__, tuple(ort.get_available_providers())
+
+
 class OnnxRuntimeBackend:
     """A session of ONNX Runtime; see `Backend`. Strings come out as `str` objects."""
 
-    def __init__(self, session: ort.InferenceSession, path: str) -> None:
+    def __init__(self, session: ort.InferenceSession, path: str, run_options: ort.RunOptions | None = None) -> None:
         self.inputs = _specs(session.get_inputs(), path)
         self.outputs = _specs(session.get_outputs(), path)
+        self.provider: str = session.get_providers()[0]
         self._session = session
+        self._run_options = run_options
         self._names = [output.name for output in self.outputs]
         self._strings = [tensor.name for tensor in self.inputs if tensor.datatype is DataType.BYTES]
         self._bfloats = {tensor.name for tensor in self.inputs if tensor.datatype is DataType.BF16}
@@ -51,7 +69,10 @@ class OnnxRuntimeBackend:
             if name in feed:
                 feed[name] = _text(name, feed[name])
         try:
-            outputs = self._run_values(feed) if self._has_bfloats else self._session.run(self._names, feed)
+            if self._has_bfloats:
+                outputs = self._run_values(feed)
+            else:
+                outputs = self._session.run(self._names, feed, self._run_options)
             return dict(zip(self._names, outputs, strict=True))
         except Exception as error:  # the runtime's errors have no base class of their own
             raise BackendFailed(_first_line(error)) from error
@@ -64,36 +85,62 @@ class OnnxRuntimeBackend:
             else ort.OrtValue.ortvalue_from_numpy(array)
             for name, array in feed.items()
         }
-        outputs = self._session.run_with_ort_values(self._names, values)
+        outputs = self._session.run_with_ort_values(self._names, values, self._run_options)
         return [_bits(value) if value.element_type() == _ONNX_BF16 else value.numpy() for value in outputs]
 
 
-def load(path: str, threads: int, config: str = "", provider: str = CPU) -> OnnxRuntimeBackend:
-    """A session on `threads` threads of the calling process's cores; the file says all, not `config`.
+def load(path: str, threads: int, config: str = "", gpu: GpuOptions | None = None) -> OnnxRuntimeBackend:
+    """A session on at most `threads` threads of the calling process's cores, with the options of `config`.
 
-    Raises PartitionError if ONNX Runtime would run on another provider than `provider` (it falls back silently), and
+    With `gpu` it runs on CUDA. Raises PartitionError if ONNX Runtime would run elsewhere (it falls back silently), and
     BackendFailed for a model it cannot load.
     """
-    del config
+    provider = CPU if gpu is None else CUDA
     available = ort.get_available_providers()
     if provider not in available:
         raise PartitionError(f"{path}: this ONNX Runtime has no {provider}, only {', '.join(available)}")
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.log_severity_level = 3
-    # A spinning pool burns its cores between batches, ten times the work itself at low rates.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    asked = session_options(msgspec.json.decode(config, type=ModelConfig), path) if config else SessionOptions()
     try:
-        session = ort.InferenceSession(path, options, providers=[provider])
+        session = ort.InferenceSession(path, _options(asked, threads), providers=[(provider, _provider_options(gpu))])
     except Exception as error:  # as above
         raise BackendFailed(f"{path}: ONNX Runtime cannot load the model: {_first_line(error)}") from error
     active = session.get_providers()
     if active[0] != provider:
         raise PartitionError(f"{path}: {provider} was asked for, but ONNX Runtime runs on {', '.join(active)}")
-    return OnnxRuntimeBackend(session, path)
+    run_options = None
+    for name, value in asked.run_entries.items():
+        run_options = run_options or ort.RunOptions()
+        run_options.add_run_config_entry(name, value)
+    return OnnxRuntimeBackend(session, path, run_options)
+
+
+def _provider_options(gpu: GpuOptions | None) -> dict[str, str]:
+    """Options of the provider. An exhaustive search of algorithms would be made anew for every batch size."""
+    if gpu is None:
+        return {}
+    options = {"device_id": "0", "cudnn_conv_algo_search": "HEURISTIC", "do_copy_in_default_stream": "1"}
+    if gpu.memory_bytes:
+        # Powers of two would leave up to half of a limit unused.
+        options |= {"gpu_mem_limit": str(gpu.memory_bytes), "arena_extend_strategy": "kSameAsRequested"}
+    return options
+
+
+def _options(asked: SessionOptions, threads: int) -> ort.SessionOptions:
+    """Options of a session; more threads than cores would only wait for each other."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = min(asked.intra_op_threads or threads, threads)
+    options.inter_op_num_threads = min(asked.inter_op_threads or threads, threads) if asked.parallel else 1
+    options.execution_mode = ort.ExecutionMode.ORT_PARALLEL if asked.parallel else ort.ExecutionMode.ORT_SEQUENTIAL
+    options.graph_optimization_level = _LEVELS[asked.level]
+    options.enable_cpu_mem_arena = asked.mem_arena
+    options.enable_mem_pattern = asked.mem_pattern
+    options.log_severity_level = 3
+    # A spinning pool burns its cores between batches, ten times the work itself at low rates.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    for name, value in asked.entries.items():
+        options.add_session_config_entry(name, value)
+    return options
 
 
 def _specs(arguments: Sequence[ort.NodeArg], path: str) -> tuple[TensorSpec, ...]:

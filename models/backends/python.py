@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from models.arrays import Array
+from models.backends.base import GpuOptions
 from models.backends.python_model import tensors_of
 from models.backends.python_wire import Failed, Link, Memory, Start, Tensors
 from models.errors import BackendFailed
@@ -38,6 +39,8 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 
 class PythonBackend:
     """The model of a `model.py`, loaded; see `Backend`. The outputs of a run hold until the next one."""
+
+    provider = ""
 
     def __init__(self, start: Start) -> None:
         form = msgspec.json.decode(start.config, type=ModelConfig)
@@ -205,11 +208,12 @@ def _spawn(fds: Mapping[str, int]) -> "subprocess.Popen[bytes]":
     )
 
 
-def load(path: str, threads: int, config: str = "") -> PythonBackend:
+def load(path: str, threads: int, config: str = "", gpu: GpuOptions | None = None) -> PythonBackend:
     """The model of a `model.py` with the configuration `config`, in JSON.
 
-    `threads` is how many cores there are, which is for the model to heed. Raises BackendFailed.
+    `threads` is how many cores there are, which is for the model to heed; so is the GPU. Raises BackendFailed.
     """
+    del gpu
     if not config:
         raise BackendFailed(f"{path}: expected a config.pbtxt that says what its inputs and outputs are")
     return PythonBackend(Start(path, threads, config))

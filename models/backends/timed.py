@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from models.arrays import Array
-from models.backends.base import Backend
+from models.backends.base import Backend, GpuOptions
 from models.errors import BackendFailed
 from models.tensor import VARIABLE, TensorSpec
 from models.timed_file import TimedFile, read_timed_file
@@ -13,6 +13,8 @@ from models.timed_file import TimedFile, read_timed_file
 
 class TimedBackend:
     """Output i is input i, as late as the table says for its rows; see `Backend`."""
+
+    provider = ""
 
     def __init__(self, file: TimedFile) -> None:
         self._batchable = file.max_batch_size > 0
@@ -40,6 +42,7 @@ class Slowed:
     def __init__(self, backend: Backend, factor: float) -> None:
         self.inputs = backend.inputs
         self.outputs = backend.outputs
+        self.provider = backend.provider
         self._backend = backend
         self._added = factor - 1
 
@@ -51,7 +54,7 @@ class Slowed:
         return outputs
 
 
-def load(path: str, threads: int, config: str = "") -> TimedBackend:
+def load(path: str, threads: int, config: str = "", gpu: GpuOptions | None = None) -> TimedBackend:
     """The timed model of a JSON file, which says all (and sleeping needs no threads); raises ConfigError."""
-    del threads, config
+    del threads, config, gpu
     return TimedBackend(read_timed_file(Path(path)))

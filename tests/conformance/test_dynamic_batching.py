@@ -14,6 +14,8 @@ import pytest
 from tests.support.server import GatewayServer, gateway_server
 from tests.support.timed_models import CLIENTS, Reply, Sent, executed, replay, save_timed
 
+pytestmark = pytest.mark.timed
+
 STARTUP_MS = 200
 AT_ONCE_MS = 600
 HOLD_MS = 1000

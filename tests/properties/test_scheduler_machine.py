@@ -280,11 +280,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.complete(name, [confidence, 0.4])
 
     @precondition(lambda self: self.busy())
-    @rule(data=st.data())
-    def fail_one(self, data: st.DataObject) -> None:
+    @rule(
+        data=st.data(),
+        cause=st.sampled_from([FailureCause.BACKEND, FailureCause.OUT_OF_MEMORY, FailureCause.RESOURCES]),
+    )
+    def fail_one(self, data: st.DataObject, cause: FailureCause) -> None:
         batch = self.take_first(data.draw(st.sampled_from(self.busy())))
         self.started_ns.pop(batch.batch)
-        self.tell(BatchFailed(batch.batch, FailureCause.BACKEND, "the model failed"))
+        self.tell(BatchFailed(batch.batch, cause, "the model failed"))
 
     @precondition(lambda self: any(len(held) == 2 and held[1].batch in self.revoked for held in self.running.values()))
     @rule()

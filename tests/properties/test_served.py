@@ -16,6 +16,7 @@ from batcher.events import (
     ModelUnloaded,
     PartitionLost,
     PartitionReady,
+    PartitionResized,
     PlanBuilt,
     RequestArrived,
     RequestCancelled,
@@ -179,6 +180,15 @@ class ServingMachine(RuleBasedStateMachine):
         while self.running[name]:
             self.complete_on(name)
         self.restore(name, models)
+
+    @precondition(lambda self: self.holds)
+    @rule(data=st.data(), cores=st.integers(1, 2))
+    def resize(self, data: st.DataObject, cores: int) -> None:
+        """A worker that holds as much takes another's place; what that one has, it still ends, whenever."""
+        name = data.draw(st.sampled_from(sorted(self.holds)))
+        if not self.orders[name]:
+            tables = dict.fromkeys(sorted(self.holds[name]), GAINING)
+            self.tell(PartitionResized(name, f"cpu{cores}", float(cores), cores / 4, tables))
 
     @precondition(lambda self: self.building)
     @rule()

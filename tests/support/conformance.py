@@ -63,7 +63,7 @@ class Table:
             terminalreporter.write_line("  ".join([*cells, row[3]]))
         results = Counter(row[3] for row in rows)
         skipped = f", {results['skipped']} more could not be tried here" if results["skipped"] else ""
-        terminalreporter.write_line(f"{results['passed']} of {len(rows) - results['skipped']}{skipped}")
+        terminalreporter.write_line(f"{results['passed']} of {len(rows) - results['skipped']} passing{skipped}")
 
 
 def pytest_configure(config: pytest.Config) -> None:

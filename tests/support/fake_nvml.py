@@ -3,6 +3,7 @@
 # ruff: noqa: N802 (the functions have the library's names)
 
 import ctypes
+import queue
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -63,6 +64,8 @@ class FakeGpu:
         self.needs_reset = False
         self.processes: list[int] = []
         self.instances: list[FakeInstance] = []
+        self.lost = False
+        self.used_mib = 0
 
     def hold(self, placement: Placement, *pids: int) -> None:
         """Put processes on an instance."""
@@ -90,6 +93,8 @@ class FakeNvml:
         self.calls: list[str] = []
         self._things: list[Any] = []
         self._ids = 0
+        self._events: queue.Queue[tuple[FakeGpu, int, int, int]] = queue.Queue()
+        self.watched: set[str] = set()
         for index, gpu in enumerate(gpus):
             gpu.uuid = f"GPU-{index:08x}-0000-0000-0000-000000000000"
 
@@ -134,6 +139,40 @@ class FakeNvml:
             self._give(ctypes.byref(out, index * ctypes.sizeof(ctypes.c_void_p)), thing)
         count._obj.value = len(things)
 
+    # Events: what is told of a GPU that nobody has registered for is dropped, as by the driver.
+
+    def tell(self, gpu: FakeGpu, type: int, data: int = 0, instance: int = 0xFFFFFFFF) -> None:
+        """A GPU, or one of its instances, has an error."""
+        if gpu.uuid in self.watched:
+            self._events.put((gpu, type, data, instance))
+
+    def _nvmlEventSetCreate(self, out: Any) -> None:
+        self.watched.clear()
+        self._give(out, self._events)
+
+    def _nvmlEventSetFree(self, handle: Any) -> None:
+        self._thing(handle)
+
+    def _nvmlDeviceGetSupportedEventTypes(self, device: Any, out: Any) -> None:
+        self._thing(device)
+        out._obj.value = pynvml.nvmlEventTypeAll
+
+    def _nvmlDeviceRegisterEvents(self, device: Any, types: Any, handle: Any) -> None:
+        assert types.value == pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError
+        self._thing(handle)
+        self.watched.add(self._thing(device).uuid)
+
+    def _nvmlEventSetWait_v2(self, handle: Any, data: Any, timeout_ms: Any) -> None:
+        if any(gpu.lost and gpu.uuid in self.watched for gpu in self.gpus):
+            raise _Refused(pynvml.NVML_ERROR_GPU_IS_LOST)
+        try:
+            gpu, type, number, instance = self._thing(handle).get(timeout=timeout_ms.value / 1000)
+        except queue.Empty:
+            raise _Refused(pynvml.NVML_ERROR_TIMEOUT) from None
+        into = data._obj
+        self._give(ctypes.byref(into), gpu)
+        into.eventType, into.eventData, into.gpuInstanceId = type, number, instance
+
     def _nvmlInitWithFlags(self, flags: int) -> None:
         pass
 
@@ -159,8 +198,11 @@ class FakeNvml:
         out.value = self._thing(device).name.encode()
 
     def _nvmlDeviceGetMemoryInfo(self, device: Any, memory: Any) -> None:
+        if self._thing(device).lost:
+            raise _Refused(pynvml.NVML_ERROR_GPU_IS_LOST)
         largest = self._thing(device).geometry.profiles[0]
         memory._obj.total = (largest.memory_mib or 0) << 20
+        memory._obj.free = memory._obj.total - (self._thing(device).used_mib << 20)
 
     def _nvmlDeviceGetComputeRunningProcesses_v3(self, device: Any, count: Any, out: Any) -> None:
         processes = self._thing(device).processes

@@ -86,6 +86,18 @@ def save_variable(path: Path) -> Path:
     return save_model(path, [helper.make_node("Add", ["x", "x"], ["y"])], ends[:1], ends[1:])
 
 
+def save_wide(path: Path, width: int) -> Path:
+    """`x` FP32 [N, 1] -> `y` = width * max(x, 0): in between each row is `width` numbers wide, which takes memory."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "ones"], ["wide"]),
+        helper.make_node("Relu", ["wide"], ["positive"]),
+        helper.make_node("ReduceSum", ["positive", "axis"], ["y"]),
+    ]
+    ends = [value(name, DataType.FP32, ["N", 1]) for name in ("x", "y")]
+    weights: dict[str, Array] = {"ones": np.ones((1, width), np.float32), "axis": np.array([1])}
+    return save_model(path, nodes, ends[:1], ends[1:], weights)
+
+
 def save_spin(path: Path, fixed_iters: int, row_iters: int) -> Path:
     """`x` FP32 [N, 64] -> `y` = x bit for bit (x finite), after work that costs time.
 

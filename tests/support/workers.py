@@ -9,12 +9,14 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
 from models.arrays import Array, decode_bytes, encode_bytes, numpy_dtype
 from models.pipeline import Confidence
+from models.profile import LatencyTable
 from models.tensor import DataType
 from mps.arena import Region
 from mps.cpu import default_partitions
@@ -45,8 +47,18 @@ class Gateway:
         self.workers.pop(partition, None)
         self.reports.put_nowait(f"{partition}: {reason}")
 
+    def worker_replaced(
+        self, partition: str, worker: WorkerProcess, ready: Ready, output_region: int, tables: dict[str, LatencyTable]
+    ) -> None:
+        self.workers[partition] = worker
+        self.output_regions[partition] = output_region
+        self.reports.put_nowait(ready)
+
+    def worker_gone(self, worker: WorkerProcess, reason: str) -> None:
+        self.reports.put_nowait(f"{worker.partition.name} replaced: {reason}")
+
     def model_loaded(self, partition: str, model: LoadedModel) -> None:
-        self.reports.put_nowait(model)
+        self.reports.put_nowait(msgspec.structs.replace(model, evidence=None))
 
     def model_unloaded(self, partition: str, key: str) -> None:
         self.reports.put_nowait(f"{partition}: {key} unloaded")

@@ -336,12 +336,12 @@ def test_the_command_line_is_a_client_of_it(
         capsys.readouterr()
         assert main(["model", "list", url]) == 0
         assert capsys.readouterr().out == (
-            "name    version  state  reason\n"
-            "both\n"
+            "name    version  state       reason\n"
+            "both             not loaded\n"
             "first   1        READY\n"
             "mine    1        READY\n"
             "plain   1        READY\n"
-            "second\n"
+            "second           not loaded\n"
         )
         assert main(["model", "config", "mine", url]) == 0
         assert json.loads(capsys.readouterr().out)["output"][0]["label_filename"] == "labels.txt"
@@ -354,3 +354,20 @@ def test_the_command_line_is_a_client_of_it(
     assert capsys.readouterr().out == (
         "first:1: ok, batches of up to 64\nsecond:1: ok, batches of up to 64\nboth: ok, pipeline\n"
     )
+
+
+def test_without_a_repository_clients_bring_the_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, text = save(tmp_path, "mine", seed=5), tmp_path / "notes.onnx"
+    text.write_text("not a model")
+    with gateway_server(None, tmp_path, {"partitions": 1}, ["--control", "explicit"]) as server:
+        url = f"--url=http://{server.http_url}"
+        assert main(["model", "register", "mine", "--file", str(model), url]) == 0
+        body = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}).encode()
+        assert server.request("POST", "/v2/models/mine/infer", body)[0] == 200
+        capsys.readouterr()
+        assert main(["model", "register", "notes", "--file", str(text), url]) == 2
+        told = capsys.readouterr().err
+        assert f"load failed for model 'notes': {text}: " in told
+        assert "sluice-" not in told
+        assert main(["model", "list", url]) == 0
+        assert "sluice-" not in capsys.readouterr().out

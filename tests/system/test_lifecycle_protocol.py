@@ -60,8 +60,8 @@ def test_what_is_asked_wrongly_is_refused(repository: Path, tmp_path: Path) -> N
     content = save(tmp_path / "elsewhere", "given").read_bytes()
     with serve(repository, tmp_path, partitions=1, load_models=["second"]) as server:
         for protocol, (bad, unknown) in {
-            "http": ("400", "500"),
-            "grpc": ("INVALID_ARGUMENT", "INTERNAL"),
+            "http": ("400", "404"),
+            "grpc": ("INVALID_ARGUMENT", "NOT_FOUND"),
         }.items():
             with connect(server, protocol) as client:
                 for name in (" ", "..", ".hidden"):

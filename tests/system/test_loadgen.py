@@ -19,6 +19,7 @@ import pytest
 from loadgen.result import RunConfig, RunResult
 from loadgen.samples import SampleSource
 from loadgen.scenario import run_server_scenario
+from loadgen.target.base import TargetUnreachable
 from models.errors import ConfigError
 from tests.support.onnx_models import save_mlp
 from tests.support.server import gateway_server
@@ -266,6 +267,12 @@ def test_what_the_server_refuses_as_out_of_time_is_shed(gateway: tuple[dict[str,
     result = run(gateway[0][protocol], queries=20, slo_ms=0.000001)
     assert result.metrics.ok + result.metrics.shed == 20
     assert result.metrics.shed > 0
+
+
+def test_the_port_of_the_other_protocol_is_told_as_such(gateway: tuple[dict[str, str], str]) -> None:
+    target = gateway[0]["grpc"].replace("grpc://", "http://")
+    with pytest.raises(TargetUnreachable, match=f"a port of gRPC is asked as {gateway[0]['grpc']}$"):
+        run_server_scenario(RunConfig(target=target, model="m", rate=10, queries=1))
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

@@ -31,6 +31,8 @@ from models.profile import LatencyTable
 from models.spec import ModelSpec
 from models.tensor import DataType, TensorSpec
 from mps.messages import Done, Failed, LoadedModel, ModelFile, Ready, Run
+from mps.partition import Partition
+from mps.proof import Evidence
 from mps.supervisor import WorkerSpec
 from tests.support.onnx_models import save_mlp
 from tests.support.processes import children
@@ -221,6 +223,12 @@ class Quiet:
     def worker_ready(self, partition: str, ready: Ready) -> None: ...
 
     def worker_lost(self, partition: str, reason: str) -> None: ...
+
+    def worker_retired(self, partition: str, reason: str) -> None: ...
+
+    def worker_replaced(self, partition: Partition, ready: Ready) -> None: ...
+
+    def partition_proved(self, partition: str, evidence: Evidence) -> None: ...
 
     def model_loaded(self, partition: str, model: str) -> None: ...
 

@@ -59,11 +59,12 @@ def test_a_model_that_fits_nowhere_is_refused_and_the_rest_served(tmp_path: Path
         )
 
 
-def test_a_model_that_the_others_leave_no_room_for_is_loaded_when_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_plan_finds_a_place_for_a_model_that_was_refused(tmp_path: Path) -> None:
     for seed, name in enumerate(("one", "two")):
         save_mlp(tmp_path / "models" / name / "1" / "model.onnx", [64, 64, 10], seed)
     config: dict[str, object] = {
-        "partitions": [{"name": "only", "cores": [available_cores()[0]], "memory_mb": MEMORY_MB}]
+        "partitions": [{"name": "only", "cores": [available_cores()[0]], "memory_mb": MEMORY_MB}],
+        "residency": {"loading": "plan"},
     }
     with gateway_server(tmp_path / "models", tmp_path, config) as server:
         assert infer(server, "one")[0] == 200

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.server import GatewayServer, gateway_server
-from tests.support.timed_models import Reply, Sent, executed, replay, save_timed
+from tests.support.timed_models import CLIENTS, Reply, Sent, executed, replay, save_timed
+
+pytestmark = pytest.mark.timed
 
 BUSY_MS = 600
 LEVELS = "priority_levels: {levels} default_priority_level: {levels}"
@@ -59,6 +61,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayServer]:
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(ENSEMBLE % steps)
     with gateway_server(repository, directory, {"partitions": 1}) as running:
+        for each in CLIENTS:  # the first request of a client takes it longer
+            replay(running, each, [Sent(0, 1, "quick")])
         yield running
 
 

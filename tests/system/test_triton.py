@@ -47,12 +47,20 @@ def mlp(tmp_path: Path) -> Path:
 
 @contextmanager
 def attached(
-    directory: Path, mlp: Path, scratch: Path, repository: Path | None = None, **settings: object
+    directory: Path,
+    mlp: Path,
+    scratch: Path,
+    repository: Path | None = None,
+    *,
+    by_http: bool = False,
+    **settings: object,
 ) -> Iterator[tuple[TritonServer, GatewayServer]]:
     """A Triton with the model `mlp`, and a gateway that is attached to it."""
     add_model(scratch / "triton", "mlp", mlp)
     with triton_server(directory, scratch / "triton", scratch) as triton:
         entry = {"name": "triton", "url": triton.url, **settings}
+        if by_http:
+            entry["http_url"] = f"127.0.0.1:{triton.http_port}"
         with gateway_server(repository, scratch, {"partitions": 1, "triton": [entry]}) as gateway:
             yield triton, gateway
 
@@ -87,10 +95,13 @@ def lines(gateway: GatewayServer, text: str) -> int:
     return gateway.log.read_text().count(text)
 
 
-def test_the_models_of_a_triton_are_served_without_a_repository(directory: Path, mlp: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_http", [False, True])
+def test_the_models_of_a_triton_are_served_without_a_repository(
+    directory: Path, mlp: Path, tmp_path: Path, by_http: bool
+) -> None:
     fixed = save_fixed_batch(tmp_path / "files" / "fixed.onnx")
     add_model(tmp_path / "triton", "fixed", fixed)
-    with attached(directory, mlp, tmp_path) as (triton, gateway):
+    with attached(directory, mlp, tmp_path, by_http=by_http) as (triton, gateway):
         for count in (1, 3, 8):
             x = rows(count, seed=count)
             answer = infer(gateway.grpc_url, "mlp", x)
@@ -118,8 +129,9 @@ def test_stages_run_here_and_there_in_one_pipeline(directory: Path, mlp: Path, t
         assert np.array_equal(infer(gateway.grpc_url, "mixed", x), direct(first, middle))
 
 
-def test_a_killed_model_process_costs_no_request(directory: Path, mlp: Path, tmp_path: Path) -> None:
-    with attached(directory, mlp, tmp_path) as (triton, gateway), ThreadPoolExecutor(4) as clients:
+@pytest.mark.parametrize("by_http", [False, True])
+def test_a_killed_model_process_costs_no_request(directory: Path, mlp: Path, tmp_path: Path, by_http: bool) -> None:
+    with attached(directory, mlp, tmp_path, by_http=by_http) as (triton, gateway), ThreadPoolExecutor(4) as clients:
         x = rows(2)
         expected = direct(mlp, x)
         assert np.array_equal(infer(gateway.grpc_url, "mlp", x), expected)

@@ -1,6 +1,7 @@
 """Workers die or hang under load: every request still gets exactly one answer, the right one."""
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -13,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mps.cpu import available_cores
 from tests.support.onnx_models import save_spin
-from tests.support.processes import alive, children
+from tests.support.processes import alive, children, until
 from tests.support.server import GatewayServer, gateway_server
 
 CLIENTS = 16
@@ -122,3 +123,50 @@ def test_requests_of_a_worker_that_hangs_are_answered_by_another_and_it_is_repla
     assert sum(outcomes.values()) == answered
     assert sum(restarts.values()) == 1
     assert 9.5 < away_s < 15.0
+
+
+@pytest.mark.skipif(len(available_cores()) < 2, reason="two partitions need two cores")
+def test_a_partition_whose_worker_is_lost_again_and_again_is_left_alone_while_the_other_serves(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    save_spin(repository / "spin" / "1" / "model.onnx", 2_000, 200)
+
+    def worker() -> int | None:
+        states = json.loads(server.request("GET", "/v2/sluice/partitions")[2])["partitions"]
+        found: int | None = states[0]["worker"]
+        return found
+
+    def kill() -> None:
+        victim = worker()
+        assert victim is not None
+        os.kill(victim, signal.SIGKILL)
+        until(lambda: worker() != victim)
+
+    def quarantined() -> list[float]:
+        return list(counts(server, "sluice_partition_quarantined", "partition").values())
+
+    async def main() -> int:
+        load = Load(server)
+        running = asyncio.create_task(load.run())
+        await asyncio.to_thread(kill)
+        await asyncio.to_thread(until, lambda: worker() is not None)
+        await asyncio.to_thread(kill)
+        assert quarantined() == [1, 0]
+        before = load.answered
+        await asyncio.sleep(1)
+        assert load.answered > before
+        assert worker() is None
+        (state, _) = json.loads(server.request("GET", "/v2/sluice/partitions")[2])["partitions"]
+        assert "the partition is in quarantine for 3 s: its worker was lost 2 times within 30 s" in state["lost"]
+        await asyncio.to_thread(until, lambda: worker() is not None)
+        load.stopping = True
+        await running
+        return load.answered
+
+    quarantine = {"faults": 2, "within_s": 30, "first_s": 3, "last_s": 6}
+    config = {"partitions": 2, "max_batch_size": 8, "default_slo_ms": 30_000, "quarantine": quarantine}
+    with gateway_server(repository, tmp_path, config) as server:
+        answered = asyncio.run(main())
+        assert quarantined() == [0, 0]
+        outcomes = counts(server, "sluice_requests_total", "outcome")
+    assert outcomes["completed"] == answered
+    assert sum(outcomes.values()) == answered

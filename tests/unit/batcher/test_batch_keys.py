@@ -1,8 +1,14 @@
-from batcher.config import PipelineConfig, StageConfig
-from batcher.decisions import CompleteRequest, Member, ReleaseReason
+import pytest
+
+from batcher.build import build_spec
+from batcher.config import PartitionConfig, PipelineConfig, StageConfig
+from batcher.decisions import CompleteRequest, DispatchBatch, Member, ReleaseReason
 from batcher.events import BatchCompleted, BatchFailed, FailureCause, RequestCancelled
 from batcher.outcome import Outcome
 from batcher.scheduler import Scheduler
+from models.pipeline import Late, Pipeline, Source, Stage
+from models.spec import ModelSpec
+from models.tensor import DataType, TensorSpec
 from tests.support.scheduling import (
     GAINING,
     MS,
@@ -47,6 +53,27 @@ def test_requests_of_different_shapes_never_share_a_batch() -> None:
 def test_the_key_of_a_request_does_not_matter_where_every_dimension_is_fixed() -> None:
     scheduler = serving(spec_of([model("m:1")]), GAINING)
     assert step(scheduler, 0, arrival(1, S, key="x=16"), arrival(2, S, key="x=8")) == [dispatch(1, [1, 2])]
+
+
+@pytest.mark.parametrize("late", Late)
+def test_requests_whose_pipelines_rename_inputs_crosswise_never_share_a_batch(late: Late) -> None:
+    inputs = tuple(TensorSpec(name, DataType.FP32, (-1,)) for name in "xy")
+    pair = ModelSpec("pair", 1, inputs, (TensorSpec("z", DataType.FP32, (1,)),), 8)
+
+    def renaming(name: str, x: str, y: str) -> Pipeline:
+        given = tuple(TensorSpec(each, DataType.FP32, (-1,)) for each in "ab")
+        stage = Stage("s", {"x": Source("request", x), "y": Source("request", y)}, model="pair:1")
+        return Pipeline(name, 1, given, pair.outputs, (stage,), {"z": (Source("s", "z"),)}, 8, late=late)
+
+    pipelines = [renaming("straight", "a", "b"), renaming("alike", "a", "b"), renaming("crossed", "b", "a")]
+    scheduler = serving(build_spec([pair], pipelines, [PartitionConfig("cpu0", "cpu1")]), GAINING)
+    names = ("straight:1", "crossed:1", "alike:1", "crossed:1")
+    decisions = step(scheduler, 0, *(arrival(n + 1, S, name, key="a=2;b=3") for n, name in enumerate(names)))
+    while len(batches := [each for each in decisions if isinstance(each, DispatchBatch)]) < 2:
+        due_ns = scheduler.next_wakeup_ns()
+        assert due_ns is not None
+        decisions += step(scheduler, due_ns)
+    assert [[member.request for member in batch.members] for batch in batches] == [[1, 3], [2, 4]]
 
 
 def test_a_stage_after_a_variable_output_is_batched_by_the_output_s_shape() -> None:

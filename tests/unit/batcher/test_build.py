@@ -116,6 +116,35 @@ def test_batches_are_keyed_where_a_dimension_is_variable() -> None:
     ]
 
 
+def test_keys_say_which_input_is_which_where_names_do_not() -> None:
+    other = TensorSpec("y", DataType.FP32, (-1,))
+    pair = ModelSpec("pair", 1, (ANY, other), (PROBS,), 8)
+    served = pipeline(
+        "renaming",
+        stage("alone", "pair:1", x="request.x", y="request.y"),
+        stage("straight", "pair:1", x="request.a", y="request.b"),
+        stage("crossed", "pair:1", x="request.b", y="request.a"),
+        stage("text", "text:1", x="request.a"),
+        stage("again", "text:1", x="request.b"),
+        stage("both", "pair:1", x="text.features", y="again.features"),
+        stage("swapped", "pair:1", x="again.features", y="text.features"),
+        stage("half", "pair:1", x="request.x", y="text.features"),
+        stage("fixed", "small:1", x="request.a"),
+    )
+    spec = build_spec([pair, TEXT, SMALL], [served], [CPU0])
+    assert [made.renamed for made in spec.pipelines[0].stages] == [
+        "",
+        "x=0.a,y=0.b",
+        "x=0.b,y=0.a",
+        "x=0.a",
+        "x=0.b",
+        "x=0.features,y=1.features",
+        "x=1.features,y=0.features",
+        "x=0.x,y=1.features",
+        "",
+    ]
+
+
 def test_variants_report_the_same_verdicts_in_the_same_order() -> None:
     third = ModelSpec("third", 1, (X,), (PROBS,), 8)
     cascade = pipeline(

@@ -86,14 +86,14 @@ def test_one_that_comes_back_with_other_models_goes_to_another_pool() -> None:
 
 def test_a_model_is_served_while_a_partition_that_holds_it_is_up() -> None:
     fleet = fleet_of(a={"m:1": ONE}, b={"m:1": ONE}, c={"m:1": ONE}, d={"n:1": ONE})
-    assert fleet.unserved == []
+    assert fleet.models["n:1"].served
     fleet.lost("d", MS)
-    assert [state.config.key for state in fleet.unserved] == ["n:1"]
+    assert [key for key, state in fleet.models.items() if not state.served] == ["n:1"]
     fleet.ready(PartitionReady("d", {}), 2 * MS)
     assert fleet.models["n:1"].pools == []
-    assert [state.config.key for state in fleet.unserved] == ["n:1"]
+    assert [key for key, state in fleet.models.items() if not state.served] == ["n:1"]
     fleet.ready(PartitionReady("c", BOTH), 3 * MS)
-    assert fleet.unserved == []
+    assert all(state.served for state in fleet.models.values())
 
 
 def test_of_two_tables_of_one_kind_the_faster_cells_count() -> None:

@@ -22,7 +22,9 @@ from gateway.http_infer import InferRoute
 from gateway.http_server import Connection, http_config
 from gateway.log_settings import LogSettings
 from gateway.metrics import Metrics, PipelineMeter
+from gateway.partition_states import PartitionStates
 from gateway.repository_api import RepositoryApi
+from gateway.resizing import Resizing
 from gateway.restricted import Restrictions
 from gateway.runtime import Runtime
 from gateway.shared_memory import SharedMemory
@@ -157,6 +159,7 @@ def front(
     allow_client_shm: bool = True,
     trace_file: str = "",
     restrictions: Restrictions | None = None,
+    resizing: object = None,
 ) -> Front:
     catalogue = Catalogue("1.2.3", pipelines, [Broken("broken", None, "model.onnx is empty")], ["cpu0"])
     catalogue.partition_ready("cpu0", [f"{pipeline.name}:{pipeline.version}" for pipeline in pipelines], {})
@@ -172,6 +175,8 @@ def front(
         TraceSettings(TraceFileSettings(trace_file), catalogue.names()),
         lambda: ARRIVED_NS,
         EPOCH_NS,
+        PartitionStates(()),
+        cast(Resizing, resizing),
     )
     app = build_app(control, cast(Metrics, Exposition()), runtime.traces, max_body_bytes, restrictions)
     return Front(runtime, catalogue, dataplane, control, app, InferRoute(dataplane, max_body_bytes), restrictions)

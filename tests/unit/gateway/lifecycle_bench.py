@@ -24,6 +24,7 @@ from gateway.lifecycle_loads import Loads
 from gateway.lifecycle_names import Names
 from gateway.lifecycle_revision import Source, deployed_from
 from gateway.metrics import Metrics
+from gateway.partition_states import PartitionStates
 from gateway.repository_api import IndexEntry, RepositoryApi
 from gateway.runtime import Runtime
 from gateway.server import PartitionWatch
@@ -137,7 +138,8 @@ class Served:
         self.catalogue = Catalogue("1", [], (), names)
         metrics = Metrics({}, names, queue_depths=self.scheduler.queue_depths, arena_bytes=lambda: 0)
         loads = Loads()
-        self.executor = InstantExecutor(PartitionWatch(self.catalogue, metrics, loads), names)
+        self.states = PartitionStates(partitions)
+        self.executor = InstantExecutor(PartitionWatch(self.catalogue, metrics, loads, self.states), names)
         self.runtime = Runtime(
             self.scheduler,
             self.executor,
@@ -148,7 +150,7 @@ class Served:
         )
         executor = cast(WorkerExecutor, self.executor)
         deployment = Deployment(
-            ServerConfig(), {}, partitions, self.scheduler, self.runtime, executor, self.catalogue, metrics, loads
+            ServerConfig(), {}, self.states, self.scheduler, self.runtime, executor, self.catalogue, metrics, loads
         )
         empty = Repository.scan(repositories, selection=Selection(()))
         deployed = Names(deployed_from(empty, source))

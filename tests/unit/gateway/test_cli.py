@@ -1,3 +1,4 @@
+import subprocess
 import sys
 
 import pytest
@@ -16,3 +17,28 @@ def test_another_platform_than_linux_is_told_so(
 def test_options_override_the_configuration_and_are_checked_alike(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "mlp.onnx", "--http-port", "70000"]) == 2
     assert capsys.readouterr().err == "sluice: command line: expected ports from 0 (any free one) to 65535\n"
+
+
+def test_what_neither_a_repository_nor_clients_give_cannot_be_served(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve"]) == 2
+    assert "expected --repository DIR, model files, a triton server in the configuration, or" in capsys.readouterr().err
+    assert main(["serve", "mlp.onnx", "--load-model", "mlp"]) == 2
+    assert "load_models belongs to control explicit, not to none" in capsys.readouterr().err
+
+
+HEAVY = ("asyncio", "fastapi", "google.protobuf", "grpc", "numpy", "onnx", "onnxruntime", "uvicorn", "yaml")
+
+
+@pytest.mark.parametrize("command", [["--help"], ["serve", "--help"], ["model", "list", "--url", "http://127.0.0.1:1"]])
+def test_commands_import_what_they_need_only(command: list[str]) -> None:
+    program = f"""
+import sys
+from gateway.cli import main
+try:
+    main({command})
+except SystemExit:
+    pass
+print(*[name for name in {HEAVY} if name in sys.modules], file=sys.stderr)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stderr.splitlines()[-1] == ""

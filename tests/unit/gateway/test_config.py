@@ -11,9 +11,13 @@ from batcher.settings import PolicySettings, PriceSettings
 from gateway.config import ServerConfig, ServerLimits, read_config
 from models.errors import ConfigError
 from models.units import NS_PER_MS
-from mps.partition import CpuPartition, MigPartition, MpsPartition, Partition
+from mps.partition import CpuPartition, MigPartition, MpsPartition, Partition, ShareMode
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encoding="utf-8")
+
+
+GPU = "GPU-5d1f7b7a-9c1d-4b52-8b2a-0123456789ab"
+MIG = GPU.replace("GPU", "MIG")
 
 
 def write(directory: Path, text: str) -> Path:
@@ -52,6 +56,30 @@ def test_every_setting_can_be_written(tmp_path: Path) -> None:
     assert config.limits.config() == Limits(queue_requests=10, memory_bytes=1 << 20, hand_off_ns=80_000)
 
 
+def test_partitions_are_of_all_kinds(tmp_path: Path) -> None:
+    config = read_config(
+        write(
+            tmp_path,
+            f"""
+            partitions:
+              - {{name: cores, cores: [0], memory_mb: 512, hard_memory_mb: 1024}}
+              - {{kind: mig, name: slice, uuid: {MIG}, profile: 2g.20gb, memory_mb: 19000, price: 1.2, cores: [1]}}
+              - {{kind: mps, name: half, uuid: {GPU}, share_percent: 50, memory_mb: 40000, mode: elastic}}
+              - {{kind: mps, name: rest, uuid: {GPU}, share_percent: 50, memory_mb: 30000, mode: uncapped}}
+            strict: true
+            """,
+        )
+    )
+    assert config.partitions == (
+        CpuPartition("cores", (0,), memory_mb=512, hard_memory_mb=1024),
+        MigPartition("slice", MIG, "2g.20gb", price=1.2, memory_mb=19_000, cores=(1,)),
+        MpsPartition("half", GPU, 50, 40_000, ShareMode.ELASTIC),
+        MpsPartition("rest", GPU, 50, 30_000, ShareMode.UNCAPPED),
+    )
+    assert config.strict
+    assert [each.profile_kind for each in config.partitions] == ["cpu1", "mig-2g.20gb", "mps-50", "mps-100"]
+
+
 def test_the_objective_of_the_policy_can_be_written(tmp_path: Path) -> None:
     config = read_config(write(tmp_path, "policy: {objective: cost}"))
     assert config.policy.config() == PolicyConfig(PolicyName.DEADLINE, objective=Objective.COST)
@@ -81,7 +109,9 @@ def test_every_key_is_documented_and_so_are_the_defaults(settings: msgspec.Struc
         (CpuPartition("cpu0", (0, 1, 2), price=0.5), 0.5),
         (CpuPartition("cpu0", (0,), price=0), 0),
         (MigPartition("mig0", "MIG-0", "2g.20gb"), 2),
-        (MpsPartition("mps0", "GPU-0", 30, 1 << 30), 2.1),
+        (MpsPartition("mps0", "GPU-0", 30, 1024), 2.1),
+        (MpsPartition("mps0", "GPU-0", 30, price=1.5), 1.5),
+        (MigPartition("mig0", "MIG-0", "2g.20gb", price=3), 3),
     ],
 )
 def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition, hour: float) -> None:
@@ -94,9 +124,9 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
         (
             "port: 1",
             "Object contains unknown field `port`; expected limits, repository, control, load_models, poll_s, "
-            "recycle, host, http_port, grpc_port, partitions, triton, max_body_bytes, allow_client_shm, "
-            "cache_bytes, tls, restricted, trace, trace_requests, drain_timeout_s, policy, max_batch_size, models, "
-            "default_slo_ms, prices",
+            "recycle, host, http_port, grpc_port, partitions, strict, resize, quarantine, triton, max_body_bytes, "
+            "allow_client_shm, cache_bytes, tls, restricted, trace, trace_requests, drain_timeout_s, policy, "
+            "max_batch_size, models, default_slo_ms, residency, prices",
         ),
         (
             "restricted: [{groups: [infer], header: key, value: v}]",
@@ -116,7 +146,8 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
         ),
         (
             "partitions: [{name: a, cores: [0], core: 0}]",
-            "partitions[0]: Object contains unknown field `core`; expected name, cores, slowdown, price, memory_mb",
+            "partitions[0]: Object contains unknown field `core`; expected name, cores, slowdown, price, memory_mb, "
+            "hard_memory_mb",
         ),
         ("policy: {name: timeout, preferred: [0]}", "policy: expected preferred sizes of at least 1"),
         ("policy: {max_delay_ms: 3}", "policy: preferred and max_delay_ms belong to policy timeout, not to deadline"),
@@ -124,7 +155,8 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
             "policy: {name: timeout, objective: cost}",
             "policy: objective cost belongs to policy deadline, not to timeout",
         ),
-        ("policy: {name: greedy}", "policy.name: Invalid enum value 'greedy'"),
+        ("policy: {name: greedy}", "policy.name: Invalid enum value 'greedy'; expected none or timeout or deadline"),
+        ("control: manual", "control: Invalid enum value 'manual'; expected none or explicit or poll"),
         ("limits: {queue_requests: many}", "limits.queue_requests: Expected `int`, got `str`"),
         ("limits: {queue_requests: 0}", "limits: expected limits of at least 1"),
         ("partitions: [{kind: cpu, name: a}]", "partitions[0]: Object missing required field `cores`"),
@@ -143,6 +175,35 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
         (
             "partitions: [{name: a, cores: [0], memory_mb: 0}]",
             "partitions[0]: partition a: expected a finite memory_mb above 0, got 0",
+        ),
+        (
+            "partitions: [{name: a, cores: [0], memory_mb: 900, hard_memory_mb: 800}]",
+            "partitions[0]: partition a: expected a memory_mb of at most hard_memory_mb, got 900 and 800",
+        ),
+        (
+            "partitions: [{name: a, cores: [0], hard_memory_mb: 40}]",
+            "partitions[0]: partition a: expected a hard_memory_mb of at least 96, which a worker needs for itself, "
+            "got 40",
+        ),
+        ("partitions: []", "partitions: expected at least one, or a triton server"),
+        ("partitions: [{kind: gpu, name: a}]", "partitions[0]: kind: expected one of cpu, mig, mps, got 'gpu'"),
+        ("partitions: [a]", "partitions[0]: expected an object, got str"),
+        (
+            f"partitions: [{{kind: mig, name: a, uuid: {GPU}, profile: 1g}}]",
+            f"partition a: expected a whole UUID, MIG-…, got '{GPU}'",
+        ),
+        (
+            "partitions: [{kind: mps, name: a, uuid: GPU-5d1f, share_percent: 10}]",
+            "partition a: expected a whole UUID, GPU- or MIG-…, got 'GPU-5d1f'",
+        ),
+        (
+            f"partitions: [{{kind: mig, name: a, uuid: {MIG}, profile: 9g}}]",
+            "partitions[0]: partition a: expected a profile such as 2g or 2g.20gb, got '9g'",
+        ),
+        (
+            f"partitions: [{{kind: mps, name: a, uuid: {GPU}, share_percent: 70, memory_mb: 1000}}, "
+            f"{{kind: mps, name: b, uuid: {GPU}, share_percent: 40, memory_mb: 1000}}]",
+            f"{GPU}: a share of 110 % is asked (70 % for a, 40 % for b), 100 % is free",
         ),
         ("triton: [{name: t, url: here}]", "triton[0]: expected a name and a url such as 127.0.0.1:8001, got 't'"),
         ("triton: [{name: t, url: 'a:1', models: []}]", "triton[0]: triton t: expected names of models"),

@@ -215,6 +215,9 @@ def test_a_request_without_an_answer_tells_its_reason() -> None:
         "It ended as evicted_deadline after 9.0 ms: out of reach; the largest part was waiting behind other requests: "
         "9.0 ms.",
     )
+    expired = explain(trace([], Outcome.EVICTED_DEADLINE, 9), 0)
+    assert dict(expired.headers())["x-sluice-reason"] == "its time in queues was over"
+    assert expired.sentence.startswith("It ended as evicted_deadline after 9.0 ms: its time in queues was over; ")
     assert why(trace([], None, 0)) == (
         "queue",
         "It has been under way for 100.0 ms; the largest part was waiting behind other requests: 100.0 ms.",

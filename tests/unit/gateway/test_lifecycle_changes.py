@@ -49,7 +49,7 @@ async def test_a_model_is_served_from_its_load_to_its_unload(gateway: Served, re
         gateway.catalogue.pipeline("m", "")
     assert (gateway.scheduler.dispatcher.models, gateway.executor.known) == ({}, set())
     await gateway.lifecycle.unload("m")
-    with pytest.raises(ServingError, match="failed to load 'x', failed to poll from model repository"):
+    with pytest.raises(ModelNotFound, match="failed to load 'x', failed to poll from model repository"):
         await gateway.lifecycle.load("x")
 
 

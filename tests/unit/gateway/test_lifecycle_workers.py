@@ -31,7 +31,7 @@ async def test_a_worker_goes_when_it_has_done_what_it_was_sent(bench: Bench) -> 
     assert told == ["cpu0"]
     assert bench.events[2:] == [BatchCompleted(1, 5, 9, (), "y=3"), BatchCompleted(2, 5, 9, (), "y=3")]
     bench.executor.worker_lost("cpu0", "its memory is given back")
-    assert bench.told == ["cpu0 ready", f"cpu0 lost: {REASON}"]
+    assert bench.told == ["cpu0 ready", f"cpu0 retired: {REASON}"]
     assert len(bench.events) == 4
 
 
@@ -46,7 +46,7 @@ async def test_an_idle_worker_goes_once_and_takes_no_orders(bench: Bench) -> Non
     bench.executor.model_loaded("cpu0", LoadedModel("big:1", TABLE))
     bench.executor.model_unloaded("cpu0", "mlp:1")
     assert (told, bench.worker.sent) == (["cpu0"], [])
-    assert bench.told == ["cpu0 ready", f"cpu0 lost: {REASON}"]
+    assert bench.told == ["cpu0 ready", f"cpu0 retired: {REASON}"]
     assert bench.events[1:] == [PartitionLost("cpu0", REASON)]
 
 

@@ -1,23 +1,27 @@
 """`sluice model` against a server that answers what it is told to."""
 
+import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
+import grpc
 import pytest
 
 from gateway.cli import main
 
 
 @contextmanager
-def answering(answer: bytes) -> Iterator[str]:
-    """The URL of a server that answers 200 with this, whatever it is asked."""
+def answering(answer: bytes, status: int = 200) -> Iterator[str]:
+    """The URL of a server that answers with this, whatever it is asked."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            self.send_response(200)
+            self.send_response(status)
             self.end_headers()
             self.wfile.write(answer)
 
@@ -41,7 +45,7 @@ def test_what_a_server_knows_is_a_table(capsys: pytest.CaptureFixture[str]) -> N
         assert main(["model", "list", "--url", url]) == 0
         assert main(["model", "list", "--json", "--url", url]) == 0
     assert capsys.readouterr().out == (
-        f"name    version  state  reason\nfirst   1        READY\nsecond\n{index.decode()}\n"
+        f"name    version  state       reason\nfirst   1        READY\nsecond           not loaded\n{index.decode()}\n"
     )
 
 
@@ -53,3 +57,54 @@ def test_what_another_server_answers_is_told_as_such(
     with answering(answer) as url:
         assert main(["model", *command, "--url", url]) == 2
     assert capsys.readouterr().err == f"sluice: {url}: not an answer of Sluice\n"
+
+
+@pytest.mark.parametrize(
+    ("reason", "arguments", "told"),
+    [
+        ("m/1/model.onnx: not an ONNX model", [], "{file}: not an ONNX model"),
+        ("m/config.pbtxt: input 'z': there is none", [], "--config: input 'z': there is none"),
+        ("m/config.pbtxt: input 'z': there is none", ["--config", "{config}"], "{config}: input 'z': there is none"),
+        ("m/1: expected a file model.py", [], "{file}: expected a file model.py"),
+    ],
+)
+def test_what_is_wrong_with_an_upload_is_told_of_the_file_it_came_from(
+    reason: str, arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, config = tmp_path / "net.onnx", tmp_path / "c.json"
+    file.write_bytes(b"")
+    config.write_text("{}")
+    refusal = json.dumps({"error": f"load failed for model 'm': {reason}"}).encode()
+    given = [each.format(config=config) for each in arguments]
+    with answering(refusal, 400) as url:
+        assert main(["model", "register", "m", "--file", str(file), *given, "--url", url]) == 2
+    said = told.format(file=file, config=config)
+    assert capsys.readouterr().err == f"sluice: {url}: load failed for model 'm': {said}\n"
+
+
+def test_what_is_wrong_with_a_configuration_is_told_of_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "c.json"
+    config.write_text("{}")
+    refusal = json.dumps({"error": "load failed for model 'm': /srv/models/m/config.pbtxt: no field 'x'"}).encode()
+    with answering(refusal, 400) as url:
+        assert main(["model", "load", "m", "--config", str(config), "--url", url]) == 2
+        assert main(["model", "load", "m", "--url", url]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.endswith(f"load failed for model 'm': {config}: no field 'x'")
+    assert second.endswith("load failed for model 'm': /srv/models/m/config.pbtxt: no field 'x'")
+
+
+def test_the_port_of_grpc_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        for command in (["model", "list"], ["why", "7"]):
+            assert main([*command, "--url", f"http://127.0.0.1:{port}"]) == 2
+    finally:
+        server.stop(None).wait()
+    sentence = f"sluice: http://127.0.0.1:{port}: this is a port of gRPC; expected the server's port of HTTP"
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.startswith(sentence) for line in lines] == [True, True]

@@ -18,6 +18,12 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
 
 
+@pytest.fixture(autouse=True)
+def no_mps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of other tests run on this machine too."""
+    monkeypatch.setattr("gateway.partitions_command.found_daemons", lambda: ())
+
+
 @pytest.fixture
 def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeNvml()
@@ -145,6 +151,17 @@ gpus:
         "3. create 2g.20gb@0",
         "4. create 1g.10gb@2",
     ]
+
+
+@pytest.mark.usefixtures("no_driver")
+def test_a_4g_and_a_3g_are_planned_for_what_a_whole_gpu_does_not_serve(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "gpus: [{{gpu: A100-80, demands: {{resnet50: {{rate: 3000, rates: {{{}}}}}}}}}]"
+    assert main(["partitions", "plan", write(tmp_path, text.format("7g: 2796"))]) == 2
+    assert "resnet50 cannot be served on one A100-80; 93% of these rates could be" in capsys.readouterr().err
+    assert main(["partitions", "plan", write(tmp_path, text.format("3g: 1423, 4g: 1620, 7g: 2796"))]) == 0
+    assert told(capsys)[3:5] == ["wanted:  4g.40gb@0, 3g.40gb@4", "resnet50: 4g.40gb, 3g.40gb"]
 
 
 @pytest.mark.parametrize(

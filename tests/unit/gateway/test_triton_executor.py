@@ -72,6 +72,16 @@ async def test_what_the_model_refuses_fails_the_batch_and_nothing_else(bench: Be
     assert isinstance(await bench.event(), BatchCompleted)
 
 
+@benched()
+async def test_a_batch_that_had_no_memory_on_the_server_is_told_from_one_that_it_refused(bench: Bench) -> None:
+    await bench.ready()
+    bench.fake.answer = answers(refusing(grpc.StatusCode.INTERNAL, "onnx runtime error 2: CUDA error 2: out of memory"))
+    batch = bench.send(1)
+    event = await bench.event()
+    assert isinstance(event, BatchFailed)
+    assert (event.batch, event.cause) == (batch, FailureCause.OUT_OF_MEMORY)
+
+
 @benched(timeout_s=0.1)
 async def test_a_batch_that_is_not_answered_opens_the_breaker_until_the_server_is_well(bench: Bench) -> None:
     await bench.ready()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gateway.executors.triton_client import ServerLost
+from gateway.executors.triton_errors import ServerLost
 from gateway.executors.triton_process import TritonProcess, launched
 from gateway.executors.triton_settings import TritonSettings
 
@@ -165,6 +165,8 @@ def test_it_does_not_outlive_a_gateway_that_is_killed() -> None:
         ({"command": ("tritonserver", "")}, "triton t: expected a command without empty arguments"),
         ({"command": ("a",), "cores": (1, 1)}, r"triton t: expected cores of at least 0, each once, got \[1, 1\]"),
         ({"command": ("a",), "start_timeout_s": 0}, "triton t: expected a finite start_timeout_s above 0, got 0"),
+        ({"http_url": "here"}, "triton t: expected an http_url such as 127.0.0.1:8000, for a server on this machine"),
+        ({"url": "10.0.0.7:1", "http_url": "10.0.0.7:2"}, "for a server on this machine, got '10.0.0.7:2'"),
         ({"url": "unix:"}, "expected a name and a url such as 127.0.0.1:8001, got 't' and 'unix:'"),
     ],
 )

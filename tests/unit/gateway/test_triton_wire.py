@@ -8,7 +8,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from gateway.assembly import BatchInput
-from gateway.executors.triton_client import ModelLost, ServerLost, meaning
+from gateway.executors.triton_errors import ModelLost, ServerLost, meaning
 from gateway.executors.triton_wire import decode_batch, encode_batch
 from models.arrays import WireBytes
 from models.errors import BackendFailed, BadTensor, PartitionError

@@ -27,8 +27,10 @@ from models.spec import ModelSpec
 from models.tensor import VARIABLE, DataType, TensorSpec
 from mps.arena import Region
 from mps.cpu import default_partitions
-from mps.messages import Done, Failed, LoadedModel, ModelFile, OutputTensor, Ready, Revoke, Revoked, Run
+from mps.messages import Blame, Done, Failed, LoadedModel, ModelFile, OutputTensor, Ready, Revoke, Revoked, Run
+from mps.partition import Partition
 from mps.process import WorkerProcess
+from mps.proof import Evidence
 from mps.supervisor import WorkerSpec
 from tests.support.virtual_time import VirtualLoop, run_virtual
 
@@ -83,6 +85,15 @@ class Bench:
 
     def worker_lost(self, partition: str, reason: str) -> None:
         self.told.append(f"{partition} lost: {reason}")
+
+    def worker_retired(self, partition: str, reason: str) -> None:
+        self.told.append(f"{partition} retired: {reason}")
+
+    def worker_replaced(self, partition: Partition, ready: Ready) -> None:
+        self.told.append(f"{partition.name} is {partition.profile_kind}")
+
+    def partition_proved(self, partition: str, evidence: Evidence) -> None:
+        self.told.append(f"{partition} has {evidence.thread_count} threads")
 
     def model_loaded(self, partition: str, model: str) -> None:
         self.told.append(f"{partition} loaded {model}")
@@ -201,6 +212,42 @@ async def test_failed_and_revoked_batches_are_reported_and_give_their_inputs_bac
     bench.executor.message("cpu0", Revoked(revoked))
     assert bench.events[1:] == [BatchFailed(failed, FailureCause.BACKEND, "mlp:1: bad row"), BatchRevoked(revoked)]
     assert bench.executor.arena_bytes == 0
+
+
+@benched
+async def test_a_batch_without_memory_is_told_from_one_that_failed_by_its_content(bench: Bench) -> None:
+    failed = bench.send(1)
+    bench.executor.message("cpu0", Failed(failed, "mlp:1: no memory", Blame.MEMORY))
+    assert bench.events[1:] == [BatchFailed(failed, FailureCause.OUT_OF_MEMORY, "mlp:1: no memory")]
+    assert bench.executor.arena_bytes == 0
+
+
+@benched
+async def test_a_worker_whose_context_is_lost_is_killed_and_its_batches_are_lost_with_it(bench: Bench) -> None:
+    post = bench.supervisor._by_name["cpu0"]
+    post.process = cast("WorkerProcess", bench.worker)
+    failed, waiting = bench.send(1), bench.send(2)
+    bench.executor.message("cpu0", Failed(failed, "mlp:1: CUDA failure 700", Blame.DEVICE))
+    assert bench.worker.killed == ["mlp:1: CUDA failure 700"]
+    assert bench.events[1:] == []
+    post.process = None
+    bench.executor.worker_lost("cpu0", "mlp:1: CUDA failure 700")
+    assert bench.events[2:] == [
+        BatchFailed(each, FailureCause.WORKER_LOST, "mlp:1: CUDA failure 700") for each in (failed, waiting)
+    ]
+
+
+@benched
+async def test_workers_that_go_together_are_told_of_at_once_and_once(bench: Bench) -> None:
+    reason = "mlp:1: CUDA failure 700"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench.executor.recovery, "context_lost", lambda partition, why: {"cpu0": why, "gone": why})
+        failed = bench.send(1)
+        bench.executor.message("cpu0", Failed(failed, reason, Blame.DEVICE))
+    assert bench.events[1:] == [PartitionLost("cpu0", reason)]
+    bench.executor.worker_lost("cpu0", reason)
+    assert bench.events[2:] == [BatchFailed(failed, FailureCause.WORKER_LOST, reason)]
+    assert bench.told[1:] == [f"cpu0 lost: {reason}"]
 
 
 @benched

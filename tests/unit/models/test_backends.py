@@ -8,6 +8,7 @@ from onnx import helper
 
 from models.arrays import Array, numpy_dtype
 from models.backends import onnxruntime, timed
+from models.backends.base import GpuOptions
 from models.errors import BackendFailed, ConfigError, PartitionError
 from models.tensor import DataType, TensorSpec
 from models.timed_file import read_spec
@@ -92,7 +93,43 @@ def test_another_provider_is_never_taken_silently(tmp_path: Path) -> None:
         pytest.skip("this ONNX Runtime may well have a GPU")
     path = save_mlp(tmp_path / "m.onnx", [4, 3])
     with pytest.raises(PartitionError, match=r"no CUDAExecutionProvider, only .*CPUExec"):
-        onnxruntime.load(str(path), 1, provider="CUDAExecutionProvider")
+        onnxruntime.load(str(path), 1, gpu=GpuOptions())
+
+
+def test_a_session_that_fell_back_to_cores_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ONNX Runtime for CUDA does where its libraries or the driver are missing: it lists it all the same."""
+    if "CUDAExecutionProvider" in ort.get_available_providers():
+        pytest.skip("this ONNX Runtime may well have a GPU")
+    path = save_mlp(tmp_path / "m.onnx", [4, 3])
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    expected = r"m\.onnx: CUDAExecutionProvider was asked for, but ONNX Runtime runs on CPUExecutionProvider"
+    with pytest.warns(UserWarning, match="CUDAExecutionProvider"), pytest.raises(PartitionError, match=expected):
+        onnxruntime.load(str(path), 1, gpu=GpuOptions())
+
+
+def test_on_a_gpu_a_session_gets_the_memory_of_its_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[object] = []
+
+    class Session:
+        def __init__(self, path: str, options: object, providers: list[object]) -> None:
+            given.append(providers)
+
+        def get_providers(self) -> list[str]:
+            return ["CUDAExecutionProvider", "CPUExecutionProvider"]
+
+        def get_inputs(self) -> list[object]:
+            return []
+
+        get_outputs = get_inputs
+
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    monkeypatch.setattr(ort, "InferenceSession", Session)
+    assert onnxruntime.load("m.onnx", 1, gpu=GpuOptions(2 << 30)).provider == "CUDAExecutionProvider"
+    always = {"device_id": "0", "cudnn_conv_algo_search": "HEURISTIC", "do_copy_in_default_stream": "1"}
+    bounded = {"gpu_mem_limit": "2147483648", "arena_extend_strategy": "kSameAsRequested"}
+    assert given == [[("CUDAExecutionProvider", always | bounded)]]
+    onnxruntime.load("m.onnx", 1, gpu=GpuOptions())
+    assert given[1] == [("CUDAExecutionProvider", always)]
 
 
 def test_spin_gives_its_input_back(tmp_path: Path) -> None:
@@ -120,6 +157,7 @@ def test_a_slowed_backend_takes_a_multiple_of_its_time(monkeypatch: pytest.Monke
     class Echo:
         inputs = (TensorSpec("x", DataType.FP32, (-1, 2)),)
         outputs = (TensorSpec("y", DataType.FP32, (-1, 2)),)
+        provider = ""
 
         def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
             nonlocal now_ns

@@ -1,9 +1,13 @@
+from contextlib import nullcontext
+
 import pytest
 
 from models.config_check import check_batching, check_config
 from models.config_pbtxt import decode_config
 from models.dynamic_batching import DynamicBatching, QueuePolicy, TimeoutAction
 from models.errors import ConfigError
+from models.instance_groups import CPU, GPU, settled_groups
+from models.model_config import InstanceGroup
 
 IO = "input { name: 'x' data_type: TYPE_FP32 dims: 4 } output { name: 'y' data_type: TYPE_FP32 dims: 2 }"
 GOOD = [
@@ -63,7 +67,6 @@ BAD = [
     ("instance_group { kind: KIND_CPU gpus: 0 }", r"instance_group 0: gpus: expected none with KIND_CPU, got \[0\]"),
     ("instance_group { gpus: 0 }", r"instance_group 0: gpus: expected none with KIND_CPU, got \[0\]: no GPUs"),
     ("instance_group { kind: KIND_MODEL gpus: 1 }", r"instance_group 0: gpus: expected none with KIND_MODEL, got"),
-    ('parameters { key: "a" value { } }', "parameters: only models of backend python take parameters"),
     ('default_model_filename: "../x.onnx"', "default_model_filename: '../x.onnx'; expected the name of a file"),
 ]
 
@@ -72,6 +75,46 @@ BAD = [
 def test_what_is_not(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^m.pbtxt: {message}"):
         check_config(decode_config(text, ""), "m", "m.pbtxt")
+
+
+@pytest.mark.parametrize(
+    ("kind", "kinds", "message"),
+    [
+        ("KIND_GPU", {GPU}, ""),
+        ("KIND_AUTO", {GPU}, ""),
+        ("KIND_MODEL", {CPU, GPU}, ""),
+        (
+            "KIND_CPU",
+            {GPU},
+            "kind KIND_CPU, but all partitions are of GPUs; expected KIND_GPU, KIND_AUTO or KIND_MODEL",
+        ),
+        (
+            "KIND_GPU gpus: 1",
+            {GPU},
+            r"gpus: expected none with KIND_GPU, got \[1\]: partitions say which GPUs there are",
+        ),
+        (
+            "KIND_GPU",
+            {CPU, GPU},
+            "kind KIND_GPU, but partitions are of cores and of GPUs, any of which may run a model",
+        ),
+        (
+            "KIND_CPU",
+            {CPU, GPU},
+            "kind KIND_CPU, but partitions are of cores and of GPUs, any of which may run a model",
+        ),
+        ("7", {CPU}, "kind 7 is not known; expected KIND_CPU, KIND_GPU, KIND_AUTO or KIND_MODEL"),
+    ],
+)
+def test_kinds_of_instances_go_with_the_partitions(kind: str, kinds: set[str], message: str) -> None:
+    config = decode_config(f"instance_group {{ kind: {kind} }}", "")
+    with pytest.raises(ConfigError, match=f"^m.pbtxt: instance_group 0: {message}") if message else nullcontext():
+        check_config(config, "m", "m.pbtxt", kinds)
+
+
+def test_automatic_instances_are_on_gpus_where_partitions_are() -> None:
+    (group,) = settled_groups((InstanceGroup(),), "m", "onnxruntime", {GPU})
+    assert (group.kind, group.count, group.name) == ("KIND_GPU", 1, "m_0")
 
 
 DELAY = QueuePolicy(timeout_action=TimeoutAction.DELAY)

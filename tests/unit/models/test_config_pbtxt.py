@@ -126,8 +126,7 @@ REFUSALS = [
     ("model_repository_agents { agents { } }", "model_repository_agents: not supported"),
     ("input { allow_ragged_batch: true }", "input.allow_ragged_batch: not supported"),
     ("output { is_shape_tensor: true }", "output.is_shape_tensor: not supported: there is no TensorRT backend"),
-    ("optimization { cuda { graphs: true } }", "optimization.cuda: not supported: models run on cores"),
-    ("optimization { graph { level: 1 } }", "optimization.graph: not supported"),
+    ("optimization { cuda { graphs: true } }", "optimization.cuda: not supported: the options of CUDA follow"),
     ("instance_group { rate_limiter { } }", "instance_group.rate_limiter: not supported"),
     ("ensemble_scheduling { max_inflight_requests: 2 }", "ensemble_scheduling.max_inflight_requests: not supported"),
     (

@@ -17,6 +17,7 @@ class Echo:
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.inputs = self.outputs = (TensorSpec("x", DataType.FP32, shape),)
+        self.provider = ""
         self.given: list[Array] = []
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:

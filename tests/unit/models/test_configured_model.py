@@ -155,6 +155,15 @@ BAD = [
         "model_warmup '': input 'x': expected zero_data or random_data to be true",
     ),
     ("version_policy { specific { versions: 7 } }", "version_policy: there is no directory .*/m/7"),
+    (
+        'parameters { key: "a" value { } }',
+        "parameters 'a': not supported: backend onnxruntime takes intra_op_thread_count,",
+    ),
+    (
+        'parameters { key: "execution_mode" value { string_value: "2" } }',
+        "parameters 'execution_mode': expected a number from 0 to 1, got '2'",
+    ),
+    ("optimization { graph { level: 3 } }", r"optimization\.graph\.level: expected 0 \(all optimizations\), .*, got 3"),
     ('backend: "python"', r"m/1: expected a file model\.py"),
 ]
 
@@ -219,6 +228,16 @@ def test_a_python_model_is_what_its_configuration_says(tmp_path: Path) -> None:
     (tmp_path / "pre" / "config.pbtxt").write_text(PYTHON.replace("INT64", "BF16"))
     with pytest.raises(ConfigError, match="output 'y': TYPE_BF16 is not one that numpy has"):
         only(tmp_path)
+    for more, message in (
+        (
+            'parameters { key: "EXECUTION_ENV_PATH" value { } }',
+            "parameters 'EXECUTION_ENV_PATH': not supported: models run",
+        ),
+        ("optimization { graph { level: 1 } }", r"optimization\.graph: only backend onnxruntime has it; leave it out"),
+    ):
+        (tmp_path / "pre" / "config.pbtxt").write_text(PYTHON + more)
+        with pytest.raises(ConfigError, match=message):
+            only(tmp_path)
     (tmp_path / "pre" / "config.pbtxt").write_text('backend: "python" input { name: "x" }')
     with pytest.raises(ConfigError, match="input 'x': expected data_type and dims"):
         only(tmp_path)

@@ -216,6 +216,7 @@ BAD_HEADS = [
     (HEAD + "instance_group { count: 1 }", "instance_group: an ensemble has no instances of its own"),
     (HEAD + 'model_warmup { name: "w" }', "model_warmup: an ensemble has no instances of its own"),
     (HEAD + "optimization { priority: PRIORITY_MAX }", "optimization.priority: not supported"),
+    (HEAD + "optimization { graph { level: 1 } }", "optimization: an ensemble has no instances of its own"),
     (
         HEAD.replace("dims: 4", "dims: 4 reshape { shape: [ 2, 2 ] }"),
         "input 'IN': reshape: expected it in the models of the steps",

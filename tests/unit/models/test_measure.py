@@ -18,6 +18,7 @@ class Stepping:
 
     inputs = (TensorSpec("x", DataType.FP32, (-1, 3, -1)), TensorSpec("s", DataType.BYTES, (-1,)))
     outputs = ()
+    provider = ""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, times_ns: list[int]) -> None:
         self.seen: list[dict[str, Array]] = []
@@ -72,3 +73,31 @@ def test_real_models(tmp_path: Path) -> None:
     fixed = onnxruntime.load(str(save_fixed_batch(tmp_path / "fixed.onnx")), 1)
     assert [size for size, _ in measure_table(mlp, True, (1, 2, 4)).cells] == [1, 2, 4]
     assert [size for size, _ in measure_table(fixed, False, (1,)).cells] == [1]
+
+
+class Small(Stepping):
+    """Has no memory for more than `room` rows."""
+
+    room = 0
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if inputs["x"].shape[0] > self.room:
+            raise MemoryError
+        return super().run(inputs)
+
+
+def test_sizes_that_there_is_no_memory_for_are_left_out_but_not_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Small(monkeypatch, [5 * MS] * 20)
+    backend.room = 5
+    assert measure_table(backend, True, (1, 4, 8, 16), repeats=1) == LatencyTable(((1, 5 * MS), (4, 5 * MS)))
+    finish(warming(backend, True, (1, 4, 8, 16)))
+    assert [run["x"].shape[0] for run in backend.seen] == [1, 1, 4, 4, 1, 4]
+    backend.room = 0
+    with pytest.raises(MemoryError):
+        measure_table(backend, True, (1, 4))
+
+
+def test_a_size_that_fails_for_another_reason_fails_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Stepping(monkeypatch, [5 * MS] * 2)  # it has no answer to the third run
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        measure_table(backend, True, (1, 4), repeats=1)

@@ -16,6 +16,7 @@ class Clocked:
 
     inputs = (TensorSpec("x", DataType.FP32, (-1, 3)),)
     outputs = ()
+    provider = ""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, time_ns: Callable[[int, int], int]) -> None:
         self.runs: dict[int, int] = {}

@@ -4,7 +4,7 @@ import pytest
 
 from models.errors import PartitionError
 from mps.cpu import available_cores, check_partitions, default_partitions
-from mps.partition import CpuPartition, MigPartition
+from mps.partition import CpuPartition, MigPartition, MpsPartition
 from mps.pinning import environment, pin
 
 
@@ -75,7 +75,27 @@ def test_pinning_to_a_core_that_is_not_there_is_refused() -> None:
         pin([1000])
 
 
-def test_only_cpu_partitions_have_an_environment_so_far() -> None:
-    assert environment(CpuPartition("cpu0", (0,)))["OMP_NUM_THREADS"] == "1"
-    with pytest.raises(PartitionError, match="partition mig0: GPU partitions are not available yet"):
-        environment(MigPartition("mig0", "MIG-1", "1g.10gb"))
+@pytest.mark.usefixtures("six_cores")
+def test_host_cores_of_gpu_partitions_may_be_anybodys_but_have_to_be_there() -> None:
+    check_partitions([CpuPartition("a", (0,)), MigPartition("b", "MIG-1", "1g", cores=(0, 1))])
+    with pytest.raises(PartitionError, match="partition b: core 3 is not available"):
+        check_partitions([MpsPartition("b", "GPU-1", 10, cores=(3,))])
+
+
+def test_array_libraries_of_a_worker_have_one_thread() -> None:
+    assert environment(CpuPartition("cpu0", (0,))) == dict.fromkeys(
+        ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
+    )
+
+
+def test_a_worker_on_a_mig_instance_sees_that_alone_and_no_mps_daemon() -> None:
+    variables = environment(MigPartition("mig0", "MIG-1", "1g.10gb"))
+    assert (variables["CUDA_VISIBLE_DEVICES"], variables["CUDA_MPS_PIPE_DIRECTORY"]) == ("MIG-1", "/nonexistent")
+
+
+def test_a_worker_under_mps_has_its_share_of_its_device() -> None:
+    variables = environment(MpsPartition("mps0", "GPU-1", 25, 1024))
+    assert variables["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+    assert variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
+    assert variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=1024M"
+    assert variables["OMP_NUM_THREADS"] == "1"

@@ -44,7 +44,7 @@ def test_a_worker_begins_with_the_initial_models_and_its_successor_with_what_it_
         process = Process()
         post = ready_post(process)
         assert process.sent[0].models == (A, B)
-        assert process.sent[0].slowdown == 2
+        assert process.sent[0].partition.slowdown == 2
         post.change(LoadModel(C))
         post.change(UnloadModel("a"))
         post.loaded(LoadedModel("c", TABLE))

@@ -1,0 +1,40 @@
+"""The partitions of a configuration, as workers and as the scheduler know them."""
+
+from batcher.config import PartitionConfig
+from gateway.config import ServerConfig
+from gateway.executors.triton_settings import TritonSettings
+from mps.cpu import available_cores, default_partitions
+from mps.partition import CpuPartition, MigPartition, Partition
+
+_MIB = 1 << 20
+_SECONDS_PER_HOUR = 3600
+_MIG_SLICES = 7
+
+
+def configured_partitions(config: ServerConfig) -> tuple[Partition, ...]:
+    """The partitions of the settings; raises PartitionError for a number that cannot be had."""
+    if config.partitions is None or isinstance(config.partitions, int):
+        return default_partitions(config.partitions)
+    return config.partitions
+
+
+def partition_config(
+    config: ServerConfig, partition: Partition, models: tuple[str, ...] | None = None
+) -> PartitionConfig:
+    """A partition as the scheduler knows it, which may hold `models` only."""
+    match partition:
+        case CpuPartition():
+            share = min(len(partition.cores) / len(available_cores()), 1.0)
+        case MigPartition():
+            share = int(partition.profile.partition("g")[0]) / _MIG_SLICES
+        case _:
+            share = partition.share_percent / 100
+    memory_bytes = 0 if partition.memory_mb is None else max(round(partition.memory_mb * _MIB), 1)
+    price = config.prices.per_second(partition)
+    return PartitionConfig(partition.name, partition.profile_kind, price, share, memory_bytes, models)
+
+
+def triton_config(config: ServerConfig, server: TritonSettings, models: tuple[str, ...]) -> PartitionConfig:
+    """A Triton server as the scheduler knows it."""
+    hour = config.prices.gpu_hour if server.price is None else server.price
+    return PartitionConfig(server.name, server.profile_kind, hour / _SECONDS_PER_HOUR, models=models)

@@ -1,0 +1,82 @@
+"""The front ends: the data plane and the control plane, and the servers of both protocols over them."""
+
+import logging
+from time import monotonic_ns, time_ns
+
+from gateway.catalogue import Catalogue
+from gateway.config import ServerConfig
+from gateway.controlplane import ControlPlane
+from gateway.dataplane import DataPlane
+from gateway.grpc import grpc_server
+from gateway.grpc_server import GrpcServer
+from gateway.http import build_app
+from gateway.http_infer import InferRoute
+from gateway.http_server import HttpServer, http_config, http_server
+from gateway.lifecycle import Lifecycle
+from gateway.log_settings import LogSettings
+from gateway.logs import log
+from gateway.metrics import Metrics
+from gateway.partition_states import PartitionStates
+from gateway.repository_api import RepositoryApi
+from gateway.resizing import Resizing
+from gateway.response_cache import ResponseCache
+from gateway.restricted import Restrictions
+from gateway.runtime import Runtime
+from gateway.shared_memory import SharedMemory
+from gateway.trace_settings import TraceSettings
+
+logger = logging.getLogger(__name__)
+
+
+def front_ends(
+    config: ServerConfig,
+    catalogue: Catalogue,
+    lifecycle: Lifecycle,
+    runtime: Runtime,
+    metrics: Metrics,
+    trace_settings: TraceSettings,
+    states: PartitionStates,
+    resizing: Resizing,
+    max_tensor_bytes: int,
+) -> tuple[HttpServer, GrpcServer, int]:
+    """The servers of both protocols, and the port of the second."""
+    shared_memory = SharedMemory(config.allow_client_shm, max_tensor_bytes)
+    cache = _response_cache(config, catalogue, metrics)
+    dataplane = DataPlane(catalogue, runtime, config.default_slo_ms, monotonic_ns, shared_memory, cache)
+    control = ControlPlane(
+        catalogue,
+        RepositoryApi(catalogue, lifecycle, config.control),
+        metrics.statistics,
+        shared_memory,
+        LogSettings(),
+        trace_settings,
+        monotonic_ns,
+        time_ns() - monotonic_ns(),
+        states,
+        resizing,
+    )
+    restrictions = Restrictions(config.restricted)
+    context = credentials = None
+    if config.tls is not None:
+        context, credentials = config.tls.ssl_context(), config.tls.grpc_credentials()
+    app = build_app(control, metrics, runtime.traces, config.max_body_bytes, restrictions)
+    settings = http_config(app, InferRoute(dataplane, config.max_body_bytes), restrictions=restrictions)
+    http = http_server(settings, config.host, config.http_port, context)
+    grpc, grpc_port = grpc_server(
+        dataplane,
+        control,
+        config.host,
+        config.grpc_port,
+        config.max_body_bytes,
+        restrictions=restrictions,
+        credentials=credentials,
+    )
+    return http, grpc, grpc_port
+
+
+def _response_cache(config: ServerConfig, catalogue: Catalogue, metrics: Metrics) -> ResponseCache | None:
+    if config.cache_bytes:
+        return ResponseCache(config.cache_bytes, metrics.statistics, monotonic_ns)
+    for name in catalogue.caching():
+        log(logger, logging.WARNING, "response_cache has no effect without cache_bytes", name=name)
+    return None

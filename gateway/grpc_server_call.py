@@ -1,0 +1,146 @@
+"""One call that a gRPC server has taken, as the handlers of grpc.aio know it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
+
+Metadata = Iterable[tuple[str, str]]
+
+_T = TypeVar("_T")
+
+_NO_DEADLINE_S = 5e9
+"""In the year 2128: later than a client can mean."""
+
+
+class Aborted(Exception):
+    """A handler ends its call: with a status, details and trailing metadata."""
+
+
+class ServerCall:
+    """The context of a call: what of grpc.aio's our handlers use, and the steps of the call for the server.
+
+    `on_cancelled` is called when the client cancels the call, has waited for too long or is gone, unless it has ended.
+    What is done with a call that is `cancelled` has no effect: the core aborts when its server may be stopped by then.
+    """
+
+    __slots__ = (
+        "_call",
+        "_deadline_s",
+        "_ended",
+        "_loop",
+        "_metadata",
+        "_sent",
+        "_trailing",
+        "cancelled",
+        "method",
+        "on_cancelled",
+        "serializer",
+    )
+
+    def __init__(self, event: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self.method: str = event.call_details.method.decode()
+        self.serializer: Callable[[Any], bytes] | None = None
+        self.on_cancelled: Callable[[], object] | None = None
+        self.cancelled = False
+        self._call = event.call
+        self._deadline_s: float = event.call_details.deadline
+        self._metadata = event.invocation_metadata
+        self._loop = loop
+        self._trailing: Metadata = ()
+        self._sent = self._ended = False
+        self._call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(0),), self._closed)
+
+    # -- for handlers
+
+    def invocation_metadata(self) -> Any:
+        """What the client sent with the call: pairs of name and value."""
+        return self._metadata
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the client's deadline, None when it has none."""
+        return None if self._deadline_s > _NO_DEADLINE_S else max(self._deadline_s - time.time(), 0.0)
+
+    def set_trailing_metadata(self, metadata: Metadata) -> None:
+        """Have this sent with the status."""
+        self._trailing = metadata
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> NoReturn:
+        """End the call with a status that is not OK."""
+        raise Aborted(code, details, trailing_metadata)
+
+    async def write(self, message: Any) -> None:
+        """Send one of many messages; what a client that is gone does not take is nobody's error."""
+        if self.cancelled:
+            return
+        done: asyncio.Future[None] = self._loop.create_future()
+        self._start((*self._first(), self._message(message)), lambda event: _settle(done, None))
+        await done
+
+    # -- for the server
+
+    def receive(self, then: Callable[[bytes | None], object]) -> None:
+        """Have the next message handed over; None when there is none any more."""
+        if self.cancelled:
+            then(None)
+            return
+        self._start((cygrpc.ReceiveMessageOperation(0),), lambda event: then(event.batch_operations[0].message()))
+
+    async def requests(self, deserializer: Callable[[bytes], Any] | None) -> AsyncIterator[Any]:
+        """All messages."""
+        while True:
+            received: asyncio.Future[bytes | None] = self._loop.create_future()
+            self.receive(partial(_settle, received))
+            if (message := await received) is None:
+                return
+            yield message if deserializer is None else deserializer(message)
+
+    def finish(self, answer: Any) -> None:
+        """Send the only message, with the status OK."""
+        status = cygrpc.SendStatusFromServerOperation(self._trailing, 0, b"", 0)
+        self._finish((*self._first(), self._message(answer), status))
+
+    def end(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> None:
+        """Send the status."""
+        text = details.encode(errors="replace")
+        status = cygrpc.SendStatusFromServerOperation(trailing_metadata or self._trailing, code.value[0], text, 0)
+        self._finish((*self._first(), status))
+
+    def _first(self) -> tuple[Any, ...]:
+        """What goes before the first thing sent."""
+        if self._sent:
+            return ()
+        self._sent = True
+        return (cygrpc.SendInitialMetadataOperation(None, 0),)
+
+    def _message(self, message: Any) -> Any:
+        return cygrpc.SendMessageOperation(message if self.serializer is None else self.serializer(message), 0)
+
+    def _finish(self, operations: tuple[Any, ...]) -> None:
+        self._ended = True
+        self.on_cancelled = None
+        if not self.cancelled:
+            self._start(operations, _ignore)
+
+    def _start(self, operations: tuple[Any, ...], then: Callable[[Any], object]) -> None:
+        if self._call.start_server_batch(operations, then) != cygrpc.CallError.ok:
+            raise RuntimeError(f"gRPC does not take {operations}")
+
+    def _closed(self, event: Any) -> None:
+        if event.batch_operations[0].cancelled() and not self._ended:
+            self.cancelled = True
+            if self.on_cancelled is not None:
+                self.on_cancelled()
+
+
+def _settle(future: asyncio.Future[_T], result: _T) -> None:
+    if not future.cancelled():
+        future.set_result(result)
+
+
+def _ignore(event: Any) -> None:
+    """Nothing follows."""

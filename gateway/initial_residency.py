@@ -1,0 +1,76 @@
+"""Where the models of a server are when it begins, and whether the others are loaded on demand."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from batcher.config import ModelConfig, PartitionConfig, SchedulerSpec
+from batcher.planner.residency import ModelNeed, place_models
+from batcher.residency_config import Loading
+from batcher.residency_settings import LoadingMode, ResidencySettings
+from gateway.catalogue import Catalogue
+from gateway.instance_counts import log_missing_instances
+from gateway.logs import log
+
+logger = logging.getLogger(__name__)
+
+_MIB = 1 << 20
+_PINNED = 1e6
+"""What a pinned model counts for against one of the next priority."""
+
+
+class InitialResidency(NamedTuple):
+    """The `spec` with what has models loaded, the models that each partition begins with, and those without a place."""
+
+    spec: SchedulerSpec
+    residency: Mapping[str, tuple[str, ...]]
+    unplaced: tuple[str, ...]
+
+    def announce(self, catalogue: Catalogue) -> None:
+        """Tell which models wait for demand, and which have no place anywhere."""
+        largest = max(partition.memory_bytes for partition in self.spec.partitions)
+        sizes = {model.key: model.memory_bytes for model in self.spec.models}
+        demanded = self.spec.residency.loading is Loading.DEMAND
+        waiting = [key for key in self.unplaced if sizes[key] <= largest]
+        if demanded:
+            log(logger, logging.INFO, "models are loaded on demand", models=len(sizes), waiting=len(waiting))
+            catalogue.models_on_demand(key for key, size in sizes.items() if size <= largest)
+        for key in self.unplaced:
+            if sizes[key] > largest:
+                reason = f"no partition has room for the {sizes[key] / _MIB:.3g} MiB that it takes"
+                log(logger, logging.ERROR, "model has no place", model=key, reason=reason)
+                catalogue.model_load_failed(key, reason)
+            elif not demanded:
+                log(logger, logging.WARNING, "model waits for demand, the others leave no room", model=key)
+                catalogue.model_on_demand(key)
+        log_missing_instances(self.spec.models, self.residency)
+
+
+def initial_residency(spec: SchedulerSpec, settings: ResidencySettings) -> InitialResidency:
+    """Place all models, pinned ones and those of a high priority first where there is no room for all."""
+    needs = _needs(spec.models, spec.partitions)
+    placement = place_models(needs, spec.partitions)
+    largest = max(partition.memory_bytes for partition in spec.partitions)
+    crowded = any(needs[key].memory_bytes <= largest for key in placement.unplaced)
+    demand = settings.loading is LoadingMode.DEMAND or (settings.loading is LoadingMode.AUTO and crowded)
+    bounded = any(partition.memory_bytes for partition in spec.partitions)
+    loading = Loading.DEMAND if demand and bounded else Loading.PLAN
+    spec = msgspec.structs.replace(spec, residency=settings.config(loading))
+    return InitialResidency(spec, placement.residency, placement.unplaced)
+
+
+def _needs(models: Iterable[ModelConfig], partitions: Iterable[PartitionConfig]) -> dict[str, ModelNeed]:
+    """What models take; what they are asked for is not known yet, and is taken to be as they rank."""
+    models = tuple(models)
+    kinds = {partition.kind for partition in partitions}
+    least = min((model.priority for model in models), default=0)
+    ranks = {model.key: model.priority - least + (_PINNED if model.pinned else 0) for model in models}
+    ranked = any(ranks.values())
+    return {
+        model.key: ModelNeed(
+            model.memory_bytes, dict.fromkeys(kinds, float(ranks[model.key])) if ranked else {}, model.replicas
+        )
+        for model in models
+    }

@@ -1,0 +1,85 @@
+"""Fault domains: a fatal error of one client of an MPS daemon is one of all its clients, which have to go together."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from models.errors import ControlFailed
+from mps.mps_control import MpsControl
+
+DRAIN_S = 2.0
+"""How long workers may take to end by themselves: what they still run fails at once, or never ends."""
+KILL_S = 5.0
+ANSWER_S = 15.0
+LOOK_S = 0.1
+"""How long to wait between two looks whether a daemon that ended is there again."""
+
+
+class Client(Protocol):
+    """A worker process that is a client of the daemon (`WorkerProcess`)."""
+
+    gone: asyncio.Event
+
+    def close(self, reason: str = "") -> None:
+        """Have it end after the batch that it is running."""
+        ...
+
+    def kill(self, reason: str) -> None:
+        """End it at once."""
+        ...
+
+
+async def end_clients(
+    workers: Sequence[Client], control: MpsControl, reason: str, drain_s: float = DRAIN_S, kill_s: float = KILL_S
+) -> bool:
+    """End the workers of an MPS daemon: drain, terminate_client, kill; whether all are gone then.
+
+    To kill a client that has work on the GPU is safe only once the daemon has destroyed its contexts. The server of
+    the daemon stays in the state FAULT, and takes no new clients, until the last of them is gone.
+    """
+    for worker in workers:
+        worker.close(reason)
+    if await _gone(workers, drain_s):
+        return True
+    await asyncio.to_thread(_terminate, control)
+    for worker in workers:
+        if not worker.gone.is_set():
+            worker.kill(reason)
+    return await _gone(workers, kill_s)
+
+
+async def answering(control: MpsControl, timeout_s: float = ANSWER_S) -> bool:
+    """Return when the daemon answers, which may just be started again, or not within the time."""
+    deadline_s = asyncio.get_running_loop().time() + timeout_s
+    while True:
+        try:
+            await asyncio.to_thread(control.ping)
+        except ControlFailed:
+            if asyncio.get_running_loop().time() >= deadline_s:
+                return False
+            await asyncio.sleep(LOOK_S)
+        else:
+            return True
+
+
+def _terminate(control: MpsControl) -> None:
+    """Have the daemon, which has no other clients than our workers, destroy all contexts that are left."""
+    try:
+        clients = control.clients()
+    except ControlFailed:  # a daemon that is gone has no contexts either
+        return
+    for client in clients:
+        try:
+            control.terminate_client(client)
+        except ControlFailed:  # it may just have ended; what is left is killed
+            continue
+
+
+async def _gone(workers: Sequence[Client], timeout_s: float) -> bool:
+    try:
+        async with asyncio.timeout(timeout_s):
+            for worker in workers:
+                await worker.gone.wait()
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,90 @@
+"""Keeps an MPS daemon running: its clients would run without MPS, and not be told, where there is none."""
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from models.errors import ControlFailed
+from mps.back_off import BackOff
+from mps.mps_daemon import MpsDaemon
+
+_LOOK_S = 1.0
+
+
+class MpsKeeper:
+    """Starts a daemon, and starts it again when it ends, on a thread of its own, which the daemon ends with.
+
+    `tell` gets a sentence whenever the daemon has ended, runs again or cannot be started, on that thread.
+    """
+
+    def __init__(self, daemon: MpsDaemon, tell: Callable[[str], None]) -> None:
+        self._daemon = daemon
+        self._tell = tell
+        self._started: Future[None] = Future()
+        self._stopping = os.eventfd(0, os.EFD_CLOEXEC)
+        self._waiting = select.poll()
+        self._waiting.register(self._stopping, select.POLLIN)
+        self._thread = threading.Thread(target=self._run, name=f"mps-{daemon.device}", daemon=True)
+
+    def start(self) -> None:
+        """Return when the daemon answers; raises ControlFailed when it does not start the first time."""
+        self._thread.start()
+        self._started.result()
+
+    def stop(self) -> None:
+        """End the daemon, and the thread."""
+        os.eventfd_write(self._stopping, 1)
+        if self._thread.ident is not None:
+            self._thread.join()
+        os.close(self._stopping)
+
+    def _run(self) -> None:
+        try:
+            self._daemon.start()
+        except BaseException as error:
+            self._started.set_exception(error)
+            return
+        self._started.set_result(None)
+        back_off = BackOff()
+        back_off.ready(time.monotonic())
+        while self._ended():
+            self._tell(f"the MPS daemon of {self._daemon.device} has ended and is started again")
+            if not self._revived(back_off):
+                break
+        self._daemon.stop()
+
+    def _revived(self, back_off: BackOff) -> bool:
+        """Try until it runs; False when it is to stop."""
+        while not self._stops_within(back_off.lost(time.monotonic())):
+            try:
+                self._daemon.start()
+            except (ControlFailed, OSError) as error:
+                self._tell(str(error))
+            else:
+                back_off.ready(time.monotonic())
+                self._tell(f"the MPS daemon of {self._daemon.device} runs again (pid {self._daemon.pid})")
+                return True
+        return False
+
+    def _ended(self) -> bool:
+        """Wait for the daemon to end; False when it is to stop."""
+        while (pid := self._daemon.pid) is not None:
+            try:
+                descriptor = os.pidfd_open(pid)
+            except OSError:  # it has just ended, or there are too many open files
+                if self._stops_within(_LOOK_S):
+                    return False
+                continue
+            self._waiting.register(descriptor, select.POLLIN)
+            ready = dict(self._waiting.poll())
+            self._waiting.unregister(descriptor)
+            os.close(descriptor)
+            if self._stopping in ready:
+                return False
+        return not self._stops_within(0)
+
+    def _stops_within(self, seconds: float) -> bool:
+        return bool(self._waiting.poll(seconds * 1000))

@@ -1,0 +1,42 @@
+"""Requests booked against the memory of devices, the tightest fit taken."""
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from mps.packing.tenant import Device, Tenant
+
+
+class BestFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", tag="best_fit"):
+    """The rule of Alibaba Cloud's gpushare scheduler extender: filter by what is not promised, bind to the fullest.
+
+    Memory is booked in whole units of `unit_mib`: a device has as many as it holds, a tenant takes as many as it needs.
+    Nothing is measured, so what is asked for in vain stays idle.
+    """
+
+    unit_mib: Annotated[int, msgspec.Meta(ge=1)] = 1
+    gate_mib: ClassVar[None] = None
+
+    def in_order(self, waiting: Sequence[Tenant]) -> Sequence[Tenant]:
+        """As they came."""
+        return waiting
+
+    def charge_mib(self, tenant: Tenant) -> int:
+        """What it asks for, rounded up to units."""
+        return -(-tenant.request_mib // self.unit_mib) * self.unit_mib
+
+    def refusal(self, tenant: Tenant, device: Device) -> str | None:
+        """Too little that is not promised."""
+        left = self._left(device)
+        if self.charge_mib(tenant) <= left:
+            return None
+        return f"takes {self.charge_mib(tenant)} MiB, and {max(0, left)} of {device.memory_mib} are not promised"
+
+    def cost(self, tenant: Tenant, device: Device) -> float:
+        """What is left."""
+        return self._left(device) - self.charge_mib(tenant)
+
+    def _left(self, device: Device) -> int:
+        units = device.memory_mib // self.unit_mib * self.unit_mib
+        return units - sum(self.charge_mib(each.tenant) for each in device.residents)

@@ -1,0 +1,33 @@
+"""Requests booked against the memory of devices, the largest first."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+
+from mps.packing.policy import largest_request_first, overdrawn
+from mps.packing.tenant import Device, Tenant
+
+
+class FirstFitDecreasing(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", tag="first_fit_decreasing"
+):
+    """Res-Ag, the resource-agnostic sharing that Kube-Knots (CLUSTER '19) is measured against: no metrics."""
+
+    gate_mib: ClassVar[None] = None
+
+    def in_order(self, waiting: Sequence[Tenant]) -> Sequence[Tenant]:
+        """The largest request first."""
+        return largest_request_first(waiting)
+
+    def charge_mib(self, tenant: Tenant) -> int:
+        """What it asks for."""
+        return tenant.request_mib
+
+    def refusal(self, tenant: Tenant, device: Device) -> str | None:
+        """Too little that is not promised."""
+        return overdrawn(tenant, device)
+
+    def cost(self, tenant: Tenant, device: Device) -> float:
+        """The first one."""
+        return 0.0

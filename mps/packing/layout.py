@@ -1,0 +1,40 @@
+"""Tenants that stay, laid out on devices one after another."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from mps.packing.policy import PackingPolicy, choose
+from mps.packing.tenant import Device, Resident, Tenant
+
+
+class Packed(msgspec.Struct, frozen=True):
+    """Devices with those that are on them, and of each tenant without a place why no device takes it."""
+
+    devices: tuple[Device, ...]
+    refused: dict[str, dict[str, str]]
+
+
+def lay_out(policy: PackingPolicy, tenants: Sequence[Tenant], devices: Sequence[Device]) -> Packed:
+    """Place each tenant in the order of the policy; each has loaded before the next one comes."""
+    there = {device.name: device for device in devices}
+    refused: dict[str, dict[str, str]] = {}
+    for tenant in policy.in_order(tenants):
+        device, reasons = choose(policy, tenant, list(there.values()))
+        if device is None:
+            refused[tenant.name] = reasons
+        else:
+            there[device.name] = _joined(device, tenant)
+    return Packed(tuple(there.values()), refused)
+
+
+def _joined(device: Device, tenant: Tenant) -> Device:
+    residents = (*device.residents, Resident(tenant, tenant.starts_ns[-1]))
+    return Device(device.name, device.memory_mib, residents, _together([each.tenant for each in residents]))
+
+
+def _together(tenants: Sequence[Tenant]) -> tuple[float, ...]:
+    """Samples of what they use together, none if nobody was sampled; who was not counts for what it takes for good."""
+    count = max(len(tenant.usage) for tenant in tenants)
+    series = [tenant.usage or (float(tenant.life[-1].memory_mib),) * count for tenant in tenants]
+    return tuple(sum(samples) for samples in zip(*series, strict=True))

@@ -1,0 +1,105 @@
+"""The card as NVML and nvidia-smi tell it; nothing is changed."""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from record import Skipped, run
+
+MIB = 1 << 20
+_SMI = ("-L", "--query-gpu=name,driver_version,compute_mode,mig.mode.current,memory.total,memory.used --format=csv")
+
+
+@contextmanager
+def opened(*, dry_run: bool) -> Iterator[Any]:
+    """NVML's Python module, initialised, on a fake card in a dry run; raises Skipped without the module."""
+    try:
+        import pynvml
+    except ImportError:
+        raise Skipped("there is no module pynvml (nvidia-ml-py)") from None
+    if dry_run:
+        fake = import_module("tests.support.fake_nvml")
+        with fake.installed(fake.FakeNvml(fake.FakeGpu())):
+            yield pynvml
+        return
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise Skipped(f"no NVIDIA driver answers: {error}") from None
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def first_uuid(nvml: Any) -> str:
+    """The UUID of device 0."""
+    found: str = nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(0))
+    return found
+
+
+def used_mib(nvml: Any) -> int | None:
+    """Memory of device 0 that processes hold."""
+    try:
+        return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(0)).used // MIB)
+    except nvml.NVMLError:
+        return None
+
+
+def describe(nvml: Any, found: dict[str, Any]) -> None:
+    """Fill in what the driver tells of every card; what it does not tell is there as its error."""
+    found["driver"] = _told(nvml, nvml.nvmlSystemGetDriverVersion)
+    found["cuda"] = _told(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
+    found["cards"] = [_card(nvml, nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(nvml.nvmlDeviceGetCount())]
+    found["nvidia-smi"] = [run(["nvidia-smi", *options.split(" ")]) for options in _SMI]
+
+
+def _card(nvml: Any, card: Any) -> dict[str, Any]:
+    memory = nvml.nvmlDeviceGetMemoryInfo(card)
+    return {
+        "name": nvml.nvmlDeviceGetName(card),
+        "uuid": nvml.nvmlDeviceGetUUID(card),
+        "memory_mib": memory.total // MIB,
+        "used_mib": memory.used // MIB,
+        "mig_mode": _told(nvml, nvml.nvmlDeviceGetMigMode, card),
+        "compute_mode": _told(nvml, nvml.nvmlDeviceGetComputeMode, card),
+        "processes": _told(
+            nvml, lambda: [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses_v3(card)]
+        ),
+        "profiles": list(_profiles(nvml, card)),
+    }
+
+
+def _profiles(nvml: Any, card: Any) -> Iterator[dict[str, Any]]:
+    for kind in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
+        try:
+            info = nvml.nvmlDeviceGetGpuInstanceProfileInfo(card, kind)
+        except nvml.NVMLError:
+            continue
+        yield {
+            "kind": kind,
+            "id": info.id,
+            "name": info.name,
+            "slices": info.sliceCount,
+            "instances": info.instanceCount,
+            "multiprocessors": info.multiprocessorCount,
+            "memory_mib": info.memorySizeMB,
+            "placements": _told(nvml, _placements, nvml, card, info.id),
+        }
+
+
+def _placements(nvml: Any, card: Any, profile: int) -> list[tuple[int, int]]:
+    count = ctypes.c_uint(0)
+    nvml.nvmlDeviceGetGpuInstancePossiblePlacements(card, profile, None, ctypes.byref(count))
+    places = (nvml.c_nvmlGpuInstancePlacement_t * max(count.value, 1))()
+    nvml.nvmlDeviceGetGpuInstancePossiblePlacements(card, profile, places, ctypes.byref(count))
+    return [(place.start, place.size) for place in places[: count.value]]
+
+
+def _told(nvml: Any, call: Callable[..., Any], *values: Any) -> Any:
+    try:
+        return call(*values)
+    except nvml.NVMLError as error:
+        return f"error: {error}"

@@ -1,0 +1,103 @@
+"""Worker processes, from the side of the one who asks."""
+
+import json
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from daemon import Daemon, plain_environment
+
+_WORKER = str(Path(__file__).with_name("worker.py"))
+START_S = 90.0
+EXIT_S = 8.0
+
+
+class Client:
+    """A worker; an answer that does not come in time ends it, in the order that MPS wants."""
+
+    def __init__(self, variables: Mapping[str, str], daemon: Daemon | None = None, *, fake: bool = False) -> None:
+        self._daemon = daemon
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (for as long as the process)
+        self._process = subprocess.Popen(
+            [sys.executable, _WORKER, *(["--fake"] if fake else [])],
+            env=plain_environment() | dict(variables),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        self.pid = self._process.pid
+        self._answers: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+        self.hello = self.answer(START_S)
+
+    def send(self, op: str, **values: Any) -> None:
+        """Ask, without waiting."""
+        assert self._process.stdin is not None
+        try:
+            print(json.dumps({"op": op, **values}), file=self._process.stdin, flush=True)
+        except OSError:
+            return  # the answer will tell that it has gone
+
+    def answer(self, timeout_s: float = 60) -> dict[str, Any]:
+        """The next answer, `ok` or with an `error` and its text."""
+        try:
+            line = self._answers.get(timeout=timeout_s)
+        except queue.Empty:
+            self.kill()
+            return {"ok": False, "error": "Timeout", "text": f"no answer within {timeout_s:g} s", "said": self._said()}
+        if not line:
+            self._answers.put("")
+            status = self._process.wait(EXIT_S)
+            return {"ok": False, "error": "Gone", "text": f"it ended with status {status}", "said": self._said()}
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def ask(self, op: str, timeout_s: float = 60, **values: Any) -> dict[str, Any]:
+        """Ask, and wait."""
+        self.send(op, **values)
+        return self.answer(timeout_s)
+
+    def close(self) -> int | None:
+        """Let it end by itself, and kill it when it does not; returns its status."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+            return self._process.wait(EXIT_S)
+        except (OSError, subprocess.TimeoutExpired):
+            self.kill()
+            return self._process.returncode
+
+    def kill(self) -> None:
+        """Have its contexts destroyed, then kill it."""
+        if self._process.poll() is None and self._daemon is not None:
+            for server in self._daemon.servers():
+                self._daemon.say(f"terminate_client {server} {self.pid}", 5)
+        self._process.kill()
+        self._process.wait(EXIT_S)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._answers.put(line)
+        self._answers.put("")
+
+    def _said(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read()[-1500:].decode(errors="replace")
+
+
+def together(clients: Sequence[Client], batch: int, seconds: float) -> list[dict[str, Any]]:
+    """All run batches at the same time; each has made its graph before."""
+    for client in clients:
+        client.ask("latency", batch=batch, seconds=0.2)
+    start_at = time.time() + 0.2
+    for client in clients:
+        client.send("load", batch=batch, seconds=seconds, start_at=start_at)
+    return [client.answer(seconds + 30) for client in clients]

@@ -1,0 +1,120 @@
+"""A private MPS daemon: in a directory of its own, in the compute mode that there is, ended with all it started."""
+
+import os
+import re
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from record import Skipped, run
+
+PROGRAM = "nvidia-cuda-mps-control"
+_DIRECTORIES = ("/usr/bin", "/usr/local/bin", "/usr/local/nvidia/bin", "/opt/nvidia/bin")
+
+
+def find_program(given: str | None) -> str:
+    """The control program; raises Skipped where there is none."""
+    path = os.pathsep.join((os.environ.get("PATH", ""), *_DIRECTORIES))
+    found = given or shutil.which(PROGRAM, path=path)
+    if found is None:
+        raise Skipped(f"there is no {PROGRAM}")
+    return found
+
+
+def plain_environment() -> dict[str, str]:
+    """This process's, without settings of MPS."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS")}
+    return kept | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+
+
+class Daemon:
+    """The daemon of one device; `variables` are what its clients need."""
+
+    def __init__(self, program: str, device: str, flags: Sequence[str] = ()) -> None:
+        self.program = program
+        self._directory = Path(tempfile.mkdtemp(prefix="m", dir="/tmp"))
+        self._pipes, self._logs = self._directory / "p", self._directory / "l"
+        self._pipes.mkdir()
+        self._logs.mkdir()
+        self.variables = {"CUDA_MPS_PIPE_DIRECTORY": str(self._pipes), "CUDA_VISIBLE_DEVICES": device}
+        self.environment = plain_environment() | self.variables | {"CUDA_MPS_LOG_DIRECTORY": str(self._logs)}
+        path = str(Path(program).parent)
+        self.environment["PATH"] = f"{path}{os.pathsep}{self.environment.get('PATH', '')}"
+        self._flags = tuple(flags)
+        self._pids: set[int] = set()
+
+    def start(self) -> dict[str, Any]:
+        """Start it and wait until it answers; raises RuntimeError, with the transcript, when it does not."""
+        begun = run([self.program, "-d", *self._flags], env=self.environment)
+        give_up = time.monotonic() + 8
+        while (ping := self.say("get_default_active_thread_percentage", 5))["rc"] != 0 or not ping["out"].strip():
+            if time.monotonic() > give_up:
+                raise RuntimeError(f"the daemon does not answer: {begun}, then {ping}")
+            time.sleep(0.1)
+        self._note_pids()
+        return begun
+
+    def say(self, command: str, timeout_s: float = 10) -> dict[str, Any]:
+        """The transcript of a command."""
+        return run([self.program], f"{command}\n", timeout_s, self.environment)
+
+    def servers(self) -> list[int]:
+        """Process ids."""
+        found = [int(line) for line in re.findall(r"^\s*(\d+)\s*$", self.say("get_server_list")["out"], re.MULTILINE)]
+        self._pids.update(found)
+        return found
+
+    def server(self) -> int:
+        """That of this user, started if need be."""
+        if not self.servers():
+            self.say(f"start_server -uid {os.getuid()}", 20)
+        give_up = time.monotonic() + 15
+        while time.monotonic() < give_up:
+            for pid in self.servers():
+                if "ACTIVE" in self.say(f"get_server_status {pid}")["out"]:
+                    return pid
+            time.sleep(0.1)
+        raise RuntimeError(f"no server became active; the logs end with {self.logs()}")
+
+    def logs(self) -> dict[str, str]:
+        """The ends of its logs."""
+        return {path.name: path.read_text(errors="replace")[-3000:] for path in sorted(self._logs.glob("*.log"))}
+
+    def stop(self) -> dict[str, Any]:
+        """Quit; then signals, to processes that it has told of only. Raises RuntimeError when something is left."""
+        self._note_pids()
+        self.servers()
+        found: dict[str, Any] = {"quit": self.say("quit -t 5", 15)}
+        for number, patience_s in ((None, 6), (signal.SIGTERM, 4), (signal.SIGKILL, 3)):
+            give_up = time.monotonic() + patience_s
+            left = self._left()
+            if number is not None and left:
+                found[number.name] = left
+                for pid in left:
+                    os.kill(pid, number)
+            while self._left() and time.monotonic() < give_up:
+                time.sleep(0.05)
+        found |= {"logs": self.logs(), "after": self.say("get_server_list", 5), "left": self._left()}
+        shutil.rmtree(self._directory, ignore_errors=True)
+        return found
+
+    def _note_pids(self) -> None:
+        try:
+            self._pids.add(int((self._pipes / f"{PROGRAM}.pid").read_text().split()[0]))
+        except (OSError, ValueError, IndexError):
+            return
+
+    def _left(self) -> list[int]:
+        return [pid for pid in sorted(self._pids) if _is_mps(pid)]
+
+
+def _is_mps(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        return state != "Z" and b"nvidia-cuda-mps" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False

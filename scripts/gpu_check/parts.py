@@ -1,0 +1,234 @@
+"""The parts of the check that need MPS; each fills in what it finds, and raises when it cannot go on."""
+
+import os
+import re
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from card import used_mib
+from client import Client, together
+from daemon import Daemon, find_program
+from record import Skipped, run
+
+SHARES = (10, 20, 25, 40, 50, 60, 80, 100)
+BATCHES = (1, 4, 16, 64)
+PAIRS: tuple[tuple[int, ...], ...] = ((50, 50), (30, 70), (100, 100))
+LIMIT_MIB = 2048
+QUESTIONS = (
+    "get_server_list",
+    "get_default_active_thread_percentage",
+    "get_default_device_pinned_mem_limit 0",
+    "get_default_client_priority",
+    "ps",
+    "get_device_client_list",
+    "lspart",
+    "get_server_status 4194304",
+    "no_such_command",
+    "help",
+)
+SERVER_QUESTIONS = (
+    "get_server_status {}",
+    "get_client_list {}",
+    "get_device_client_list {}",
+    "ps -p {}",
+    "get_active_thread_percentage {}",
+    "get_device_pinned_mem_limit {} 0",
+)
+
+Findings = dict[str, Any]
+
+
+class Bench:
+    """What the parts work with: the card, the control program, one daemon for most of them, the end of the time."""
+
+    def __init__(self, device: str, program: str | None, nvml: Any, save: Callable[[], Any], *, fake: bool) -> None:
+        self.device = device
+        self.nvml = nvml
+        self.save = save
+        self.fake = fake
+        self.end = 0.0
+        self._given = program
+        self._daemon: Daemon | None = None
+
+    @property
+    def program(self) -> str:
+        """The control program; raises Skipped where there is none."""
+        return find_program(self._given)
+
+    @property
+    def daemon(self) -> Daemon:
+        """The one that parts share, started when it is first asked for."""
+        if self._daemon is None:
+            daemon = Daemon(self.program, self.device)
+            try:
+                daemon.start()
+                daemon.server()
+            except BaseException:
+                daemon.stop()
+                raise
+            self._daemon = daemon
+        return self._daemon
+
+    def stop(self) -> Findings | None:
+        """End that daemon, if there is one."""
+        daemon, self._daemon = self._daemon, None
+        return None if daemon is None else daemon.stop()
+
+    @contextmanager
+    def client(self, share: int | None = None, daemon: Daemon | None = None, **more: str) -> Any:
+        """A worker with a share under the daemon; without a share, and a daemon, one without MPS."""
+        if share is not None:
+            daemon = daemon or self.daemon
+            more["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(share)
+        nowhere = {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent", "CUDA_VISIBLE_DEVICES": self.device}
+        client = Client((daemon.variables if daemon else nowhere) | more, daemon, fake=self.fake)
+        try:
+            yield client
+        finally:
+            client.close()
+
+    def has(self, seconds: float) -> bool:
+        """Whether that much is left."""
+        return time.monotonic() + seconds < self.end
+
+
+def transcript(bench: Bench, found: Findings) -> None:
+    """What every command answers: without a daemon, a server, a client, and with each."""
+    daemon = Daemon(bench.program, bench.device)
+    try:
+        found["flags"] = [run([bench.program, flag], env=daemon.environment) for flag in ("-v", "-h")]
+        found["no_daemon"] = daemon.say("get_server_list")
+        found["start"] = daemon.start()
+        found["no_server"] = [daemon.say(question) for question in QUESTIONS]
+        found["start_server"] = daemon.say(f"start_server -uid {os.getuid()}", 20)
+        begun = time.monotonic()
+        server = daemon.server()
+        found["server_active_s"] = round(time.monotonic() - begun, 3)
+        asked = [question.format(server) for question in SERVER_QUESTIONS]
+        found["no_client"] = [daemon.say(question) for question in asked]
+        bench.save()
+        with bench.client(100, daemon) as client:
+            found["client"] = client.hello
+            found["one_client"] = [daemon.say(question) for question in (*QUESTIONS[:7], *asked)]
+            found["attached"] = str(client.pid) in daemon.say(f"get_client_list {server}")["out"].split()
+        found["client_gone"] = daemon.say(f"get_client_list {server}")
+        found["second_daemon"] = run([bench.program, "-d"], env=daemon.environment)
+    finally:
+        found["stop"] = daemon.stop()
+
+
+def sweep(bench: Bench, found: Findings) -> None:
+    """Multiprocessors, memory and latencies by share, and without MPS."""
+    rows = found["rows"] = []
+    for share in (None, *SHARES):
+        if not bench.has(12):
+            found["cut"] = "the time was over"
+            return
+        row: Findings = {"share": share, "used_mib_before": used_mib(bench.nvml)}
+        rows.append(row)
+        with bench.client(share) as client:
+            row["hello"] = client.hello
+            row["used_mib"] = used_mib(bench.nvml)
+            if client.hello["ok"]:
+                row["latency"] = {batch: client.ask("latency", batch=batch, seconds=0.6) for batch in BATCHES}
+            row["used_mib_after"] = used_mib(bench.nvml)
+        bench.save()
+    # The variable alone, with a directory where nobody listens: does anything hold?
+    with bench.client(None, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25") as client:
+        found["share_25_without_daemon"] = client.hello
+
+
+def memory(bench: Bench, found: Findings) -> None:
+    """What a limit shows as, and what the error of one who wants more says."""
+    with bench.client(100, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=f"0={LIMIT_MIB}M") as client:
+        found["hello"] = client.hello
+        found["within"] = client.ask("allocate", mib=LIMIT_MIB // 4)
+        found["beyond"] = client.ask("allocate", mib=2 * LIMIT_MIB)
+        found["after"] = client.ask("check")
+    daemon = bench.daemon
+    server = daemon.server()
+    found["set_server_limit"] = [
+        daemon.say(command)
+        for command in (f"set_device_pinned_mem_limit {server} 0 4G", f"get_device_pinned_mem_limit {server} 0")
+    ]
+    with bench.client(100) as client:
+        found["server_limit"] = client.ask("allocate", mib=3 * LIMIT_MIB)
+    found["stop"] = bench.stop()  # the limit would be that of later parts
+
+
+def pairs(bench: Bench, found: Findings) -> None:
+    """Two workers alone and together, under MPS and without."""
+    rows = found["rows"] = []
+    cases = [(*pair, True) for pair in PAIRS] + [(100, 100, False)]
+    for first, second, with_mps in cases:
+        for batch in (4, 32):
+            if not bench.has(20):
+                found["cut"] = "the time was over"
+                return
+            row: Findings = {"shares": (first, second), "mps": with_mps, "batch": batch}
+            rows.append(row)
+            with ExitStack() as stack:
+                both = [stack.enter_context(bench.client(share if with_mps else None)) for share in (first, second)]
+                if not all(client.hello["ok"] for client in both):
+                    row["failed"] = [client.hello for client in both]
+                    continue
+                row["sms"] = [client.hello["sms"] for client in both]
+                row["alone"] = [together([client], batch, 1.0)[0] for client in both]
+                row["together"] = together(both, batch, 2.0)
+            bench.save()
+
+
+def live_change(bench: Bench, found: Findings) -> None:
+    """A server's percentage is changed while it has a client, to see who notices."""
+    daemon = bench.daemon
+    server = daemon.server()
+    with bench.client(100) as old:
+        found["old_before"] = old.ask("latency", batch=32, seconds=0.5)
+        found["set"] = daemon.say(f"set_active_thread_percentage {server} 25")
+        found["get"] = daemon.say(f"get_active_thread_percentage {server}")
+        found["old_after"] = old.ask("latency", batch=32, seconds=0.5)
+        with bench.client(100) as new:
+            found["new"] = {"hello": new.hello, "latency": new.ask("latency", batch=32, seconds=0.5)}
+        found["old_hello"] = old.hello
+    found["reset"] = daemon.say(f"set_active_thread_percentage {server} 100")
+
+
+def terminate(bench: Bench, found: Findings) -> None:
+    """What a client sees whose contexts are destroyed, and that its neighbour sees nothing."""
+    daemon = bench.daemon
+    with bench.client(50) as victim, bench.client(50) as neighbour:
+        found["before"] = [client.ask("check") for client in (victim, neighbour)]
+        found["terminate"] = daemon.say(f"terminate_client {daemon.server()} {victim.pid}")
+        found["victim"] = victim.ask("check")
+        found["neighbour"] = neighbour.ask("check")
+        found["clients"] = daemon.say(f"get_client_list {daemon.server()}")
+
+
+def static_sets(bench: Bench, found: Findings) -> None:
+    """Static sets of multiprocessors: whether the driver has them, and what their commands answer."""
+    found["stop"] = bench.stop()
+    daemon = Daemon(bench.program, bench.device, ("-S",))
+    try:
+        try:
+            found["start"] = daemon.start()
+        except RuntimeError as error:
+            raise Skipped(f"the daemon does not start with -S: {error}") from None
+        found["empty"] = daemon.say("lspart")
+        found["add"] = daemon.say(f"sm_partition add {bench.device} 4", 30)
+        found["add_too_many"] = daemon.say(f"sm_partition add {bench.device} 999", 30)
+        found["listed"] = daemon.say("lspart")
+        name = re.search(r"(?:GPU|MIG)-[^\s/]+/\S+", found["add"]["out"])
+        if name is None:
+            raise Skipped("no set could be made")
+        with bench.client(None, daemon, CUDA_MPS_SM_PARTITION=name[0]) as client:
+            found["inside"] = client.hello
+            found["inside_latency"] = client.ask("latency", batch=16, seconds=0.5) if client.hello["ok"] else None
+            found["used"] = daemon.say("lspart")
+            found["remove_used"] = daemon.say(f"sm_partition rm {name[0].replace('/', ' ', 1)}")
+        with bench.client(None, daemon) as client:
+            found["without_variable"] = client.hello
+        found["remove"] = daemon.say(f"sm_partition rm {name[0].replace('/', ' ', 1)}")
+    finally:
+        found["stop_static"] = daemon.stop()

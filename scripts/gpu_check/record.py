@@ -1,0 +1,74 @@
+"""What a run has found, in a file that is complete after every step."""
+
+import json
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+_UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_SERIAL = re.compile(r"(?im)^(.*\b(?:serial|board id|part number)\b[^:\n]*: *).*$")
+
+
+class Skipped(Exception):
+    """A part cannot be done here; the message says why."""
+
+
+class Record:
+    """The parts and their findings; UUIDs are written as made-up ones, the same one for the same."""
+
+    def __init__(self, directory: Path, *, dry_run: bool) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._path = directory / "gpu_check.json"
+        self._uuids: dict[str, str] = {}
+        self.parts: dict[str, dict[str, Any]] = {}
+        self._head = {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "dry_run": dry_run}
+
+    def part(self, name: str) -> dict[str, Any]:
+        """What a part writes its findings into."""
+        return self.parts.setdefault(name, {})
+
+    def save(self) -> Path:
+        """Write all that there is; the file is never half written."""
+        text = json.dumps({**self._head, "parts": self.parts}, indent=1, default=str)
+        scratch = self._path.with_suffix(".part")
+        scratch.write_text(self._scrubbed(text), encoding="utf-8")
+        scratch.replace(self._path)
+        return self._path
+
+    def _scrubbed(self, text: str) -> str:
+        def made_up(match: re.Match[str]) -> str:
+            number = len(self._uuids)
+            return self._uuids.setdefault(match[0], f"{match[1]}-{number:08x}-0000-0000-0000-000000000000")
+
+        return _SERIAL.sub(r"\1removed", _UUID.sub(made_up, text))
+
+
+def run(
+    command: Sequence[str], text: str = "", timeout_s: float = 15, env: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """A command's transcript: what was said, what came, the status (None: it did not end in time), milliseconds.
+
+    What it prints goes to files: a daemon that it leaves behind may keep a pipe open for as long as it runs.
+    """
+    begun = time.monotonic()
+    found: dict[str, Any] = {"command": text.strip() or " ".join(command)}
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            status = subprocess.run(
+                command, input=text.encode(), env=env, timeout=timeout_s, stdout=out, stderr=err, check=False
+            ).returncode
+            found |= {"rc": status, "out": _written(out), "err": _written(err)}
+        except subprocess.TimeoutExpired:
+            found |= {"rc": None, "out": _written(out), "err": "no end"}
+        except OSError as error:
+            found |= {"rc": None, "out": "", "err": str(error)}
+    return {**found, "ms": round((time.monotonic() - begun) * 1000, 1)}
+
+
+def _written(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")

@@ -1,0 +1,204 @@
+"""The contract of an MpsControl: on the fake, and where there is a GPU on MPS itself."""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from models.errors import ControlFailed
+from mps.mps_channel import MpsChannel
+from mps.mps_control import MpsClient
+from mps.mps_daemon import MpsDaemon
+from mps.mps_inventory import found_daemons
+from mps.mps_processes import PROGRAM
+from mps.mps_protocol2 import Protocol2
+from tests.support import fake_mps
+from tests.support.cuda_process import CudaProcess
+from tests.support.fake_mps import GPU
+
+MIB = 1 << 20
+HARDWARE = ["hardware"] if Path("/dev/nvidia0").exists() and shutil.which(PROGRAM) else []
+OUT_OF_MEMORY, SERVER_NOT_READY, TERMINATED, ILLEGAL_ADDRESS = 2, 807, 810, 700
+
+Clients = Callable[..., CudaProcess]
+
+
+@pytest.fixture(params=["protocol 2", "protocol 3", *HARDWARE])
+def daemon(request: pytest.FixtureRequest, root: Path, program: str) -> Iterator[MpsDaemon]:
+    if request.param == "hardware":
+        from mps.nvml import open_nvml
+
+        with open_nvml() as nvml:
+            found = MpsDaemon(nvml.gpus()[0].uuid, root)
+    else:
+        found = MpsDaemon(GPU, root, protocol=int(request.param[-1]), program=program)
+    found.start()
+    yield found
+    found.stop()
+
+
+def test_the_first_client_brings_a_server(daemon: MpsDaemon, clients: Clients) -> None:
+    assert daemon.control.servers() == ()
+    assert daemon.control.clients() == ()
+    client = clients(daemon)
+    (server,) = daemon.control.servers()
+    assert server.status == "ACTIVE"
+    assert daemon.control.clients() == (MpsClient(client.pid, server.pid),)
+    client.close()
+    assert daemon.control.clients() == ()
+
+
+def test_a_server_can_be_there_before_its_clients(daemon: MpsDaemon, clients: Clients) -> None:
+    server = daemon.control.start_server()
+    assert daemon.control.start_server() == server
+    assert daemon.control.share(server.pid) == 100
+    clients(daemon)
+    assert daemon.control.servers() == (server,)
+
+
+def test_a_client_sees_no_more_multiprocessors_than_its_share(daemon: MpsDaemon, clients: Clients) -> None:
+    whole, half, small = (clients(daemon, share).hello["sms"] for share in (100, 50, 10))
+    assert whole // 2 >= half > small
+    assert small <= max(2, whole // 10)
+
+
+def test_a_client_gets_the_smaller_of_its_share_and_the_servers(daemon: MpsDaemon, clients: Clients) -> None:
+    before = clients(daemon, 100)
+    (server,) = daemon.control.servers()
+    daemon.control.set_share(server.pid, 40)
+    assert daemon.control.share(server.pid) == 40
+    whole = before.hello["sms"]
+    assert clients(daemon, 100).hello["sms"] <= whole * 0.4
+    assert clients(daemon, 20).hello["sms"] <= whole * 0.2
+
+
+@pytest.mark.parametrize("percent", [0, 101])
+def test_a_share_that_is_none_is_refused(daemon: MpsDaemon, percent: int) -> None:
+    server = daemon.control.start_server()
+    with pytest.raises(ControlFailed, match="percent"):
+        daemon.control.set_share(server.pid, percent)
+
+
+def test_memory_beyond_the_limit_is_an_error_that_passes(daemon: MpsDaemon, clients: Clients) -> None:
+    client = clients(daemon, memory_mb=1024)
+    other = clients(daemon)
+    assert client.ask("allocate", 2048 * MIB) == OUT_OF_MEMORY
+    assert client.ask("allocate", 64 * MIB) == 0
+    assert other.ask("allocate", 2048 * MIB) == 0
+
+
+def test_a_client_that_is_terminated_has_lost_its_context_and_its_neighbour_has_not(
+    daemon: MpsDaemon, clients: Clients
+) -> None:
+    client, neighbour = clients(daemon), clients(daemon)
+    (victim,) = (each for each in daemon.control.clients() if each.pid == client.pid)
+    daemon.control.terminate_client(victim)
+    assert client.ask("check") == TERMINATED
+    assert client.ask("allocate", MIB) == TERMINATED
+    assert neighbour.ask("allocate", MIB) == 0
+
+
+def test_static_sets_of_multiprocessors_keep_clients_apart(
+    daemon: MpsDaemon, root: Path, program: str, request: pytest.FixtureRequest, clients: Clients
+) -> None:
+    daemon.stop()
+    own = program if daemon.device == GPU else PROGRAM
+    daemon = MpsDaemon(daemon.device, root, static=True, protocol=daemon.protocol, program=own)
+    daemon.start()
+    request.addfinalizer(daemon.stop)
+    if not daemon.static:
+        pytest.skip("this driver has no static sets")
+    if daemon.protocol == 3:
+        daemon.control.start_server()
+    free = daemon.control.free_chunks()
+    name = daemon.control.add_partition(daemon.device, 4)
+    assert name.startswith(f"{daemon.device}/")
+    (found,) = daemon.control.partitions()
+    assert (found.chunks, daemon.control.free_chunks()) == (4, free - 4)
+    client = clients(daemon, CUDA_MPS_SM_PARTITION=name)
+    assert client.hello["sms"] == found.multiprocessors
+    with pytest.raises(ControlFailed, match="partition"):
+        daemon.control.remove_partition(name)
+    client.close()
+    daemon.control.remove_partition(name)
+    assert daemon.control.partitions() == ()
+    with pytest.raises(ControlFailed, match=r"sm.partition .*1000"):
+        daemon.control.add_partition(daemon.device, 1000)
+
+
+def test_daemons_are_found_with_their_clients(daemon: MpsDaemon, program: str, clients: Clients) -> None:
+    client = clients(daemon)
+    (found,) = (each for each in found_daemons(program if daemon.device == GPU else PROGRAM) if each.pid == daemon.pid)
+    assert (found.pipes, found.devices, found.trouble) == (daemon.pipes, daemon.device, "")
+    assert [each.pid for each in found.clients] == [client.pid]
+
+
+def test_limits_are_the_daemons_to_set_too(fake: MpsDaemon, clients: Clients) -> None:
+    fake.control.set_default_share(30)
+    fake.control.set_default_memory_limit(GPU, 512 * MIB)
+    client = clients(fake)
+    assert client.hello["sms"] == 38
+    assert client.ask("allocate", 513 * MIB) == OUT_OF_MEMORY
+    assert clients(fake, 10).hello["sms"] == 12
+
+
+def test_what_a_daemon_refuses_is_told_in_its_own_words(fake: MpsDaemon) -> None:
+    server = fake.control.start_server()
+    with pytest.raises(ControlFailed, match=r"'terminate_client .* 4194304' failed with status 1: 'Client not found'"):
+        fake.control.terminate_client(MpsClient(4194304, server.pid))
+    with pytest.raises(ControlFailed, match=r"'sm_partition add .* failed .* 'Static partitioning is not enabled'"):
+        fake.control.add_partition(GPU, 4)
+    fake_mps.inject(fake.pipes, "refuse")
+    with pytest.raises(ControlFailed, match="'get_server_list' failed with status 1: 'Insufficient permissions'"):
+        fake.control.servers()
+
+
+def test_a_fatal_error_is_everybodys_until_all_are_gone(fake: MpsDaemon, clients: Clients) -> None:
+    culprit, victim = clients(fake), clients(fake)
+    fake_mps.inject(fake.pipes, "fault")
+    assert fake.control.servers()[0].status == "FAULT"
+    assert (culprit.ask("check"), victim.ask("check")) == (ILLEGAL_ADDRESS, ILLEGAL_ADDRESS)
+    assert clients(fake).hello["error"] == SERVER_NOT_READY
+    with pytest.raises(ControlFailed, match="is in FAULT until the clients that it has are gone"):
+        fake.control.start_server()
+    culprit.close()
+    victim.close()
+    assert fake.control.start_server().status == "ACTIVE"
+    assert clients(fake).hello["error"] == 0
+
+
+def test_a_client_that_cannot_be_terminated_is_waited_for_no_longer_than_told(
+    fake: MpsDaemon, program: str, clients: Clients
+) -> None:
+    client = clients(fake)
+    (found,) = fake.control.clients()
+    fake_mps.inject(fake.pipes, "wedge", client.pid)
+    with pytest.raises(ControlFailed, match=r"'terminate_client .*': no answer within 0\.5 s"):
+        Protocol2(MpsChannel(fake.pipes, program, timeout_s=0.5)).terminate_client(found)
+
+
+def test_a_server_that_is_killed_is_no_longer_listed(fake: MpsDaemon, clients: Clients) -> None:
+    client = clients(fake)
+    server = fake.control.servers()[0].pid
+    os.kill(server, signal.SIGKILL)
+    assert client.ask("check") in (0, 806)
+    assert fake.control.start_server().pid != server
+
+
+def test_no_more_clients_are_taken_than_there_is_room_for(
+    root: Path, program: str, monkeypatch: pytest.MonkeyPatch, clients: Clients
+) -> None:
+    monkeypatch.setenv("FAKE_MPS", '{"max_clients": 2}')
+    daemon = MpsDaemon(GPU, root, program=program)
+    daemon.start()
+    assert [clients(daemon).hello["error"] for _ in range(3)] == [0, 0, 808]
+    daemon.stop()
+
+
+def test_without_a_daemon_cuda_runs_without_mps_and_says_nothing(root: Path) -> None:
+    client = CudaProcess({"CUDA_MPS_PIPE_DIRECTORY": str(root), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"})
+    assert client.hello == {"error": 0, "sms": 132}
+    client.close()

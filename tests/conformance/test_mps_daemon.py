@@ -1,0 +1,324 @@
+"""The life of an MPS daemon: how it is started, kept, lost and ended, on the fake."""
+
+import os
+import queue
+import resource
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from models.errors import ControlFailed, PartitionError
+from mps import mps_daemon
+from mps.mps_channel import MpsChannel
+from mps.mps_daemon import MpsDaemon
+from mps.mps_environment import await_daemon, static_set
+from mps.mps_keeper import MpsKeeper
+from mps.mps_processes import mps_processes
+from mps.mps_protocol2 import Protocol2
+from mps.partition import MpsPartition, ShareMode
+from tests.support import fake_mps
+from tests.support.cuda_process import CudaProcess
+from tests.support.fake_mps import GPU
+
+Clients = Callable[..., CudaProcess]
+
+
+def test_a_daemon_leaves_nothing_behind_and_can_be_started_again(fake: MpsDaemon) -> None:
+    fake.control.start_server()
+    fake.stop()
+    assert fake.pid is None
+    assert not fake.pipes.exists()
+    assert mps_processes(fake.pipes) == ()
+    fake.stop()
+    fake.start()
+    assert fake.control.servers() == ()
+
+
+def test_mps_inside_mig_is_a_daemon_of_the_instance(root: Path, program: str, clients: Clients) -> None:
+    instance = "MIG-7c9d8a52-4a0a-5a66-a7a6-0a4ef3b41b5f"
+    daemon = MpsDaemon(instance, root, program=program)
+    daemon.start()
+    variables = Path(f"/proc/{daemon.pid}/environ").read_bytes().split(b"\0")
+    assert f"CUDA_VISIBLE_DEVICES={instance}".encode() in variables
+    daemon.stop()
+
+
+def test_two_devices_have_daemons_that_do_not_share_trouble(fake: MpsDaemon, root: Path, program: str) -> None:
+    other = MpsDaemon("GPU-2", root, program=program)
+    other.start()
+    fake_mps.inject(fake.pipes, "die")
+    assert other.control.start_server().status == "ACTIVE"
+    other.stop()
+
+
+def test_no_setting_of_mps_reaches_the_daemon_from_outside(
+    root: Path, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_MPS_PROTOCOL_VERSION", "3")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/nowhere")
+    daemon = MpsDaemon(GPU, root, program=program)
+    daemon.start()
+    assert daemon.control.default_share() == 100
+    daemon.stop()
+
+
+def test_a_daemon_that_dies_is_told_and_started_again(fake: MpsDaemon, clients: Clients) -> None:
+    client = clients(fake)
+    (server,) = fake.control.servers()
+    fake_mps.inject(fake.pipes, "die")
+    with pytest.raises(
+        ControlFailed,
+        match="MPS command 'get_server_list' failed with status 1: 'Cannot find MPS control daemon process'",
+    ):
+        fake.control.servers()
+    assert fake.pid is None
+    assert client.ask("check") != 0
+    fake.start()
+    assert server.pid not in mps_processes(fake.pipes)
+    assert clients(fake).hello["error"] == 0
+
+
+def test_a_daemon_that_hangs_is_waited_for_no_longer_than_told(
+    root: Path, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mps_daemon, "QUIT_S", 0.5)
+    daemon = MpsDaemon(GPU, root, program=program)
+    daemon.start()
+    server = daemon.control.start_server()
+    pid = daemon.pid
+    os.kill(pid or 0, signal.SIGSTOP)
+    with pytest.raises(ControlFailed, match=r"MPS command 'get_server_list': no answer within 0\.5 s"):
+        Protocol2(MpsChannel(daemon.pipes, program, timeout_s=0.5)).servers()
+    daemon.stop()
+    assert {pid, server.pid}.isdisjoint(mps_processes(daemon.pipes))
+
+
+def test_a_daemon_ends_with_the_process_that_started_it(root: Path, program: str) -> None:
+    text = (
+        "import sys; from pathlib import Path; from mps.mps_daemon import MpsDaemon\n"
+        "daemon = MpsDaemon(sys.argv[1], Path(sys.argv[2]), program=sys.argv[3]); daemon.start()\n"
+        "print(daemon.control.start_server().pid, daemon.pid, flush=True); sys.stdin.read()"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", text, GPU, str(root), program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert owner.stdout is not None
+    pids = [int(word) for word in owner.stdout.readline().split()]
+    daemon = MpsDaemon(GPU, root, program=program)
+    with pytest.raises(ControlFailed, match=rf"of {GPU} is kept by another process \(pid {owner.pid}\)"):
+        daemon.start()
+    descriptors = [os.pidfd_open(pid) for pid in pids]
+    owner.kill()
+    owner.communicate()
+    for descriptor in descriptors:
+        assert select.select([descriptor], [], [], 20)[0], "the daemon and its server end by themselves"
+        os.close(descriptor)
+    daemon.start()
+    assert mps_processes(daemon.pipes) == (daemon.pid,)
+    daemon.stop()
+
+
+def test_what_a_killed_daemon_has_left_is_ended_before_the_next_one_starts(fake: MpsDaemon) -> None:
+    server = fake.control.start_server()
+    assert fake.pid is not None
+    os.kill(fake.pid, signal.SIGKILL)
+    assert server.pid in mps_processes(fake.pipes)
+    fake.start()
+    assert server.pid not in mps_processes(fake.pipes)
+
+
+def test_a_daemon_that_does_not_start_is_told_with_what_it_said(
+    root: Path, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = MpsDaemon(GPU, root, program=program)
+    monkeypatch.setenv("FAKE_MPS", '{"start": "die"}')
+    with pytest.raises(
+        ControlFailed, match=rf"the MPS daemon of {GPU} ended with status 1, and said 'Failed to start : invalid arg"
+    ):
+        daemon.start()
+    monkeypatch.setenv("FAKE_MPS", '{"start": "hang"}')
+    monkeypatch.setattr(mps_daemon, "READY_S", 0.3)
+    with pytest.raises(ControlFailed, match=r"does not answer within 0\.3 s, and said nothing"):
+        daemon.start()
+    assert daemon.pid is None
+
+
+def test_what_is_started_is_ended_even_if_it_does_not_look_like_mps(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mps_daemon, "READY_S", 0.3)
+    other = root / "other"
+    other.write_text('#!/bin/sh\n[ "$1" = -f ] && exec sleep 600\nexit 1\n')
+    other.chmod(0o755)
+    daemon = MpsDaemon(GPU, root, program=str(other))
+    with pytest.raises(ControlFailed, match=r"does not answer within 0\.3 s, and said nothing"):
+        daemon.start()
+    assert daemon.pid is None
+
+
+def test_a_directory_that_others_may_enter_is_refused(root: Path, program: str) -> None:
+    root.chmod(0o755)
+    daemon = MpsDaemon(GPU, root, program=program)
+    with pytest.raises(ControlFailed, match=rf"in {root}: it is drwxr-xr-x of user .*, expected a directory of user"):
+        daemon.start()
+    file = root / "file"
+    file.touch()
+    with pytest.raises(ControlFailed, match=f"the MPS daemon of {GPU} cannot be started: .*{file}"):
+        MpsDaemon(GPU, file, program=program).start()
+
+
+def test_a_machine_without_mps_is_told_in_one_sentence(root: Path) -> None:
+    daemon = MpsDaemon(GPU, root, program=str(root / "nothing"))
+    with pytest.raises(
+        ControlFailed, match=r"ended with status 127, and said 'cannot start .*/nothing: .*No such file"
+    ):
+        daemon.start()
+
+
+def test_what_an_old_driver_does_not_have_is_done_without(
+    root: Path, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_MPS", '{"protocols": [2], "without": ["static"]}')
+    daemon = MpsDaemon(GPU, root, program=program, protocol=3, static=True)
+    daemon.start()
+    assert (daemon.protocol, daemon.static) == (2, False)
+    assert daemon.control.default_share() == 100
+    daemon.stop()
+
+
+def test_a_directory_that_is_too_long_for_a_socket_is_refused(root: Path) -> None:
+    with pytest.raises(PartitionError, match=r"would have a path of .* bytes, expected at most 107"):
+        MpsDaemon(GPU, root / ("x" * 60))
+
+
+def test_a_daemon_that_is_killed_is_kept_running(root: Path, program: str) -> None:
+    daemon = MpsDaemon(GPU, root, program=program)
+    told: queue.Queue[str] = queue.Queue()
+    keeper = MpsKeeper(daemon, told.put)
+    keeper.start()
+    first = daemon.pid
+    os.kill(first or 0, signal.SIGKILL)
+    assert told.get(timeout=20) == f"the MPS daemon of {GPU} has ended and is started again"
+    assert told.get(timeout=20) == f"the MPS daemon of {GPU} runs again (pid {daemon.pid})"
+    assert daemon.control.start_server().status == "ACTIVE"
+    keeper.stop()
+    assert daemon.pid is None
+    assert mps_processes(daemon.pipes) == ()
+
+
+def test_a_daemon_is_kept_in_a_process_with_very_many_descriptors(root: Path, program: str) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    many = 1200
+    if hard < 2 * many:
+        pytest.skip(f"only {hard} open files are allowed")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2 * many), hard))
+    descriptors = [os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC) for _ in range(many)]
+    daemon = MpsDaemon(GPU, root, program=program)
+    told: queue.Queue[str] = queue.Queue()
+    keeper = MpsKeeper(daemon, told.put)
+    keeper.start()
+    server = daemon.control.start_server()
+    os.kill(daemon.pid or 0, signal.SIGKILL)
+    assert "has ended" in told.get(timeout=20)
+    assert "runs again" in told.get(timeout=20)
+    assert server.pid not in mps_processes(daemon.pipes)
+    keeper.stop()
+    for descriptor in descriptors:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_daemon_that_does_not_start_is_not_kept(root: Path) -> None:
+    keeper = MpsKeeper(MpsDaemon(GPU, root, program=str(root / "nothing")), print)
+    with pytest.raises(ControlFailed, match="ended with status 127"):
+        keeper.start()
+    keeper.stop()
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_shares_can_have_multiprocessors_of_their_own(
+    root: Path, program: str, protocol: int, clients: Clients
+) -> None:
+    shares = [MpsPartition(name, GPU, percent, mode=ShareMode.STATIC) for name, percent in (("a", 25), ("b/c", 75))]
+    sets = {each.name: each.share_percent for each in shares}
+    daemon = MpsDaemon(GPU, root, sets=sets, program=program, protocol=protocol)
+    with pytest.raises(PartitionError, match="partition a: no server has made a static set of multiprocessors for it"):
+        static_set(shares[0], root)
+    daemon.start()
+    assert [each.chunks for each in daemon.control.partitions()] == [4, 12]
+    names = [static_set(share, root) for share in shares]
+    assert [clients(daemon, CUDA_MPS_SM_PARTITION=name).hello["sms"] for name in names] == [32, 96]
+    daemon.stop()
+    with pytest.raises(PartitionError, match="no server has made"):
+        static_set(shares[0], root)
+
+
+def test_a_driver_without_static_sets_is_told(root: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_MPS", '{"without": ["static"]}')
+    daemon = MpsDaemon(GPU, root, sets={"a": 50}, program=program)
+    with pytest.raises(
+        ControlFailed, match=f"the driver of {GPU} has no static sets of multiprocessors; expected mode"
+    ):
+        daemon.start()
+    assert daemon.pid is None
+
+
+def test_a_share_that_is_not_a_whole_chunk_is_refused(root: Path, program: str) -> None:
+    daemon = MpsDaemon(GPU, root, sets={"a": 50, "b": 6}, program=program)
+    with pytest.raises(
+        ControlFailed, match=f"partition b: 6 % of the 16 chunks of multiprocessors of {GPU} .* at least 7 %"
+    ):
+        daemon.start()
+    assert daemon.pid is None
+
+
+def test_a_daemon_that_is_started_again_makes_its_sets_again(
+    root: Path, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share = MpsPartition("a", GPU, 50, mode=ShareMode.STATIC)
+    daemon = MpsDaemon(GPU, root, sets={"a": 50}, program=program)
+    daemon.start()
+    os.kill(daemon.pid or 0, signal.SIGKILL)
+    while daemon.pid is not None:
+        time.sleep(0.01)
+    with monkeypatch.context() as patch:
+        patch.setenv("FAKE_MPS", '{"start": "die"}')
+        with pytest.raises(ControlFailed, match="Failed to start"):
+            daemon.start()
+    daemon.start()
+    (found,) = daemon.control.partitions()
+    assert static_set(share, root).endswith(found.name.split("/")[1])
+    daemon.stop()
+
+
+def test_a_worker_waits_for_its_daemon_and_finds_its_set(
+    root: Path, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share = MpsPartition("a", GPU, 50, mode=ShareMode.STATIC)
+    daemon = MpsDaemon(GPU, root, sets={"a": 50}, program=program)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(daemon.pipes))
+    monkeypatch.setenv("CUDA_MPS_SM_PARTITION", "")
+    joining = threading.Thread(target=await_daemon, args=(share,))
+    joining.start()
+    daemon.start()
+    joining.join()
+    assert os.environ["CUDA_MPS_SM_PARTITION"] == static_set(share, root)
+    cuda = fake_mps.FakeCuda(os.environ)
+    assert cuda.multiprocessors == 64
+    cuda.close()
+    daemon.stop()
+
+
+def test_a_worker_does_not_start_without_its_daemon(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(root))
+    started = time.monotonic()
+    with pytest.raises(PartitionError, match=rf"partition a: no MPS daemon listens in {root} \(No such file"):
+        await_daemon(MpsPartition("a", GPU, 50), timeout_s=0.1)
+    assert 0.1 <= time.monotonic() - started < 5

@@ -1,0 +1,159 @@
+"""Whatever is asked for, fails or goes: on demand no memory is exceeded, and every request has one outcome."""
+
+import random
+from collections import Counter
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batcher.config import PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
+from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch, LoadModel, Settlement, UnloadModel
+from batcher.events import (
+    AnyEvent,
+    ModelLoaded,
+    ModelLoadFailed,
+    PartitionLost,
+    PartitionReady,
+    RequestArrived,
+    RequestCancelled,
+)
+from batcher.planner.build import build_plan
+from batcher.planner.live import LivePlanner
+from batcher.residency_config import Eviction, Footprint, Likelihood, Loading, Prewarm, ResidencyConfig
+from batcher.scheduler import Scheduler
+from batcher.simulator import Verdicts
+from models.pipeline import Late
+from models.profile import LatencyTable
+from tests.support.scheduling import CERTAINTY, MS, FaultySimulator, S, cascade, chain, ensemble, model, single, spec_of
+
+KEYS = tuple("abcdefgh")
+PIPELINES = (
+    *(single(key) for key in KEYS),
+    single("a", Late.EVICT, name="hard"),
+    single("b", name="keyed", keyed=True),
+    cascade("a", "b", "c", name="cascade"),
+    cascade("d", "e", name="tight", late=Late.EVICT),
+    chain("e", "f", "g", name="chain", slo_ns=60 * MS),
+    ensemble("g", "h", name="ensemble"),
+    PipelineConfig("family", (StageConfig("any", "f", variants=("f", "h")),), slo_ns=50 * MS),
+)
+RESIDENCIES = st.builds(
+    ResidencyConfig,
+    st.just(Loading.DEMAND),
+    st.sampled_from(Eviction),
+    st.sampled_from((0, 5 * MS, 100 * MS)),
+    st.integers(1, 3),
+    st.just(10 * MS),
+    st.sampled_from(Prewarm),
+    st.sampled_from(Likelihood),
+)
+
+
+class FailingLoads(FaultySimulator):
+    """A simulator in which a tenth of the loads fails."""
+
+    def at(self, time_ns: int, event: AnyEvent) -> None:
+        if isinstance(event, ModelLoaded) and time_ns % 10 == 0:
+            event = ModelLoadFailed(event.partition, event.model, "it is broken")
+        super().at(time_ns, event)
+
+
+class Trial:
+    """A seeded run on three partitions; a tenth of the loads fails, and two partitions are lost and come back."""
+
+    def __init__(self, seed: int, residency: ResidencyConfig, memory: list[int], known: bool) -> None:
+        self.random = random.Random(seed)
+        self.tables = {key: LatencyTable.from_ms({1: self.random.uniform(0.5, 3), 4: 4}) for key in KEYS}
+        self.sizes = {key: self.random.randint(1, 3) for key in KEYS}
+        self.capacity = {f"p{number}": memory for number, memory in enumerate(memory)}
+        self.held: dict[str, Counter[str]] = {name: Counter() for name in self.capacity}
+        self.outcomes: Counter[int] = Counter()
+        self.scheduler = Scheduler(self._spec(residency, known), LivePlanner())
+        self._steps = 0
+        self.simulator = FailingLoads(
+            self.scheduler,
+            self,
+            self._observe,
+            build_plan=build_plan,
+            tables=dict.fromkeys(self.capacity, self.tables),
+            load_ns=lambda order: self.random.randint(2 * MS, 30 * MS),
+        )
+
+    def _spec(self, residency: ResidencyConfig, known: bool) -> SchedulerSpec:
+        models = [
+            msgspec.structs.replace(
+                model(key, 4, verdicts=(CERTAINTY,)),
+                memory_bytes=self.sizes[key],
+                footprints={"cpu1": Footprint(self.sizes[key], 0, 8 * MS, self.tables[key])} if known else {},
+                pinned=key == "a",
+                priority=int(key == "b"),
+            )
+            for key in KEYS
+        ]
+        partitions = [PartitionConfig(name, "cpu1", memory_bytes=size) for name, size in self.capacity.items()]
+        return msgspec.structs.replace(spec_of(models, PIPELINES, partitions=partitions), residency=residency)
+
+    def run(self, requests: int) -> None:
+        draw = self.random
+        for name in self.capacity:
+            self.simulator.at(0, PartitionReady(name, {}))
+        now_ns = MS
+        arrivals: list[tuple[int, AnyEvent]] = []
+        for request in range(requests):
+            now_ns += int(draw.expovariate(1 / (3 * MS)))
+            pipeline = draw.choice(PIPELINES).name
+            key = draw.choice(["x", "y"]) if pipeline == "keyed" else ""
+            cost = draw.choice([None, None, None, 0.1])
+            deadline_ns = now_ns + draw.choice([5, 20, 60, 500]) * MS
+            event = RequestArrived(request, pipeline, draw.randint(1, 3), deadline_ns, key, max_cost=cost)
+            arrivals.append((now_ns, event))
+            if draw.random() < 0.05:
+                self.simulator.at(now_ns + draw.randint(0, 20) * MS, RequestCancelled(request))
+        for name in draw.sample(list(self.capacity), 2):
+            lost_ns = draw.randint(1, now_ns)
+            self.simulator.at(lost_ns, PartitionLost(name, "it died"))
+            self.simulator.at(lost_ns + draw.choice([50 * MS, 6 * S]), PartitionReady(name, {}))
+        self.simulator.run(arrivals)
+        self.scheduler.check()
+
+    def _observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
+        if isinstance(event, PartitionLost | PartitionReady):
+            self.held[event.partition].clear()
+        elif isinstance(event, ModelLoadFailed):
+            del self.held[event.partition][event.model]
+        for decision in decisions:
+            if isinstance(decision, LoadModel):
+                held = self.held[decision.partition]
+                assert decision.model not in held, f"{decision.model} is loaded twice"
+                held[decision.model] += self.sizes[decision.model]
+                assert held.total() <= self.capacity[decision.partition], "memory is exceeded"
+            elif isinstance(decision, UnloadModel):
+                del self.held[decision.partition][decision.model]
+            elif isinstance(decision, Settlement):
+                self.outcomes[decision.request] += 1
+            elif isinstance(decision, DispatchBatch):
+                assert decision.model in self.held[decision.partition], "a batch goes where its model is not"
+        self._steps += 1
+        if self._steps % 20 == 0:
+            self.scheduler.check()
+
+    def batch_ns(self, batch: DispatchBatch) -> int:
+        return self.tables[batch.model].latency_ns(batch.rows)
+
+    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+        return (tuple(self.random.random() for _ in range(batch.rows)),)
+
+    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+        return ()
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 10**6), RESIDENCIES, st.lists(st.integers(2, 8), min_size=3, max_size=3), st.booleans())
+def test_memory_is_never_exceeded_and_every_request_has_one_outcome(
+    seed: int, residency: ResidencyConfig, memory: list[int], known: bool
+) -> None:
+    trial = Trial(seed, residency, memory, known)
+    trial.run(150)
+    assert trial.outcomes == dict.fromkeys(range(150), 1)
+    assert trial.scheduler.requests == {}

@@ -1,0 +1,94 @@
+"""A partition that is resized in virtual time: what clients see of it, and that a journal of it replays."""
+
+import io
+
+import pytest
+
+from batcher.config import PartitionConfig
+from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch, Settlement
+from batcher.events import AnyEvent, PartitionReady, PartitionResized, RequestArrived
+from batcher.journal import JournalWriter, replay
+from batcher.outcome import Outcome
+from batcher.planner.build import build_plan
+from batcher.planner.live import LivePlanner
+from batcher.scheduler import Scheduler
+from batcher.simulator import Simulator, Verdicts
+from models.pipeline import Late
+from models.profile import LatencyTable
+from tests.support.scheduling import MS, S, model, single, spec_of
+
+SLOW = LatencyTable.from_ms({1: 4, 8: 16})
+FAST = LatencyTable.from_ms({1: 2, 8: 8})
+RESIZED_NS = S
+GROWN = PartitionResized("cpu0", "cpu2", 2.0, 1.0, {"m:1": FAST})
+SHRUNK = PartitionResized("cpu0", "cpu1", 1.0, 0.5, {"m:1": SLOW})
+
+
+class Run:
+    """Requests every so often, before and after a resize, on a machine that is as fast as its tables say."""
+
+    def __init__(self, late: Late, resized: PartitionResized) -> None:
+        before = "cpu1" if resized is GROWN else "cpu2"
+        spec = spec_of([model("m:1")], [single("m:1", late)], partitions=[PartitionConfig("cpu0", before)])
+        self.table, self.next_table = (SLOW, FAST) if resized is GROWN else (FAST, SLOW)
+        self.resized = resized
+        self.journal = io.BytesIO()
+        self.record = JournalWriter(self.journal.write, spec).record
+        self.arrived_ns: dict[int, int] = {}
+        self.took_ns: dict[int, int] = {}
+        self.outcomes: dict[int, Outcome] = {}
+        self.scheduler = Scheduler(spec, LivePlanner())
+        self.simulator = Simulator(self.scheduler, self, self.observe, build_plan=build_plan)
+
+    def play(self, every_ns: int, slo_ns: int) -> None:
+        self.simulator.at(0, PartitionReady("cpu0", {"m:1": self.table}))
+        self.simulator.at(RESIZED_NS, self.resized)
+        times = range(every_ns, 2 * S, every_ns)
+        self.arrived_ns = dict(enumerate(times))
+        self.simulator.run((at_ns, RequestArrived(n, "m:1", 1, at_ns + slo_ns)) for n, at_ns in self.arrived_ns.items())
+
+    def observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
+        self.record(now_ns, event, decisions)
+        self.scheduler.check()
+        if event is self.resized:
+            self.table = self.next_table
+        for decision in decisions:
+            if isinstance(decision, Settlement):
+                self.outcomes[decision.request] = decision.outcome
+                self.took_ns[decision.request] = now_ns - self.arrived_ns[decision.request]
+
+    def slowest_ns(self, from_ns: int, until_ns: int) -> int:
+        return max(self.took_ns[n] for n, at_ns in self.arrived_ns.items() if from_ns <= at_ns < until_ns)
+
+    def batch_ns(self, batch: DispatchBatch) -> int:
+        return self.table.latency_ns(batch.rows)
+
+    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+        return ()
+
+    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+        return ()
+
+
+@pytest.mark.parametrize("resized", [GROWN, SHRUNK])
+@pytest.mark.parametrize("late", Late)
+def test_every_request_is_answered_and_the_journal_replays(late: Late, resized: PartitionResized) -> None:
+    run = Run(late, resized)
+    run.play(every_ns=5 * MS, slo_ns=200 * MS)
+    assert set(run.outcomes.values()) == {Outcome.COMPLETED}
+    assert len(run.outcomes) == len(run.arrived_ns)
+    assert replay(run.journal.getvalue().splitlines(), LivePlanner()) is None
+
+
+def test_what_comes_after_it_is_as_quick_as_the_new_share_is() -> None:
+    run = Run(Late.SERVE, GROWN)
+    run.play(every_ns=10 * MS, slo_ns=S)
+    assert run.slowest_ns(0, RESIZED_NS) == 4 * MS
+    assert run.slowest_ns(RESIZED_NS, 2 * S) == 2 * MS
+
+
+def test_what_is_admitted_by_place_is_in_time_before_and_after_it_shrinks() -> None:
+    run = Run(Late.EVICT, SHRUNK)
+    run.play(every_ns=10 * MS, slo_ns=6 * MS)
+    assert set(run.outcomes.values()) == {Outcome.COMPLETED}
+    assert run.slowest_ns(0, 2 * S) <= 6 * MS

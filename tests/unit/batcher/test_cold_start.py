@@ -1,0 +1,261 @@
+"""Models that are loaded when they are asked for: in time, in memory, and in place of what nobody waits for."""
+
+import msgspec
+
+from batcher.config import ModelConfig, PartitionConfig, PipelineConfig, SchedulerSpec
+from batcher.decisions import (
+    AnyDecision,
+    CompleteRequest,
+    DispatchBatch,
+    EvictRequest,
+    FailRequest,
+    LoadModel,
+    RejectRequest,
+    ReleaseReason,
+    UnloadModel,
+)
+from batcher.events import (
+    ModelLoaded,
+    ModelLoadFailed,
+    ModelUnloaded,
+    PartitionLost,
+    PartitionReady,
+)
+from batcher.outcome import Outcome
+from batcher.residency_config import Eviction, Footprint, Loading, Prewarm, ResidencyConfig
+from batcher.scheduler import Scheduler
+from models.pipeline import Late
+from tests.support.scheduling import (
+    CERTAINTY,
+    MS,
+    ONE,
+    US,
+    S,
+    arrival,
+    cascade,
+    chain,
+    completed,
+    dispatch,
+    model,
+    single,
+    spec_of,
+    step,
+)
+
+FULL = ReleaseReason.FULL
+LOAD_MS = 10
+
+
+def demanded(
+    *keys: str,
+    partitions: tuple[str, ...] = ("cpu0",),
+    memory: int = 2,
+    pipelines: tuple[PipelineConfig, ...] = (),
+    priorities: dict[str, int] | None = None,
+    pinned: str = "",
+    **residency: object,
+) -> SchedulerSpec:
+    """Models of one byte each that take 10 ms to load and 1 ms to run, on partitions with room for `memory` of them."""
+    models = [
+        msgspec.structs.replace(
+            model(key, 1, verdicts=(CERTAINTY,)),
+            memory_bytes=1,
+            footprints={"cpu1": Footprint(1, load_ns=LOAD_MS * MS, table=ONE)},
+            pinned=key in pinned,
+            priority=(priorities or {}).get(key, 0),
+        )
+        for key in keys
+    ]
+    spec = spec_of(
+        models, pipelines, partitions=[PartitionConfig(name, "cpu1", memory_bytes=memory) for name in partitions]
+    )
+    config = msgspec.convert({"min_resident_ns": 5 * MS, **residency}, ResidencyConfig)
+    return msgspec.structs.replace(spec, residency=msgspec.structs.replace(config, loading=Loading.DEMAND))
+
+
+def up(spec: SchedulerSpec, **held: str) -> Scheduler:
+    scheduler = Scheduler(spec)
+    for name, keys in held.items():
+        assert step(scheduler, 0, PartitionReady(name, dict.fromkeys(keys, ONE))) == []
+    return scheduler
+
+
+def wake(scheduler: Scheduler, now_ns: int) -> list[AnyDecision]:
+    """What is decided at a wake-up that is due then."""
+    assert scheduler.next_wakeup_ns() == now_ns
+    return step(scheduler, now_ns)
+
+
+def run(scheduler: Scheduler, key: str, request: int, batch: int, now_ns: int) -> None:
+    """Have a model that is held run a request."""
+    decisions = step(scheduler, now_ns, arrival(request, now_ns + S, key))
+    assert [type(decision) for decision in decisions] == [DispatchBatch]
+    step(scheduler, now_ns + MS, completed(batch, now_ns, now_ns + MS))
+
+
+def reason(decisions: list[AnyDecision]) -> tuple[Outcome, str]:
+    (decision,) = decisions
+    assert isinstance(decision, RejectRequest | FailRequest | EvictRequest)
+    return decision.outcome, decision.reason
+
+
+def test_a_request_for_a_model_that_is_not_held_has_it_loaded_in_place_of_the_one_that_ran_the_longest_ago() -> None:
+    scheduler = up(demanded("a", "b", "c"), cpu0="ab")
+    run(scheduler, "b", 1, 1, MS)
+    run(scheduler, "a", 2, 2, 3 * MS)
+    assert step(scheduler, 10 * MS, arrival(3, 30 * MS, "c")) == [UnloadModel("cpu0", "b"), LoadModel("cpu0", "c")]
+    assert step(scheduler, 11 * MS, ModelUnloaded("cpu0", "b")) == []
+    assert step(scheduler, 20 * MS, ModelLoaded("cpu0", "c", ONE)) == [dispatch(3, [3], FULL, model="c")]
+    assert step(scheduler, 21 * MS, completed(3, 20 * MS, 21 * MS)) == [CompleteRequest(3, Outcome.COMPLETED)]
+    # Now it is held, and costs what any other does.
+    assert step(scheduler, 22 * MS, arrival(4, 24 * MS, "c")) == [dispatch(4, [4], FULL, model="c")]
+
+
+def test_what_cannot_be_in_time_with_the_load_is_refused_at_once() -> None:
+    scheduler = up(demanded("a", "b", "c"), cpu0="ab")
+    assert reason(step(scheduler, 0, arrival(1, 11 * MS, "c"))) == (
+        Outcome.REJECTED_DEADLINE,
+        "model c is not loaded: with that predicted to complete in 11.2 ms, 11.0 ms are left",
+    )
+    # Nothing was loaded for it, and one with more time has it loaded.
+    assert step(scheduler, MS, arrival(2, MS + 12 * MS, "c")) == [UnloadModel("cpu0", "a"), LoadModel("cpu0", "c")]
+    # Who comes meanwhile waits for the same load.
+    assert step(scheduler, 10 * MS, arrival(3, 10 * MS + 4 * MS, "c")) == []
+    assert reason(step(scheduler, 10 * MS, arrival(4, 10 * MS + 4 * MS, "c")))[0] is Outcome.REJECTED_DEADLINE
+
+
+def test_a_load_takes_what_the_last_ones_took() -> None:
+    scheduler = up(demanded("a", "b", "c"), cpu0="ab")
+    step(scheduler, 0, arrival(1, S, "c"))
+    step(scheduler, 100 * MS, ModelLoaded("cpu0", "c", ONE))
+    step(scheduler, 101 * MS, completed(1, 100 * MS, 101 * MS))
+    assert step(scheduler, S, arrival(2, 2 * S, "a")) == [UnloadModel("cpu0", "b"), LoadModel("cpu0", "a")]
+    step(scheduler, S + 20 * MS, ModelLoaded("cpu0", "a", ONE))
+    step(scheduler, S + 21 * MS, completed(2, S + 20 * MS, S + 21 * MS))
+    step(scheduler, 2 * S, arrival(3, 3 * S, "b"))
+    step(scheduler, 2 * S + 10 * MS, ModelLoaded("cpu0", "b", ONE))
+    # c was seen to take 100 ms.
+    assert reason(step(scheduler, 2 * S + 20 * MS, arrival(4, 2 * S + 115 * MS, "c")))[0] is Outcome.REJECTED_DEADLINE
+
+
+def test_pinned_models_stay_and_less_important_ones_go_first() -> None:
+    scheduler = up(demanded("a", "b", "c", "d", pinned="a", priorities={"b": 1, "c": 1}), cpu0="ab")
+    assert reason(step(scheduler, 0, arrival(1, S, "d"))) == (
+        Outcome.REJECTED_UNAVAILABLE,
+        "model d is not loaded: all that partitions hold is in use, or stays in their memory",
+    )
+    assert step(scheduler, MS, arrival(2, S, "c")) == [UnloadModel("cpu0", "b"), LoadModel("cpu0", "c")]
+
+
+def test_a_model_that_is_in_use_stays_and_so_does_one_that_was_only_just_loaded() -> None:
+    scheduler = up(demanded("a", "b", "c", memory=1), cpu0="a")
+    assert step(scheduler, 0, arrival(1, S, "b")) == [UnloadModel("cpu0", "a"), LoadModel("cpu0", "b")]
+    assert step(scheduler, 10 * MS, ModelLoaded("cpu0", "b", ONE)) == [dispatch(1, [1], FULL, model="b")]
+    # It has run its batch as far as the scheduler goes: what follows is unloaded after that.
+    assert step(scheduler, 10 * MS + US, arrival(2, S, "c")) == [UnloadModel("cpu0", "b"), LoadModel("cpu0", "c")]
+    step(scheduler, 11 * MS, completed(1, 10 * MS, 11 * MS))
+    # Its request is cancelled, so that it never runs: it stays for 5 ms all the same.
+    scheduler = up(demanded("a", "b", "c", memory=1, prewarm="off"), cpu0="a")
+    step(scheduler, 0, arrival(1, S, "b"))
+    assert reason(step(scheduler, MS, arrival(2, S, "a")))[0] is Outcome.REJECTED_UNAVAILABLE
+
+
+def test_what_is_not_in_use_is_loaded_side_by_side_up_to_a_bound() -> None:
+    scheduler = up(demanded("a", "b", "c", "d", memory=3, loads=2), cpu0="a")
+    assert step(scheduler, 0, arrival(1, S, "b"), arrival(2, S, "c")) == [
+        LoadModel("cpu0", "b"),
+        LoadModel("cpu0", "c"),
+    ]
+    assert reason(step(scheduler, MS, arrival(3, S, "d"))) == (
+        Outcome.REJECTED_UNAVAILABLE,
+        "model d is not loaded: as many others are being loaded as may be, or no partition is up",
+    )
+
+
+def test_the_partition_that_is_ready_first_loads_it() -> None:
+    scheduler = up(demanded("a", "b", "c", "d", partitions=("cpu0", "cpu1")), cpu0="ab", cpu1="a")
+    assert step(scheduler, 0, arrival(1, S, "c")) == [LoadModel("cpu1", "c")]
+    # The other one has nothing to load first.
+    assert step(scheduler, MS, arrival(2, S, "d")) == [UnloadModel("cpu0", "a"), LoadModel("cpu0", "d")]
+
+
+def test_without_eviction_a_full_partition_stays_as_it_is() -> None:
+    scheduler = up(demanded("a", "b", "c", eviction=Eviction.NONE), cpu0="a")
+    assert step(scheduler, 0, arrival(1, S, "b")) == [LoadModel("cpu0", "b")]
+    assert reason(step(scheduler, MS, arrival(2, S, "c")))[0] is Outcome.REJECTED_UNAVAILABLE
+
+
+def test_a_model_that_fits_nowhere_is_refused() -> None:
+    spec = demanded("a", "big")
+    models = (spec.models[0], msgspec.structs.replace(spec.models[1], footprints={}, memory_bytes=3))
+    scheduler = up(msgspec.structs.replace(spec, models=models), cpu0="a")
+    assert (
+        reason(step(scheduler, 0, arrival(1, S, "big")))[1] == "model big is not loaded: no partition has room for it"
+    )
+
+
+def test_memory_is_what_the_largest_batch_takes() -> None:
+    config = ModelConfig("m", 8, memory_bytes=100, footprints={"cpu1": Footprint(20, 3)})
+    assert (config.memory_on("cpu1"), config.memory_on("cpu2")) == (44, 100)
+
+
+def test_what_waits_for_a_model_that_cannot_be_loaded_fails_with_the_reason() -> None:
+    scheduler = up(demanded("a", "b", memory=1), cpu0="a")
+    step(scheduler, 0, arrival(1, S, "b"))
+    assert reason(step(scheduler, MS, ModelLoadFailed("cpu0", "b", "it is broken"))) == (
+        Outcome.FAILED_UNAVAILABLE,
+        "model b is not loaded: it could not be loaded",
+    )
+    assert reason(step(scheduler, 2 * MS, arrival(2, S, "b")))[0] is Outcome.REJECTED_UNAVAILABLE
+    # A second later it is tried again.
+    assert step(scheduler, 2 * S, arrival(3, 3 * S, "b")) == [LoadModel("cpu0", "b")]
+
+
+def test_what_a_lost_partition_was_to_load_another_one_loads() -> None:
+    scheduler = up(demanded("a", "b", partitions=("cpu0", "cpu1"), memory=1), cpu0="", cpu1="a")
+    assert step(scheduler, 0, arrival(1, S, "b")) == [LoadModel("cpu0", "b")]
+    assert step(scheduler, MS, PartitionLost("cpu0", "it died")) == [UnloadModel("cpu1", "a"), LoadModel("cpu1", "b")]
+
+
+def test_a_hard_request_is_given_up_when_its_model_is_not_there_in_time() -> None:
+    scheduler = up(demanded("a", "b", memory=1, pipelines=(single("a"), single("b", Late.EVICT))), cpu0="a")
+    assert step(scheduler, 0, arrival(1, 20 * MS, "b")) == [UnloadModel("cpu0", "a"), LoadModel("cpu0", "b")]
+    assert reason(wake(scheduler, 20 * MS - 150 * US - MS + 1))[0] is Outcome.EVICTED_DEADLINE
+
+
+def test_a_busy_model_is_loaded_once_more_where_it_could_begin_sooner() -> None:
+    scheduler = up(demanded("a", "b", partitions=("cpu0", "cpu1"), memory=1), cpu0="a", cpu1="b")
+    # A batch takes 1.15 ms, so that 26 are done in time.
+    assert len(step(scheduler, 0, *(arrival(request, 30 * MS, "a") for request in range(26)))) == 1
+    rejection, *orders = step(scheduler, MS, arrival(26, 30 * MS, "a"))
+    assert isinstance(rejection, RejectRequest)
+    assert orders == [
+        UnloadModel("cpu1", "b"),
+        LoadModel("cpu1", "a"),
+        dispatch(2, [1], FULL, model="a"),
+    ]
+    assert step(scheduler, 11 * MS, ModelLoaded("cpu1", "a", ONE))[0] == dispatch(
+        3, [2], FULL, model="a", partition="cpu1"
+    )
+
+
+def test_the_models_of_a_chain_are_there_when_the_stages_before_end() -> None:
+    spec = demanded("a", "b", "c", partitions=("cpu0", "cpu1"), pipelines=(chain("a", "b", "c"),))
+    scheduler = up(spec, cpu0="a", cpu1="")
+    # b is needed in 1.15 ms, and takes 10 ms, as does c: that is needed 1.15 ms later than b is there.
+    assert step(scheduler, 0, arrival(1, S, "chain:1")) == [LoadModel("cpu0", "b"), dispatch(1, [1], FULL, model="a")]
+    assert wake(scheduler, 1150 * US) == [LoadModel("cpu1", "c")]
+
+
+def test_a_later_stage_that_is_not_likely_is_loaded_when_rows_come_to_it() -> None:
+    scheduler = up(demanded("a", "b", pipelines=(cascade("a", "b"),)), cpu0="a")
+    scheduler.pipelines["cascade:1"].stages[1].probability = 0.3
+    assert step(scheduler, 0, arrival(1, S, "cascade:1")) == [dispatch(1, [1], FULL, model="a")]
+    assert step(scheduler, MS, completed(1, 0, MS, 0.5)) == [LoadModel("cpu0", "b")]
+
+
+def test_a_later_stage_can_be_loaded_at_once_or_only_when_rows_come_to_it() -> None:
+    for prewarm, loads in ((Prewarm.SPECULATIVE, ["b", "c"]), (Prewarm.OFF, [])):
+        spec = demanded("a", "b", "c", partitions=("cpu0", "cpu1"), pipelines=(chain("a", "b", "c"),), prewarm=prewarm)
+        decisions = step(up(spec, cpu0="a", cpu1=""), 0, arrival(1, S, "chain:1"))
+        assert [each.model for each in decisions if isinstance(each, LoadModel)] == loads

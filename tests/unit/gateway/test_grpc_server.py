@@ -1,0 +1,397 @@
+"""The gRPC server by itself, on a real channel."""
+
+import asyncio
+import contextlib
+import logging
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from gateway.grpc_server import GrpcServer
+
+Handlers = dict[str, Any]
+
+
+def serve(handlers: Handlers, talk: Callable[[grpc.aio.Channel, GrpcServer], Awaitable[None]]) -> None:
+    """Serve handlers of the service `s`, whose messages are bytes."""
+
+    async def run() -> None:
+        server = GrpcServer((("grpc.so_reuseport", 0),))
+        server.add_registered_method_handlers("s", handlers)
+        port = server.add_port("127.0.0.1:0")
+        await server.start()
+        try:
+            async with asyncio.timeout(20), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                await talk(channel, server)
+        finally:
+            await server.stop(None)
+
+    asyncio.run(run())
+    assert waiting_threads() == []
+
+
+def waiting_threads() -> list[threading.Thread]:
+    """Threads of servers that have not ended a while after they should have."""
+    threads = [thread for thread in threading.enumerate() if thread.name == "grpc"]
+    for thread in threads:
+        thread.join(5)
+    return [thread for thread in threads if thread.is_alive()]
+
+
+def unary(behaviour: Callable[[bytes, Any], Awaitable[bytes] | None]) -> Handlers:
+    return {"M": grpc.unary_unary_rpc_method_handler(behaviour)}
+
+
+def test_calls_that_come_together_are_taken_in_one_turn_of_the_loop() -> None:
+    turns: list[int] = []
+    turn = 0
+
+    async def count() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    async def answer(request: bytes, context: Any) -> bytes:
+        turns.append(turn)
+        return request
+
+    async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
+        call = channel.unary_unary("/s/M", None, None)
+        assert await call(b"warm") == b"warm"
+        counting = asyncio.create_task(count())
+        answers = await asyncio.gather(*(call(b"%d" % number) for number in range(200)))
+        counting.cancel()
+        assert answers == [b"%d" % number for number in range(200)]
+
+    serve(unary(answer), talk)
+    assert len(turns) == 201
+    assert len(set(turns)) < 100
+
+
+def test_a_call_that_the_client_cancels_or_waits_for_too_long_is_cancelled() -> None:
+    cancelled: list[bytes] = []
+    begun, both = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: bytes, context: Any) -> bytes:
+        if request == b"given up":
+            begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(request)
+            if len(cancelled) == 2:
+                both.set()
+            raise
+        return b""
+
+    async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
+        call = channel.unary_unary("/s/M", None, None)
+        with pytest.raises(grpc.aio.AioRpcError, match="DEADLINE_EXCEEDED"):
+            await call(b"late", timeout=0.1)
+        given_up = call(b"given up")
+        await begun.wait()
+        given_up.cancel()
+        await both.wait()
+
+    serve(unary(answer), talk)
+    assert cancelled == [b"late", b"given up"]
+
+
+def test_time_metadata_and_status_go_both_ways() -> None:
+    seen: dict[str, Any] = {}
+
+    async def answer(request: bytes, context: Any) -> bytes:
+        seen["remaining"] = context.time_remaining()
+        seen["metadata"] = dict(context.invocation_metadata())["x-mine"]
+        context.set_trailing_metadata([("x-told", "this")])
+        if request == b"refused":
+            await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such thing: ä", (("retry-after", "3"),))
+        return b"answer"
+
+    async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
+        call = channel.unary_unary("/s/M", None, None)
+        done = call(b"", metadata=(("x-mine", "yes"),))
+        assert await done == b"answer"
+        assert (await done.trailing_metadata())["x-told"] == "this"
+        assert seen == {"remaining": None, "metadata": "yes"}
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(b"refused", metadata=(("x-mine", "no"),), timeout=100)
+        assert 90 < seen["remaining"] < 102
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        assert caught.value.details() == "there is no such thing: ä"
+        told: Any = caught.value.trailing_metadata()
+        assert told["retry-after"] == "3"
+
+    serve(unary(answer), talk)
+
+
+def test_streams_are_answered_message_by_message() -> None:
+    async def doubled(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async for request in requests:
+            yield 2 * request
+
+    async def written(requests: AsyncIterator[bytes], context: Any) -> None:
+        async for request in requests:
+            await context.write(3 * request)
+
+    handlers: Handlers = {
+        "Doubled": grpc.stream_stream_rpc_method_handler(doubled),
+        "Written": grpc.stream_stream_rpc_method_handler(written),
+    }
+
+    async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
+        for method, answers in (("Doubled", [b"aa", b"bb"]), ("Written", [b"aaa", b"bbb"])):
+            call = channel.stream_stream(f"/s/{method}", None, None)(iter([b"a", b"b"]))
+            assert [each async for each in call] == answers
+
+    serve(handlers, talk)
+
+
+def test_a_handler_that_fails_and_an_unknown_method_end_their_call_only(caplog: pytest.LogCaptureFixture) -> None:
+    async def answer(request: bytes, context: Any) -> bytes:
+        if request == b"bad":
+            raise ValueError("the model is on fire")
+        return request
+
+    async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
+        call = channel.unary_unary("/s/M", None, None)
+        with pytest.raises(grpc.aio.AioRpcError, match="the model is on fire") as caught:
+            await call(b"bad")
+        assert caught.value.code() is grpc.StatusCode.UNKNOWN
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary("/s/None", None, None)(b"")
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert await call(b"good") == b"good"
+
+    with caplog.at_level(logging.CRITICAL, "gateway.grpc_server"):
+        serve(unary(answer), talk)
+
+
+def test_a_stop_lets_calls_end_and_cancels_those_that_do_not() -> None:
+    begun, released = asyncio.Semaphore(0), asyncio.Event()
+
+    async def answer(request: bytes, context: Any) -> bytes:
+        begun.release()
+        await (asyncio.Event() if request == b"for ever" else released).wait()
+        return request
+
+    async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
+        call = channel.unary_unary("/s/M", None, None)
+        ends, never = call(b"ends"), call(b"for ever")
+        await begun.acquire()
+        await begun.acquire()
+        stopping = asyncio.create_task(server.stop(0.5))
+        released.set()
+        assert await ends == b"ends"
+        with pytest.raises(grpc.aio.AioRpcError):
+            await never
+        await stopping
+
+    serve(unary(answer), talk)
+
+
+def test_a_port_that_cannot_be_bound_is_an_error() -> None:
+    with pytest.raises(RuntimeError):
+        GrpcServer(()).add_port("192.0.2.1:1")
+
+
+def test_a_plain_function_ends_its_call_itself_and_hears_of_one_that_is_cancelled() -> None:
+    calls: dict[bytes, Any] = {}
+    asked, cancelled = asyncio.Event(), asyncio.Event()
+
+    def begin(request: bytes, call: Any) -> None:
+        if request == b"bad":
+            raise ValueError("the model is on fire")
+        call.on_cancelled = cancelled.set
+        calls[request] = call
+        asked.set()
+
+    async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
+        call = channel.unary_unary("/s/M", None, None)
+        answered = call(b"answered")
+        await asked.wait()
+        calls[b"answered"].set_trailing_metadata([("x-told", "this")])
+        calls[b"answered"].finish(b"later")
+        assert await answered == b"later"
+        assert (await answered.trailing_metadata())["x-told"] == "this"
+        with pytest.raises(grpc.aio.AioRpcError, match="the model is on fire"):
+            await call(b"bad")
+        assert not cancelled.is_set()
+        with pytest.raises(grpc.aio.AioRpcError, match="DEADLINE_EXCEEDED"):
+            await call(b"late", timeout=0.1)
+        await cancelled.wait()
+        assert [calls[b"answered"].cancelled, calls[b"late"].cancelled] == [False, True]
+
+    serve(unary(begin), talk)
+
+
+def test_calls_that_are_refused_and_those_without_a_message_end_with_a_status() -> None:
+    async def answer(request: bytes, context: Any) -> bytes:
+        return request
+
+    async def run() -> None:
+        server = GrpcServer((), lambda method, metadata: "" if ("key", "k") in tuple(metadata) else "it is locked")
+        server.add_registered_method_handlers("s", unary(answer))
+        port = server.add_port("127.0.0.1:0")
+        await server.start()
+        async with asyncio.timeout(20), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = channel.unary_unary("/s/M", None, None)
+            assert await call(b"a", metadata=(("key", "k"),)) == b"a"
+            with pytest.raises(grpc.aio.AioRpcError, match="it is locked") as caught:
+                await call(b"a")
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            with pytest.raises(grpc.aio.AioRpcError, match="requires exactly one request message"):
+                await channel.stream_unary("/s/M", None, None)(iter(()), metadata=(("key", "k"),))
+        await server.stop(None)
+
+    asyncio.run(run())
+
+
+def test_what_is_told_of_an_event_may_fail_once_and_the_next_call_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+    cancelled = asyncio.Event()
+
+    def begin(request: bytes, call: Any) -> None:
+        def fail() -> None:
+            cancelled.set()
+            raise ValueError("nobody expects this")
+
+        if request == b"never":
+            call.on_cancelled = fail
+        else:
+            call.finish(request)
+
+    async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
+        call = channel.unary_unary("/s/M", None, None)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call(b"never", timeout=0.1)
+        await cancelled.wait()
+        assert await call(b"good") == b"good"
+
+    serve(unary(begin), talk)
+    assert [record.getMessage() for record in caplog.records] == ["an event of a gRPC call could not be handled"]
+
+
+CLIENT = """
+import grpc, sys
+call = grpc.insecure_channel(sys.argv[1]).unary_unary("/s/M", None, None)
+print(call(b"for ever"))
+"""
+
+
+def test_a_client_that_is_killed_has_its_calls_cancelled() -> None:
+    begun, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: bytes, context: Any) -> bytes:
+        if request == b"next":
+            return request
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return b""
+
+    async def run() -> None:
+        server = GrpcServer(())
+        server.add_registered_method_handlers("s", unary(answer))
+        address = f"127.0.0.1:{server.add_port('127.0.0.1:0')}"
+        await server.start()
+        async with asyncio.timeout(30):
+            client = await asyncio.create_subprocess_exec(sys.executable, "-c", CLIENT, address)
+            await begun.wait()
+            client.kill()
+            await client.wait()
+            await cancelled.wait()
+            async with grpc.aio.insecure_channel(address) as channel:
+                assert await channel.unary_unary("/s/M", None, None)(b"next") == b"next"
+        await server.stop(None)
+
+    asyncio.run(run())
+    assert waiting_threads() == []
+
+
+def test_a_stop_ends_streams_that_are_open_and_a_second_one_does_nothing() -> None:
+    ended = asyncio.Event()
+
+    async def echo(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        try:
+            async for request in requests:
+                yield request
+        finally:
+            ended.set()
+
+    async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
+        stream = channel.stream_stream("/s/M", None, None)(None)
+        await stream.write(b"a")
+        assert await stream.read() == b"a"
+        await asyncio.gather(server.stop(0.05), server.stop(0.05))
+        await ended.wait()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stream.read()
+
+    serve({"M": grpc.stream_stream_rpc_method_handler(echo)}, talk)
+
+
+def test_a_handler_that_goes_on_after_a_stop_changes_nothing() -> None:
+    begun, ended, released = asyncio.Semaphore(0), asyncio.Semaphore(0), asyncio.Event()
+    went_on: list[str] = []
+
+    async def go_on() -> None:
+        begun.release()
+        while not released.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await released.wait()
+
+    async def answer(request: bytes, context: Any) -> bytes:
+        await go_on()
+        went_on.append("answer")
+        ended.release()
+        return request
+
+    async def answers(requests: AsyncIterator[bytes], context: Any) -> None:
+        await go_on()
+        await context.write(b"too late")
+        went_on.append(f"stream of {[request async for request in requests]}")
+        ended.release()
+
+    handlers = unary(answer) | {"S": grpc.stream_stream_rpc_method_handler(answers)}
+
+    async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
+        call = channel.unary_unary("/s/M", None, None)(b"")
+        stream = channel.stream_stream("/s/S", None, None)(None)
+        await stream.write(b"a")
+        await begun.acquire()
+        await begun.acquire()
+        await server.stop(None)
+        for reply in (call, stream.read()):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await reply
+        released.set()
+        await ended.acquire()
+        await ended.acquire()
+
+    serve(handlers, talk)
+    assert sorted(went_on) == ["answer", "stream of []"]
+
+
+def test_a_server_that_was_not_started_stops_at_once() -> None:
+    asyncio.run(GrpcServer(()).stop(None))
+
+
+def test_the_thread_of_a_server_whose_loop_was_closed_ends_with_the_next_call() -> None:
+    async def start() -> int:
+        server = GrpcServer(())
+        port = server.add_port("127.0.0.1:0")
+        await server.start()
+        return port
+
+    port = asyncio.run(start())
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError):
+        channel.unary_unary("/s/M", None, None)(b"", timeout=0.5)
+    assert waiting_threads() == []

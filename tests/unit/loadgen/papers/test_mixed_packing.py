@@ -1,0 +1,51 @@
+import pytest
+
+from loadgen import cli
+from loadgen.papers import mixed_packing
+from loadgen.papers.memory_packing import EXTRA_PERCENT
+from loadgen.papers.mixed_packing import ENGINES, cases, ratios
+from loadgen.papers.replay import Replayed
+
+Runs = dict[str, list[Replayed]]
+
+
+@pytest.fixture(scope="module")
+def runs() -> Runs:
+    return cases()
+
+
+def test_there_are_25_engines_of_six_kinds() -> None:
+    assert len(ENGINES) == 6
+    assert sum(len(engine.queries) for engine in ENGINES) == 25
+
+
+def test_requests_hold_up_and_measured_peaks_do_not(runs: Runs) -> None:
+    booked = [run.pending_s for run in runs["best_fit"]]
+    assert booked[0] == pytest.approx(10, abs=2)
+    assert booked[3:] == pytest.approx([540] * 3, rel=0.02)
+    assert all(run.pending_s <= 5 and run.restarts == 0 for run in runs["peak_safe"])
+
+
+def test_the_ratios_of_the_slides_are_reached(runs: Runs) -> None:
+    pending, p99 = ratios(runs["best_fit"], runs["peak_safe"])
+    assert (pending >= 8.6, p99 >= 2.4) == (True, True)
+    pending, p99 = ratios(runs["exclusive"], runs["peak_safe"])
+    assert (pending >= 11, p99 >= 3.2) == (True, True)
+    for extra, booked, safe in zip(EXTRA_PERCENT, runs["best_fit"], runs["peak_safe"], strict=True):
+        assert extra < 100 or booked.p99_s / safe.p99_s >= 2.4
+
+
+def test_the_published_policy_gives_ratios_of_the_size_of_the_slides(runs: Runs) -> None:
+    # On the slides 8.6 and 2.4, and 11 and 3.2.
+    assert ratios(runs["best_fit"], runs["pp"]) == pytest.approx((5.2, 2.1), rel=0.03)
+    assert ratios(runs["exclusive"], runs["pp"]) == pytest.approx((14.3, 3.1), rel=0.03)
+
+
+def test_the_command_prints_the_table(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mixed_packing, "cases", lambda: runs)
+    assert cli.main(["paper", "mixed-packing"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| exclusive", "| best_fit", "| pp", "| peak_safe"]
+    assert {line.count("|") for line in lines} == {13}
