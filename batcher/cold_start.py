@@ -4,7 +4,7 @@ The time that a load takes is part of what a request is predicted to take (Clock
 are loaded so that they are there when the stages before them end (Xanadu, Middleware 2020).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from batcher.decisions import AnyDecision
 from batcher.dispatch import Dispatcher
 from batcher.estimate import QUANTILE
 from batcher.eviction import choose_victims
-from batcher.placement import UNAVAILABLE_NS, ModelState
+from batcher.placement import ModelState
 from batcher.plan import PipelineState, StageState
 from batcher.prewarm import likely_stages
 from batcher.residency import Residency
@@ -67,8 +67,6 @@ class ColdStarts:
         self._hand_off_ns = spec.limits.hand_off_ns
         bounded = (config for config in spec.partitions if config.memory_bytes)
         self.shelves = {config.name: Shelf(config, self._fleet, residency) for config in bounded}
-        self._orders: list[AnyDecision] = []
-        self._coming: dict[str, Shelf] = {}
         self._later: list[tuple[int, str]] = []
         self._refused: dict[ModelState, Refusal] = {}
         self.wake_ns: int | None = None
@@ -101,7 +99,7 @@ class ColdStarts:
             if model is not None and not model.served:
                 found = self._soonest(model, now_ns, ahead_ns)
                 if isinstance(found, Refusal):
-                    if not stage.waits_for:
+                    if not stage.waits_for or (reach[index] == 1 and not found.passing):
                         return Forecast(0, model.config.key, wanted, found)
                     found = begin_ns + config.load_ns
                 prewarmed = likely.get(index, 0.0) >= config.min_probability and index in likely
@@ -135,7 +133,7 @@ class ColdStarts:
             key=lambda step: step[0],
             default=(0, None),
         )
-        if model is None or model.config.key in self._coming:
+        if model is None or self._coming_ns(model, now_ns) is not None:
             return
         offer = self._offer(model, now_ns)
         if isinstance(offer, Offer):
@@ -151,20 +149,17 @@ class ColdStarts:
         """A partition holds a model more."""
         if (shelf := self.shelves.get(name)) is not None:
             shelf.loaded(self._fleet.models[key], now_ns)
-        self._coming.pop(key, None)
 
     def failed(self, name: str, key: str, now_ns: int) -> None:
         """A model could not be loaded; what waits for it may have it loaded elsewhere."""
         if (shelf := self.shelves.get(name)) is not None:
             shelf.dropped(key, now_ns)
-        self._coming.pop(key, None)
         self.wake_ns = now_ns
 
     def lost(self, name: str, now_ns: int) -> None:
         """A partition is gone, with what it was to load."""
         if (shelf := self.shelves.get(name)) is not None:
             shelf.lost()
-            self._coming = {key: by for key, by in self._coming.items() if by is not shelf}
         self.wake_ns = now_ns
 
     def due(self, now_ns: int) -> bool:
@@ -178,27 +173,26 @@ class ColdStarts:
             if model is not None and not model.served and self._require(model, now_ns) is None:
                 self.prewarms += 1
         self._refused.clear()
-        for model in self._fleet.stranded:
+        for model in list(self._fleet.stranded):
             self._rescue(model, now_ns)
-        decisions += self._orders
-        self._orders.clear()
+        self._residency.issue(decisions)
         again_ns = [now_ns + AGAIN_NS] if self._refused else []
         self.wake_ns = min([*again_ns, *(at_ns for at_ns, _ in self._later[:1])], default=None)
 
     def refusal(self, model: ModelState, now_ns: int) -> Refusal | None:
         """Why what waits for a model is to be given up, now or when it is late; None if the model is to come."""
-        if model.config.key not in self._coming and model not in self._refused:
+        if model not in self._refused and self._coming_ns(model, now_ns) is None:
             self.wake_ns = now_ns + 1  # it is waited for since `attend`
         return self._refused.get(model)
 
     def _rescue(self, model: ModelState, now_ns: int) -> None:
         """See to a model that requests under way wait for, and to the stages that follow."""
-        if model.served or not any(model.queues.values()) or model.config.key in self._coming:
+        if model.served or not any(model.queues.values()) or self._coming_ns(model, now_ns) is not None:
             return
-        refusal = self._require(model, now_ns)
+        refusal = self._require(model, now_ns, pressing=True)
         if refusal is not None:
-            gone = any(host.lost_ns is not None and now_ns - host.lost_ns < UNAVAILABLE_NS for host in model.partitions)
-            self._refused[model] = refusal._replace(passing=refusal.passing or gone)
+            returning = any(not host.is_gone(now_ns) for host in model.partitions)
+            self._refused[model] = refusal._replace(passing=refusal.passing or returning)
             return
         for queue in model.queues.values():
             if queue.live:
@@ -210,7 +204,8 @@ class ColdStarts:
         """Rows have come to a stage that was not expected to run: what is likely to follow is another now."""
         if self._config.prewarm is Prewarm.OFF or pipeline.single:
             return
-        begin_ns = (self._coming_ns(stage.model, now_ns) or now_ns) + stage.service_ns(self._hand_off_ns)
+        ready_ns = None if stage.model is None else self._coming_ns(stage.model, now_ns)
+        begin_ns = (ready_ns or now_ns) + stage.service_ns(self._hand_off_ns)
         for index, share in likely_stages(pipeline, [stage], self._config.path).items():
             model = pipeline.stages[index].model
             if index != stage.index and share >= self._config.min_probability and model is not None:
@@ -221,7 +216,7 @@ class ColdStarts:
 
     def _want(self, model: ModelState, need_ns: int, now_ns: int) -> None:
         """Have a model loaded by the time that it is needed."""
-        if model.served or model.config.key in self._coming:
+        if model.served or self._coming_ns(model, now_ns) is not None:
             return
         load_ns = self._load_ns(model)
         if self._config.prewarm is Prewarm.JIT and need_ns - load_ns > now_ns:
@@ -231,11 +226,13 @@ class ColdStarts:
         elif self._require(model, now_ns) is None:
             self.prewarms += need_ns > now_ns
 
-    def _require(self, model: ModelState, now_ns: int) -> Refusal | None:
-        """Have a model loaded as soon as can be."""
-        if model.served or model.config.key in self._coming:
+    def _require(self, model: ModelState, now_ns: int, *, pressing: bool = False) -> Refusal | None:
+        """Have a model loaded as soon as can be; see `_may_go` for `pressing`."""
+        if model.served or self._coming_ns(model, now_ns) is not None:
             return None
         offer = self._offer(model, now_ns)
+        if pressing and isinstance(offer, Refusal):
+            offer = self._offer(model, now_ns, pressing=True)
         if isinstance(offer, Refusal):
             return offer
         self._order(model, offer, now_ns)
@@ -243,13 +240,12 @@ class ColdStarts:
 
     def _order(self, model: ModelState, offer: Offer, now_ns: int) -> None:
         key, shelf = model.config.key, offer.shelf
-        self._residency.exchange(shelf.partition.name, key, offer.leaving, self._orders)
+        self._residency.exchange(shelf.partition.name, key, offer.leaving)
         shelf.ordered(key, offer.ready_ns, now_ns)
-        self._coming[key] = shelf
         self.loads += 1
         self.evictions += len(offer.leaving)
-        if self._dispatcher.booked is not None and offer.leaving:
-            self._dispatcher.booked.sync(now_ns)
+        if offer.leaving:
+            self._dispatcher.look_at(shelf.partition.name, now_ns)
         self.wake_ns = now_ns
 
     def _soonest(self, model: ModelState, now_ns: int, ahead_ns: dict[str, int]) -> int | Refusal:
@@ -263,9 +259,11 @@ class ColdStarts:
         ahead_ns[name] = ahead_ns.get(name, 0) + offer.shelf.load_ns(model, self._config.load_ns)
         return offer.ready_ns
 
-    def _coming_ns(self, model: ModelState | None, now_ns: int) -> int | None:
-        shelf = None if model is None else self._coming.get(model.config.key)
-        return None if shelf is None or model is None else shelf.ready_ns(model.config.key, now_ns)
+    def _coming_ns(self, model: ModelState, now_ns: int) -> int | None:
+        """When a model is there that is being loaded; None for any other."""
+        key = model.config.key
+        times_ns = (shelf.ready_ns(key, now_ns) for shelf in self.shelves.values())
+        return min((time_ns for time_ns in times_ns if time_ns is not None), default=None)
 
     def _load_ns(self, model: ModelState) -> int:
         return max((shelf.load_ns(model, self._config.load_ns) for shelf in self.shelves.values()), default=0)
@@ -274,7 +272,9 @@ class ColdStarts:
     def _row_ns(model: ModelState) -> int:
         return min((model.row_ns(kind) for kind in model.estimates), default=0)
 
-    def _offer(self, model: ModelState, now_ns: int, ahead_ns: Mapping[str, int] = {}) -> Offer | Refusal:
+    def _offer(
+        self, model: ModelState, now_ns: int, ahead_ns: Mapping[str, int] = {}, *, pressing: bool = False
+    ) -> Offer | Refusal:
         """The partition that can run a model the soonest, of equal ones that where nothing has to go.
 
         `ahead_ns` is what partitions load first beside what they were ordered to.
@@ -284,7 +284,7 @@ class ColdStarts:
         if not able or key in self._residency.unwanted:
             return Refusal("no partition has room for it", passing=False)
         ranked: list[tuple[int, bool, int, int, Shelf]] = []
-        barred = False
+        barred = busy = False
         for shelf in able:
             partition = shelf.partition
             held = key in partition.models or shelf.ready_ns(key, now_ns) is not None
@@ -292,37 +292,49 @@ class ColdStarts:
                 continue
             if self._residency.barred(partition.name, key, now_ns):
                 barred = True
-            elif shelf.loads < config.loads:
+            elif shelf.loads >= config.loads:
+                busy = True
+            else:
                 ready_ns = shelf.loads_end_ns(now_ns) + ahead_ns.get(partition.name, 0)
                 ready_ns += shelf.load_ns(model, config.load_ns)
                 start_ns = max(ready_ns, partition.pool.start_after_backlog_ns(now_ns))
                 lacks = shelf.free_bytes < model.config.memory_on(partition.kind)
                 ranked.append((start_ns, lacks, partition.number, ready_ns, shelf))
         for _, lacks, _, ready_ns, shelf in sorted(ranked, key=lambda each: each[:3]):
-            leaving: Sequence[str] | None = self._leaving(shelf, model, now_ns) if lacks else ()
+            leaving = self._leaving(shelf, model, now_ns, pressing) if lacks else ()
             if leaving is not None:
-                return Offer(ready_ns, shelf, tuple(leaving))
-        if barred and not ranked:
-            return Refusal("it could not be loaded", passing=False)
+                return Offer(ready_ns, shelf, leaving)
+        if busy:
+            return Refusal("as many others are being loaded as may be", passing=True)
         if ranked:
-            return Refusal("all that partitions hold is in use, or stays in their memory", passing=True)
-        return Refusal("as many others are being loaded as may be, or no partition is up", passing=True)
+            passing = config.eviction is Eviction.LRU and any(shelf.may_get_room(model) for *_, shelf in ranked)
+            return Refusal("all that partitions hold is in use, or stays in their memory", passing)
+        if barred:
+            return Refusal("it could not be loaded", passing=False)
+        passing = any(not shelf.partition.ready and not shelf.partition.is_gone(now_ns) for shelf in able)
+        return Refusal("no partition that has room for it is up", passing)
 
-    def _leaving(self, shelf: Shelf, model: ModelState, now_ns: int) -> tuple[str, ...] | None:
+    def _leaving(self, shelf: Shelf, model: ModelState, now_ns: int, pressing: bool) -> tuple[str, ...] | None:
         """What is to leave a partition for a model; None if not enough may."""
         if self._config.eviction is Eviction.NONE:
             return None
         models = self._fleet.models
         lacking = model.config.memory_on(shelf.partition.kind) - shelf.free_bytes
         return choose_victims(
-            shelf.residents(), lacking, model.config.priority, lambda key: self._may_go(models[key], shelf, now_ns)
+            shelf.residents(),
+            lacking,
+            model.config.priority,
+            lambda key: self._may_go(models[key], shelf, now_ns, pressing),
         )
 
-    def _may_go(self, model: ModelState, shelf: Shelf, now_ns: int) -> bool:
-        """Whether nothing waits for a model, nor is on its way to it, and it has been there for a while."""
+    def _may_go(self, model: ModelState, shelf: Shelf, now_ns: int, pressing: bool) -> bool:
+        """Whether nothing waits for a model, nor is on its way to it, and it has been there for a while.
+
+        Where it is `pressing`, what is on its way does not count: it may itself wait for the model that is to come.
+        """
         if any(model.queues.values()) or shelf.young(model, self._config.min_resident_ns, now_ns):
             return False
-        for pipeline in model.pipelines:
+        for pipeline in () if pressing else model.pipelines:
             if not pipeline.single and pipeline.outstanding and pipeline.reach.get(model, 0.0) > 1 - QUANTILE:
                 return False
         booked = self._dispatcher.booked

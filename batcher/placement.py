@@ -78,6 +78,10 @@ class PartitionState:
             return self.free_at_ns if self.batches and self.free_at_ns > now_ns else now_ns
         return max(now_ns, (now_ns if self.lost_ns is None else self.lost_ns) + RESTART_NS)
 
+    def is_gone(self, now_ns: int) -> bool:
+        """Whether its worker has been away for too long to be about to come back."""
+        return self.lost_ns is not None and now_ns - self.lost_ns >= UNAVAILABLE_NS
+
     def observe(self, dispatched_ns: int, started_ns: int, ended_ns: int, now_ns: int) -> None:
         """Learn from a batch that did not have to wait for another what its way to the worker and back took."""
         if dispatched_ns >= self.ended_ns:

@@ -42,6 +42,7 @@ class Residency:
         self._beside: dict[str, frozenset[str]] = {}
         self._loading: dict[str, set[str]] = {name: set() for name in fleet.partitions}
         self._failures: dict[str, dict[str, _Failure]] = {name: {} for name in fleet.partitions}
+        self._exchanges: list[AnyDecision] = []
         self.due_ns: int | None = None
         self.wake_ns: int | None = None
 
@@ -60,6 +61,7 @@ class Residency:
 
     def spare(self, copies: dict[str, tuple[str, ...]], now_ns: int, decisions: list[AnyDecision]) -> None:
         """Unload copies of models from partitions, but no last one, until a plan says what they are to hold."""
+        self.issue(decisions)
         for name, models in copies.items():
             partition = self._fleet.partitions[name]
             gone = [model for model in models if model in partition.models and self._is_held_beside(partition, model)]
@@ -75,17 +77,29 @@ class Residency:
         """What a partition holds, is being given, or is to be given when it is up."""
         return self._fleet.partitions[name].models | self._loading[name] | self._beside.get(name, _NOTHING)
 
-    def exchange(self, name: str, model: str, leaving: tuple[str, ...], decisions: list[AnyDecision]) -> None:
-        """Have a partition that is up load a model as soon as those have left it for which nothing waits."""
+    def owed(self, name: str) -> frozenset[str]:
+        """What a partition is to be given that could not be yet: there has to be room for it."""
+        return self._beside.get(name, _NOTHING) - self._fleet.partitions[name].models - self._loading[name]
+
+    def exchange(self, name: str, model: str, leaving: tuple[str, ...]) -> None:
+        """Have a partition that is up load a model as soon as those have left it for which nothing waits.
+
+        That is ordered by `issue`, or before anything else is.
+        """
         partition = self._fleet.partitions[name]
         if leaving:
             for residency in (self._aim, self._beside):
                 if name in residency:
                     residency[name] = residency[name].difference(leaving)
             self._fleet.move(partition, partition.models.difference(leaving))
-            decisions.extend(UnloadModel(name, each) for each in leaving)
+            self._exchanges.extend(UnloadModel(name, each) for each in leaving)
         self._loading[name].add(model)
-        decisions.append(LoadModel(name, model))
+        self._exchanges.append(LoadModel(name, model))
+
+    def issue(self, decisions: list[AnyDecision]) -> None:
+        """Order all exchanges."""
+        decisions += self._exchanges
+        self._exchanges.clear()
 
     def loading(self, name: str) -> Set[str]:
         """What a partition is being given."""
@@ -106,6 +120,7 @@ class Residency:
 
     def advance(self, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Order what can be done now."""
+        self.issue(decisions)
         self._load(now_ns, decisions)
         changed = self._discard(decisions) if self.unwanted else []
         if not any(self._loading.values()):

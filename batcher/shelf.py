@@ -20,6 +20,7 @@ class Shelf:
         self.partition: PartitionState = fleet.partitions[config.name]
         self.allow(config)
         self._fleet = fleet
+        self._residency = residency
         self._loading = residency.loading(config.name)
         self._held_bytes = 0
         self._young: dict[str, tuple[int, int]] = {}
@@ -47,7 +48,14 @@ class Shelf:
             self._held = held
             self._held_bytes = sum(map(self._bytes, held))
             self._young = {key: since for key, since in self._young.items() if key in held}
-        return self.capacity - self._held_bytes - sum(map(self._bytes, self._loading))
+        coming = self._loading | self._residency.owed(self.partition.name)
+        return self.capacity - self._held_bytes - sum(map(self._bytes, coming))
+
+    def may_get_room(self, model: ModelState) -> bool:
+        """Whether there would be room for a model if all went that may go for it sooner or later."""
+        going = {each.key for each in self.residents() if each.priority <= model.config.priority}
+        stays_bytes = sum(self._bytes(key) for key in self.partition.models if key not in going)
+        return stays_bytes + model.config.memory_on(self.partition.kind) <= self.capacity
 
     def may_hold(self, model: ModelState) -> bool:
         """Whether a model may ever be here."""
@@ -116,12 +124,12 @@ class Shelf:
         return since is not None and model.batches == since[1] and now_ns - since[0] < min_resident_ns
 
     def residents(self) -> list[Resident]:
-        """What is held and not pinned."""
+        """What is held, but for the last copies of pinned models."""
         models = map(self._fleet.models.__getitem__, self.partition.models)
         return [
             Resident(model.config.priority, model.last_ns, model.config.key, self._bytes(model.config.key))
             for model in models
-            if not model.config.pinned
+            if not model.config.pinned or sum(pool.ready_count for pool in model.pools) > 1
         ]
 
     def _bytes(self, key: str) -> int:

@@ -98,7 +98,15 @@ def build_app(
     ):
         app.include_router(routes)
     _add_errors(app)
+    _make_routes(app)
     return app
+
+
+def _make_routes(app: FastAPI) -> None:
+    """Have made now what is made when a route is first looked for: it takes long, and all requests would wait."""
+    nowhere = {"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []}
+    for route in app.routes:
+        route.matches(nowhere)
 
 
 def _health(catalogue: Catalogue, restrictions: Restrictions) -> APIRouter:

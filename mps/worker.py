@@ -1,4 +1,4 @@
-"""The process main of a worker: `python -m mps.worker --socket FD`, started by `mps.process`.
+"""The process main of a worker: started by `mps.process` by way of `mps.worker_start`.
 
 The order matters: array libraries start threads when they are imported, so nothing that imports them is imported
 before the process is pinned.
@@ -180,7 +180,3 @@ def main() -> int:
         print(f"worker {os.getpid()}: the memory of its partition is not enough to start", file=sys.stderr)
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -14,7 +14,7 @@ from gateway.cli import main
 from mps.cpu import available_cores
 from tests.support.http_load import HttpLoad
 from tests.support.onnx_models import save_spin
-from tests.support.processes import allowed_cores, children
+from tests.support.processes import allowed_cores, children, until
 from tests.support.server import GatewayServer, gateway_server
 
 pytestmark = pytest.mark.skipif(len(available_cores()) < 2, reason="a larger share needs a second core")
@@ -44,12 +44,9 @@ def workers(server: GatewayServer) -> dict[int, set[str]]:
 
 def until_one_is_left(server: GatewayServer) -> set[str]:
     """The cores of the one worker, once those before it have ended."""
-    deadline = time.monotonic() + 20
-    while len(found := workers(server)) > 1:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    (cores,) = found.values()
-    return cores
+    until(lambda: len(children(server.process.pid)) == 1)
+    (worker,) = children(server.process.pid)
+    return allowed_cores(worker)
 
 
 def test_a_partition_grows_and_shrinks_under_load_without_a_failed_request(
@@ -128,7 +125,9 @@ def test_a_busy_partition_is_lent_a_free_core_and_gives_it_back_when_it_is_idle(
 
 
 def cores_become(server: GatewayServer, cores: list[int]) -> None:
-    deadline = time.monotonic() + 30
-    while json.loads(server.request("GET", "/v2/sluice/partitions")[2])["partitions"][0]["partition"]["cores"] != cores:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    def partition() -> dict[str, object]:
+        (state,) = json.loads(server.request("GET", "/v2/sluice/partitions")[2])["partitions"]
+        found: dict[str, object] = state["partition"]
+        return found
+
+    until(lambda: partition()["cores"] == cores, timeout_s=30)

@@ -94,7 +94,7 @@ def test_no_request_is_lost_or_answered_twice_when_workers_are_killed(tmp_path: 
     assert outcomes["completed"] == answered
     assert sum(outcomes.values()) == answered
     assert sum(restarts.values()) == KILLS
-    assert away_s[0] < 2.0
+    assert away_s[0] < 10  # about one on an idle machine
 
 
 @pytest.mark.skipif(len(available_cores()) < 2, reason="two partitions need two cores")

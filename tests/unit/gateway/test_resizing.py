@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from pydantic import TypeAdapter
 
 from batcher.config import PartitionConfig
 from gateway.cli import main
@@ -165,6 +166,14 @@ def test_clients_resize_by_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None
     ):
         refused = post(served, path, body)
         assert (refused.status, refused.json) == (400, {"error": reason})
+
+
+def test_the_first_request_finds_all_routes_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = front(resizing=Machine(monkeypatch).resizing)
+    made: list[object] = []
+    monkeypatch.setattr(TypeAdapter, "__init__", lambda *arguments, **named: made.append(arguments))
+    assert post(served, "/v2/sluice/partitions/cpu0/resize", {"cores": [0, 1]}).status == 200
+    assert made == []
 
 
 def test_who_may_resize_can_be_restricted(monkeypatch: pytest.MonkeyPatch) -> None:
