@@ -15,6 +15,7 @@ from batcher.estimate import QUANTILE
 from batcher.eviction import choose_victims
 from batcher.placement import ModelState
 from batcher.plan import PipelineState, StageState
+from batcher.pool import NEVER_NS
 from batcher.prewarm import likely_stages
 from batcher.residency import Residency
 from batcher.residency_config import Eviction, Prewarm
@@ -40,12 +41,28 @@ class Refusal(NamedTuple):
     passing: bool
 
 
+class Claim(NamedTuple):
+    """What a load is for: requests under way, or one of `pipeline` that is about to be.
+
+    A `pressing` one is for what waits for that very model. What others are on their way to may go for it: they may
+    themselves be waiting for a model that is to come. It is of use only where the model could run before `before_ns`.
+    """
+
+    pipeline: PipelineState | None = None
+    pressing: bool = False
+    before_ns: int = NEVER_NS
+
+
+UNDER_WAY = Claim()
+
+
 class Forecast(NamedTuple):
-    """What a request that needs cold starts is predicted to take.
+    """What a request of `pipeline` that needs cold starts is predicted to take.
 
     `wanted` are the models that are to be loaded, and when each is needed. With a `refusal` there is no way.
     """
 
+    pipeline: PipelineState
     done_ns: int
     model: str
     wanted: list[tuple[int, ModelState]]
@@ -97,10 +114,10 @@ class ColdStarts:
             begin_ns = max((ends_ns[source] for source in stage.waits_for), default=now_ns)
             reach[index] = stage.probability * min((reach[source] for source in stage.waits_for), default=1.0)
             if model is not None and not model.served:
-                found = self._soonest(model, now_ns, ahead_ns)
+                found = self._soonest(model, now_ns, Claim(pipeline), ahead_ns)
                 if isinstance(found, Refusal):
                     if not stage.waits_for or (reach[index] == 1 and not found.passing):
-                        return Forecast(0, model.config.key, wanted, found)
+                        return Forecast(pipeline, 0, model.config.key, wanted, found)
                     found = begin_ns + config.load_ns
                 prewarmed = likely.get(index, 0.0) >= config.min_probability and index in likely
                 if not stage.waits_for or prewarmed:
@@ -113,12 +130,12 @@ class ColdStarts:
             ends_ns[index] = begin_ns + stage.service_ns(self._hand_off_ns)
             if reach[index] > 1 - QUANTILE:
                 done_ns = max(done_ns, ends_ns[index])
-        return Forecast(done_ns, first, wanted)
+        return Forecast(pipeline, done_ns, first, wanted)
 
     def begin(self, forecast: Forecast, now_ns: int) -> None:
         """Have the models loaded that an admitted request needs, each just in time."""
         for need_ns, model in forecast.wanted:
-            self._want(model, need_ns, now_ns)
+            self._want(model, need_ns, now_ns, Claim(forecast.pipeline))
 
     def relieve(self, pipeline: PipelineState, now_ns: int) -> None:
         """A request is refused since its models are busy: have one more partition load that which is the busiest.
@@ -135,13 +152,10 @@ class ColdStarts:
         )
         if model is None or self._coming_ns(model, now_ns) is not None:
             return
-        offer = self._offer(model, now_ns)
+        offer = self._offer(model, now_ns, Claim(before_ns=start_ns))
         if isinstance(offer, Offer):
-            pool = offer.shelf.partition.pool
-            assert pool is not None, "a partition that is up has a pool"
-            if max(offer.ready_ns, pool.start_after_backlog_ns(now_ns)) < start_ns:
-                self.replicas += 1
-                self._order(model, offer, now_ns)
+            self.replicas += 1
+            self._order(model, offer, now_ns)
 
     # -- what happens
 
@@ -189,7 +203,7 @@ class ColdStarts:
         """See to a model that requests under way wait for, and to the stages that follow."""
         if model.served or not any(model.queues.values()) or self._coming_ns(model, now_ns) is not None:
             return
-        refusal = self._require(model, now_ns, pressing=True)
+        refusal = self._require(model, now_ns) and self._require(model, now_ns, Claim(pressing=True))
         if refusal is not None:
             returning = any(not host.is_gone(now_ns) for host in model.partitions)
             self._refused[model] = refusal._replace(passing=refusal.passing or returning)
@@ -214,7 +228,7 @@ class ColdStarts:
 
     # -- loads
 
-    def _want(self, model: ModelState, need_ns: int, now_ns: int) -> None:
+    def _want(self, model: ModelState, need_ns: int, now_ns: int, claim: Claim = UNDER_WAY) -> None:
         """Have a model loaded by the time that it is needed."""
         if model.served or self._coming_ns(model, now_ns) is not None:
             return
@@ -223,16 +237,14 @@ class ColdStarts:
             heappush(self._later, (need_ns - load_ns, model.config.key))
             if self.wake_ns is None or self._later[0][0] < self.wake_ns:
                 self.wake_ns = self._later[0][0]
-        elif self._require(model, now_ns) is None:
+        elif self._require(model, now_ns, claim) is None:
             self.prewarms += need_ns > now_ns
 
-    def _require(self, model: ModelState, now_ns: int, *, pressing: bool = False) -> Refusal | None:
-        """Have a model loaded as soon as can be; see `_may_go` for `pressing`."""
+    def _require(self, model: ModelState, now_ns: int, claim: Claim = UNDER_WAY) -> Refusal | None:
+        """Have a model loaded as soon as can be."""
         if model.served or self._coming_ns(model, now_ns) is not None:
             return None
-        offer = self._offer(model, now_ns)
-        if pressing and isinstance(offer, Refusal):
-            offer = self._offer(model, now_ns, pressing=True)
+        offer = self._offer(model, now_ns, claim)
         if isinstance(offer, Refusal):
             return offer
         self._order(model, offer, now_ns)
@@ -248,11 +260,11 @@ class ColdStarts:
             self._dispatcher.look_at(shelf.partition.name, now_ns)
         self.wake_ns = now_ns
 
-    def _soonest(self, model: ModelState, now_ns: int, ahead_ns: dict[str, int]) -> int | Refusal:
+    def _soonest(self, model: ModelState, now_ns: int, claim: Claim, ahead_ns: dict[str, int]) -> int | Refusal:
         """When a model can be there, after loads that partitions do first; that of this one is added to these."""
         if (coming_ns := self._coming_ns(model, now_ns)) is not None:
             return coming_ns
-        offer = self._offer(model, now_ns, ahead_ns)
+        offer = self._offer(model, now_ns, claim, ahead_ns)
         if isinstance(offer, Refusal):
             return offer
         name = offer.shelf.partition.name
@@ -273,7 +285,7 @@ class ColdStarts:
         return min((model.row_ns(kind) for kind in model.estimates), default=0)
 
     def _offer(
-        self, model: ModelState, now_ns: int, ahead_ns: Mapping[str, int] = {}, *, pressing: bool = False
+        self, model: ModelState, now_ns: int, claim: Claim = UNDER_WAY, ahead_ns: Mapping[str, int] = {}
     ) -> Offer | Refusal:
         """The partition that can run a model the soonest, of equal ones that where nothing has to go.
 
@@ -299,9 +311,10 @@ class ColdStarts:
                 ready_ns += shelf.load_ns(model, config.load_ns)
                 start_ns = max(ready_ns, partition.pool.start_after_backlog_ns(now_ns))
                 lacks = shelf.free_bytes < model.config.memory_on(partition.kind)
-                ranked.append((start_ns, lacks, partition.number, ready_ns, shelf))
+                if start_ns < claim.before_ns:
+                    ranked.append((start_ns, lacks, partition.number, ready_ns, shelf))
         for _, lacks, _, ready_ns, shelf in sorted(ranked, key=lambda each: each[:3]):
-            leaving = self._leaving(shelf, model, now_ns, pressing) if lacks else ()
+            leaving = self._leaving(shelf, model, now_ns, claim) if lacks else ()
             if leaving is not None:
                 return Offer(ready_ns, shelf, leaving)
         if busy:
@@ -314,7 +327,7 @@ class ColdStarts:
         passing = any(not shelf.partition.ready and not shelf.partition.is_gone(now_ns) for shelf in able)
         return Refusal("no partition that has room for it is up", passing)
 
-    def _leaving(self, shelf: Shelf, model: ModelState, now_ns: int, pressing: bool) -> tuple[str, ...] | None:
+    def _leaving(self, shelf: Shelf, model: ModelState, now_ns: int, claim: Claim) -> tuple[str, ...] | None:
         """What is to leave a partition for a model; None if not enough may."""
         if self._config.eviction is Eviction.NONE:
             return None
@@ -324,18 +337,16 @@ class ColdStarts:
             shelf.residents(),
             lacking,
             model.config.priority,
-            lambda key: self._may_go(models[key], shelf, now_ns, pressing),
+            lambda key: self._may_go(models[key], shelf, now_ns, claim),
         )
 
-    def _may_go(self, model: ModelState, shelf: Shelf, now_ns: int, pressing: bool) -> bool:
-        """Whether nothing waits for a model, nor is on its way to it, and it has been there for a while.
-
-        Where it is `pressing`, what is on its way does not count: it may itself wait for the model that is to come.
-        """
+    def _may_go(self, model: ModelState, shelf: Shelf, now_ns: int, claim: Claim) -> bool:
+        """Whether nothing waits for a model, nor is on its way to it, and it has been there for a while."""
         if any(model.queues.values()) or shelf.young(model, self._config.min_resident_ns, now_ns):
             return False
-        for pipeline in () if pressing else model.pipelines:
-            if not pipeline.single and pipeline.outstanding and pipeline.reach.get(model, 0.0) > 1 - QUANTILE:
+        for pipeline in () if claim.pressing else model.pipelines:
+            used = not pipeline.single and (pipeline.outstanding or pipeline is claim.pipeline)
+            if used and pipeline.reach.get(model, 0.0) > 1 - QUANTILE:
                 return False
         booked = self._dispatcher.booked
         if booked is None:

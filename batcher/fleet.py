@@ -173,17 +173,19 @@ class Fleet:
             if table == known and kind in model.estimates:
                 return
         self._tables[key, kind] = table
-        estimate = model.estimates[kind] = LatencyEstimate(table, model.config.max_batch, self.hand_off_ns)
-        if (ceiling := model.ceilings.get(kind)) is not None:
-            estimate.limit(ceiling.rows)
-        model.learned()
+        self._estimate(model, kind, table)
 
     def _foresee(self, model: ModelState, kind: str) -> None:
         """Take in what is known beforehand of the speed of a model that no partition of a kind has held yet."""
         known = model.config.footprints.get(kind)
         if known is not None and known.table is not None and kind not in model.estimates:
-            model.estimates[kind] = LatencyEstimate(known.table, model.config.max_batch, self.hand_off_ns)
-            model.learned()
+            self._estimate(model, kind, known.table)
+
+    def _estimate(self, model: ModelState, kind: str, table: LatencyTable) -> None:
+        estimate = model.estimates[kind] = LatencyEstimate(table, model.config.max_batch, self.hand_off_ns)
+        if (ceiling := model.ceilings.get(kind)) is not None:
+            estimate.limit(ceiling.rows)
+        model.learned()
 
     def touch(self, keys: Iterable[str]) -> None:
         """Take in that others hold some models than before, or that others need them."""

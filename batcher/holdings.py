@@ -37,7 +37,7 @@ class Holdings:
 
     def partition_lost(self, event: PartitionLost, now_ns: int, decisions: list[AnyDecision]) -> None:
         """A partition's worker is gone."""
-        self.residency.lost(event.partition)
+        self.residency.lost(event.partition, now_ns)
         if self.cold_starts is not None:
             self.cold_starts.lost(event.partition, now_ns)
         self._dispatcher.lost(event.partition, now_ns)
@@ -45,12 +45,12 @@ class Holdings:
 
     def model_loaded(self, event: ModelLoaded, now_ns: int, decisions: list[AnyDecision]) -> None:
         """A worker holds a model more."""
+        if self.cold_starts is not None:  # before it may be forgotten, as nobody needs it any more
+            self.cold_starts.loaded(event.partition, event.model, now_ns)
         self.residency.loaded(event.partition, event.model, event.table, now_ns, decisions)
         self._dispatcher.look_at(event.partition, now_ns)
         if self.cold_starts is None:
             self._changed()
-        else:
-            self.cold_starts.loaded(event.partition, event.model, now_ns)
 
     def model_load_failed(self, event: ModelLoadFailed, now_ns: int, decisions: list[AnyDecision]) -> None:
         """A worker could not load a model."""

@@ -40,7 +40,7 @@ class Residency:
         self.unwanted: set[str] = set()
         self._aim: dict[str, frozenset[str]] = {}
         self._beside: dict[str, frozenset[str]] = {}
-        self._loading: dict[str, set[str]] = {name: set() for name in fleet.partitions}
+        self._loading: dict[str, dict[str, None]] = {name: {} for name in fleet.partitions}
         self._failures: dict[str, dict[str, _Failure]] = {name: {} for name in fleet.partitions}
         self._exchanges: list[AnyDecision] = []
         self.due_ns: int | None = None
@@ -75,11 +75,11 @@ class Residency:
 
     def held(self, name: str) -> frozenset[str]:
         """What a partition holds, is being given, or is to be given when it is up."""
-        return self._fleet.partitions[name].models | self._loading[name] | self._beside.get(name, _NOTHING)
+        return self._fleet.partitions[name].models.union(self._loading[name], self._beside.get(name, _NOTHING))
 
     def owed(self, name: str) -> frozenset[str]:
         """What a partition is to be given that could not be yet: there has to be room for it."""
-        return self._beside.get(name, _NOTHING) - self._fleet.partitions[name].models - self._loading[name]
+        return self._beside.get(name, _NOTHING).difference(self._fleet.partitions[name].models, self._loading[name])
 
     def exchange(self, name: str, model: str, leaving: tuple[str, ...]) -> None:
         """Have a partition that is up load a model as soon as those have left it for which nothing waits.
@@ -93,7 +93,7 @@ class Residency:
                     residency[name] = residency[name].difference(leaving)
             self._fleet.move(partition, partition.models.difference(leaving))
             self._exchanges.extend(UnloadModel(name, each) for each in leaving)
-        self._loading[name].add(model)
+        self._loading[name][model] = None
         self._exchanges.append(LoadModel(name, model))
 
     def issue(self, decisions: list[AnyDecision]) -> None:
@@ -103,7 +103,7 @@ class Residency:
 
     def loading(self, name: str) -> Set[str]:
         """What a partition is being given."""
-        return self._loading[name]
+        return self._loading[name].keys()
 
     def barred(self, name: str, model: str, now_ns: int) -> bool:
         """Whether a model could not be loaded on a partition lately."""
@@ -130,7 +130,7 @@ class Residency:
 
     def loaded(self, name: str, model: str, table: LatencyTable, now_ns: int, decisions: list[AnyDecision]) -> None:
         """A partition holds one more model."""
-        self._loading[name].discard(model)
+        self._loading[name].pop(model, None)
         self._failures[name].pop(model, None)
         partition = self._fleet.partitions[name]
         self._fleet.learn(model, partition.kind, table)
@@ -139,16 +139,25 @@ class Residency:
 
     def failed(self, name: str, model: str, now_ns: int, decisions: list[AnyDecision]) -> None:
         """A model could not be loaded."""
-        self._loading[name].discard(model)
-        before = self._failures[name].get(model)
-        delay_ns = FIRST_RETRY_NS if before is None else min(2 * before.delay_ns, LAST_RETRY_NS)
-        self._failures[name][model] = _Failure(delay_ns, now_ns + delay_ns)
+        self._loading[name].pop(model, None)
+        self._failures[name][model] = self._failure(name, model, FIRST_RETRY_NS, now_ns)
         self.advance(now_ns, decisions)
 
-    def lost(self, name: str) -> None:
-        """A partition is gone: what was ordered of it is not answered any more, and what failed there may not again."""
+    def lost(self, name: str, now_ns: int) -> None:
+        """A partition is gone: what was ordered of it is not answered any more, and what failed there may not again.
+
+        But the model that it was just loading may be why. It is tried again at once the first time only, or it would
+        take one worker after the other along.
+        """
+        loading = next(iter(self._loading[name]), None)
+        self._failures[name] = {} if loading is None else {loading: self._failure(name, loading, 0, now_ns)}
         self._loading[name].clear()
-        self._failures[name].clear()
+
+    def _failure(self, name: str, model: str, first_ns: int, now_ns: int) -> _Failure:
+        """A model fails to be loaded; the first time it is left alone for `first_ns`."""
+        before = self._failures[name].get(model)
+        delay_ns = first_ns if before is None else min(max(2 * before.delay_ns, FIRST_RETRY_NS), LAST_RETRY_NS)
+        return _Failure(delay_ns, now_ns + delay_ns)
 
     def _load(self, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Order the models that are missing, but for those that could not be loaded lately."""
@@ -156,12 +165,12 @@ class Residency:
         for name in self._aim | self._beside:
             partition = self._fleet.partitions[name]
             if partition.ready:
-                for model in sorted(self._due(name) - partition.models - self._loading[name]):
+                for model in sorted(self._due(name).difference(partition.models, self._loading[name])):
                     failure = self._failures[name].get(model)
                     if failure is not None and failure.retry_ns > now_ns:
                         left.append(failure)
                     else:
-                        self._loading[name].add(model)
+                        self._loading[name][model] = None
                         decisions.append(LoadModel(name, model))
         self.due_ns = min((each.retry_ns for each in left), default=None)
         self.wake_ns = min((each.retry_ns for each in left if each.delay_ns < LAST_RETRY_NS), default=None)

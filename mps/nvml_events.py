@@ -4,6 +4,8 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from models.errors import ControlFailed
+
 _WHOLE_GPU = 0xFFFFFFFF
 """The number of the instance when an error is one of the GPU."""
 _HARMLESS = frozenset({13, 31, 43, 45, 63, 68, 92, 94, 109})
@@ -37,7 +39,16 @@ class NvmlEvents:
         return self._watched
 
     def wait(self, timeout_s: float) -> DeviceTrouble | None:
-        """Block until a device has a fatal error; None when none had for `timeout_s`, or it was a harmless one."""
+        """Block until a device has a fatal error; None when none had for `timeout_s`, or it was a harmless one.
+
+        Raises ControlFailed when the driver tells nothing more.
+        """
+        try:
+            return self._next(timeout_s)
+        except self._nvml.NVMLError as error:
+            raise ControlFailed(f"the driver does not tell of them any more (NVML: {error})") from error
+
+    def _next(self, timeout_s: float) -> DeviceTrouble | None:
         nvml = self._nvml
         try:
             event = nvml.nvmlEventSetWait_v2(self._set, round(timeout_s * 1000))
@@ -78,16 +89,18 @@ class NvmlEvents:
                     watched.append(uuid)
         self._watched = tuple(watched)
 
-    def _fallen(self) -> DeviceTrouble | None:
+    def _fallen(self) -> DeviceTrouble:
         """GPUs have fallen off the bus, and are watched no longer: the set would tell of them again and again."""
         nvml = self._nvml
         lost = []
         for uuid, device in list(self._gpus.items()):
             try:
                 nvml.nvmlDeviceGetMemoryInfo(device)
-            except nvml.NVMLError_GpuIsLost:
+            except nvml.NVMLError:
                 lost.append(uuid)
                 del self._gpus[uuid]
+        if not lost:  # it would tell so again at once, and for ever
+            raise ControlFailed("the driver tells of a GPU that is lost, but all of them answer")
         self._register()
         devices = frozenset(lost).union(*(self._instances.get(uuid, {}).values() for uuid in lost))
-        return DeviceTrouble(devices, f"{', '.join(lost)} has fallen off the bus") if lost else None
+        return DeviceTrouble(devices, f"{', '.join(lost)} has fallen off the bus")

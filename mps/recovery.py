@@ -65,14 +65,15 @@ class Recovery:
         """A worker is gone: have another one started in time; returns the reason, and what else comes of it."""
         now_s = time.monotonic()
         delay_s = post.back_off.lost(now_s)
+        excused = post.name in self._excused
+        self._excused.discard(post.name)
         if _daemon(post) in self._ending:
             self._held[post] = delay_s
             return reason
         alone = self._quarantine.present.get(post.name)
-        if alone is None and post.name not in self._excused:
+        if alone is None and not excused:
             self._quarantine.faulted(post.name, reason, now_s)
             alone = self._quarantine.present.get(post.name)
-        self._excused.discard(post.name)
         if alone is not None:
             delay_s = alone.for_s
         post.wait(delay_s, lambda: self._start(post))

@@ -1,13 +1,15 @@
-"""Whatever is asked for, fails or goes: on demand no memory is exceeded, and every request has one outcome."""
+"""Whatever is asked for, comes, fails or goes: on demand no memory is exceeded, and every request has one outcome."""
 
 import random
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batcher.config import PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
+from batcher.config import ModelConfig, PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
 from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch, LoadModel, Settlement, UnloadModel
 from batcher.events import (
     AnyEvent,
@@ -17,7 +19,9 @@ from batcher.events import (
     PartitionReady,
     RequestArrived,
     RequestCancelled,
+    ServingChanged,
 )
+from batcher.journal import JournalWriter, replay
 from batcher.planner.build import build_plan
 from batcher.planner.live import LivePlanner
 from batcher.residency_config import Eviction, Footprint, Likelihood, Loading, Prewarm, ResidencyConfig
@@ -28,6 +32,9 @@ from models.profile import LatencyTable
 from tests.support.scheduling import CERTAINTY, MS, FaultySimulator, S, cascade, chain, ensemble, model, single, spec_of
 
 KEYS = tuple("abcdefgh")
+NEW_KEYS = tuple("stu")
+DAY_MS = 86_400_000
+"""The longest that a request has: nothing is given up for its deadline then."""
 PIPELINES = (
     *(single(key) for key in KEYS),
     single("a", Late.EVICT, name="hard"),
@@ -51,7 +58,14 @@ RESIDENCIES = st.builds(
 
 
 class FailingLoads(FaultySimulator):
-    """A simulator in which a tenth of the loads fails."""
+    """A simulator in which a tenth of the loads fails; a change of what is served is drawn when its time has come."""
+
+    def __init__(self, draw_change: Callable[[], ServingChanged], *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._draw_change = draw_change
+
+    def _handle(self, event: AnyEvent) -> None:
+        super()._handle(self._draw_change() if isinstance(event, ServingChanged) else event)
 
     def at(self, time_ns: int, event: AnyEvent) -> None:
         if isinstance(event, ModelLoaded) and time_ns % 10 == 0:
@@ -60,18 +74,26 @@ class FailingLoads(FaultySimulator):
 
 
 class Trial:
-    """A seeded run on three partitions; a tenth of the loads fails, and two partitions are lost and come back."""
+    """A seeded run on three partitions; a tenth of the loads fails, and two partitions are lost, of which one is back.
+
+    Three models are brought meanwhile, and held where there is room for them.
+    """
 
     def __init__(self, seed: int, residency: ResidencyConfig, memory: list[int], known: bool) -> None:
         self.random = random.Random(seed)
-        self.tables = {key: LatencyTable.from_ms({1: self.random.uniform(0.5, 3), 4: 4}) for key in KEYS}
-        self.sizes = {key: self.random.randint(1, 3) for key in KEYS}
+        self.tables = {key: LatencyTable.from_ms({1: self.random.uniform(0.5, 3), 4: 4}) for key in KEYS + NEW_KEYS}
+        self.sizes = {key: self.random.randint(1, 3) for key in KEYS + NEW_KEYS}
         self.capacity = {f"p{number}": memory for number, memory in enumerate(memory)}
         self.held: dict[str, Counter[str]] = {name: Counter() for name in self.capacity}
         self.outcomes: Counter[int] = Counter()
-        self.scheduler = Scheduler(self._spec(residency, known), LivePlanner())
+        spec = self._spec(residency, known)
+        self.scheduler = Scheduler(spec, LivePlanner())
+        self.journal: list[bytes] = []
+        self._writer = JournalWriter(self.journal.append, spec)
+        self._brought = 0
         self._steps = 0
         self.simulator = FailingLoads(
+            self._change,
             self.scheduler,
             self,
             self._observe,
@@ -81,18 +103,27 @@ class Trial:
         )
 
     def _spec(self, residency: ResidencyConfig, known: bool) -> SchedulerSpec:
-        models = [
-            msgspec.structs.replace(
-                model(key, 4, verdicts=(CERTAINTY,)),
-                memory_bytes=self.sizes[key],
-                footprints={"cpu1": Footprint(self.sizes[key], 0, 8 * MS, self.tables[key])} if known else {},
-                pinned=key == "a",
-                priority=int(key == "b"),
-            )
-            for key in KEYS
-        ]
+        models = [self._model(key, known) for key in KEYS]
         partitions = [PartitionConfig(name, "cpu1", memory_bytes=size) for name, size in self.capacity.items()]
         return msgspec.structs.replace(spec_of(models, PIPELINES, partitions=partitions), residency=residency)
+
+    def _model(self, key: str, known: bool) -> ModelConfig:
+        return msgspec.structs.replace(
+            model(key, 4, verdicts=(CERTAINTY,)),
+            memory_bytes=self.sizes[key],
+            footprints={"cpu1": Footprint(self.sizes[key], 0, 8 * MS, self.tables[key])} if known else {},
+            pinned=key == "a",
+            priority=int(key == "b"),
+        )
+
+    def _change(self) -> ServingChanged:
+        key = NEW_KEYS[self._brought]
+        self._brought += 1
+        held = {name: self.scheduler.served.residency.held(name) for name in self.capacity}
+        free = {name: size - sum(self.sizes[each] for each in held[name]) for name, size in self.capacity.items()}
+        name = max(free, key=free.__getitem__)
+        residency: dict[str, tuple[str, ...]] = {name: (key,)} if free[name] >= self.sizes[key] else {}
+        return ServingChanged((self._model(key, known=False),), (single(key),), residency=residency)
 
     def run(self, requests: int) -> None:
         draw = self.random
@@ -105,19 +136,26 @@ class Trial:
             pipeline = draw.choice(PIPELINES).name
             key = draw.choice(["x", "y"]) if pipeline == "keyed" else ""
             cost = draw.choice([None, None, None, 0.1])
-            deadline_ns = now_ns + draw.choice([5, 20, 60, 500]) * MS
+            deadline_ns = now_ns + draw.choice([5, 20, 60, 500, DAY_MS]) * MS
             event = RequestArrived(request, pipeline, draw.randint(1, 3), deadline_ns, key, max_cost=cost)
             arrivals.append((now_ns, event))
             if draw.random() < 0.05:
                 self.simulator.at(now_ns + draw.randint(0, 20) * MS, RequestCancelled(request))
-        for name in draw.sample(list(self.capacity), 2):
+        lost = draw.sample(list(self.capacity), 2)
+        for name in lost:
             lost_ns = draw.randint(1, now_ns)
             self.simulator.at(lost_ns, PartitionLost(name, "it died"))
-            self.simulator.at(lost_ns + draw.choice([50 * MS, 6 * S]), PartitionReady(name, {}))
+            if name == lost[0]:
+                self.simulator.at(lost_ns + draw.choice([50 * MS, 6 * S]), PartitionReady(name, {}))
+        for _ in NEW_KEYS:
+            self.simulator.at(draw.randint(1, now_ns), ServingChanged())
         self.simulator.run(arrivals)
         self.scheduler.check()
+        assert replay(self.journal, LivePlanner()) is None
 
     def _observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
+        self._writer.record(now_ns, event, decisions)
+        assert now_ns < 60 * S or not self.scheduler.requests, "what waits is not given up although nothing comes of it"
         if isinstance(event, PartitionLost | PartitionReady):
             self.held[event.partition].clear()
         elif isinstance(event, ModelLoadFailed):

@@ -2,14 +2,23 @@
 
 from itertools import pairwise
 
+import msgspec
 import pytest
 
 from batcher.ceiling import Ceiling
 from batcher.config import PartitionConfig, PolicyConfig, PolicyName
 from batcher.decisions import AnyDecision, CompleteRequest, DispatchBatch, FailRequest, Member, ReleaseReason
 from batcher.estimate import LatencyEstimate
-from batcher.events import BatchFailed, FailureCause, PartitionLost, PartitionReady, RequestCancelled
+from batcher.events import (
+    BatchFailed,
+    FailureCause,
+    PartitionLost,
+    PartitionReady,
+    PartitionResized,
+    RequestCancelled,
+)
 from batcher.outcome import Outcome
+from batcher.residency_config import Footprint
 from batcher.scheduler import Scheduler
 from models.profile import LatencyTable
 from tests.support.scheduling import MS, S, arrival, completed, dispatch, model, serving, spec_of, step
@@ -125,6 +134,17 @@ def test_a_worker_that_comes_back_keeps_to_the_ceiling() -> None:
     _, now_ns = drive(scheduler, burst(scheduler, 0, 0), 0, 4)
     slower = LatencyTable.from_ms({1: 0.5, 8: 0.9})
     step(scheduler, now_ns, PartitionReady("cpu0", {"m:1": slower}))
+    assert drive(scheduler, burst(scheduler, now_ns, 8), now_ns, 4)[0] == [4, 4]
+
+
+def test_a_ceiling_holds_when_partitions_are_of_its_kind_again() -> None:
+    known = msgspec.structs.replace(model("m:1"), footprints={"cpu1": Footprint(1, table=FLAT)})
+    scheduler = serving(spec_of([known]), FLAT)
+    _, now_ns = drive(scheduler, burst(scheduler, 0, 0), 0, 4)
+    step(scheduler, now_ns, PartitionLost("cpu0", "it died"), PartitionReady("cpu0", {}))
+    for kind in ("cpu2", "cpu1"):
+        step(scheduler, now_ns, PartitionResized("cpu0", kind, 1.0, 1.0, {}))
+    step(scheduler, now_ns, PartitionLost("cpu0", "it died"), PartitionReady("cpu0", {"m:1": FLAT}))
     assert drive(scheduler, burst(scheduler, now_ns, 8), now_ns, 4)[0] == [4, 4]
 
 

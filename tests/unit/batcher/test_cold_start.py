@@ -20,6 +20,8 @@ from batcher.events import (
     ModelUnloaded,
     PartitionLost,
     PartitionReady,
+    RequestCancelled,
+    ServingChanged,
 )
 from batcher.outcome import Outcome
 from batcher.residency_config import Eviction, Footprint, Loading, Prewarm, ResidencyConfig
@@ -168,7 +170,7 @@ def test_what_is_not_in_use_is_loaded_side_by_side_up_to_a_bound() -> None:
     ]
     assert reason(step(scheduler, MS, arrival(3, S, "d"))) == (
         Outcome.REJECTED_UNAVAILABLE,
-        "model d is not loaded: as many others are being loaded as may be, or no partition is up",
+        "model d is not loaded: as many others are being loaded as may be",
     )
 
 
@@ -183,6 +185,49 @@ def test_without_eviction_a_full_partition_stays_as_it_is() -> None:
     scheduler = up(demanded("a", "b", "c", eviction=Eviction.NONE), cpu0="a")
     assert step(scheduler, 0, arrival(1, S, "b")) == [LoadModel("cpu0", "b")]
     assert reason(step(scheduler, MS, arrival(2, S, "c")))[0] is Outcome.REJECTED_UNAVAILABLE
+
+
+def test_a_later_stage_whose_model_never_gets_room_is_not_waited_for() -> None:
+    in_use = "all that partitions hold is in use, or stays in their memory"
+    for pinned, eviction in (("", Eviction.NONE), ("a", Eviction.LRU)):
+        pipelines = (chain("a", "b"), cascade("a", "b"))
+        spec = demanded("a", "b", memory=1, pipelines=pipelines, pinned=pinned, eviction=eviction)
+        scheduler = up(spec, cpu0="a")
+        # All rows of the chain come to b, but maybe none of the cascade.
+        refused = Outcome.REJECTED_UNAVAILABLE, f"model b is not loaded: {in_use}"
+        assert reason(step(scheduler, 0, arrival(1, 100 * S, "chain:1"))) == refused
+        scheduler.pipelines["cascade:1"].stages[1].probability = 0.3
+        assert step(scheduler, 0, arrival(2, 100 * S, "cascade:1")) == [dispatch(1, [2], FULL, model="a")]
+        failed = Outcome.FAILED_UNAVAILABLE, f"model b is not loaded: {in_use}"
+        assert reason(step(scheduler, MS, completed(1, 0, MS, 0.5))) == failed
+
+
+def test_what_is_on_its_way_to_a_model_does_not_keep_it_from_what_waits_already() -> None:
+    scheduler = up(demanded("a", "b", memory=1, pipelines=(chain("a", "b"),)), cpu0="a")
+    # Two stages of one request need the same room.
+    assert step(scheduler, 0, arrival(1, 100 * S, "chain:1")) == [dispatch(1, [1], FULL, model="a")]
+    assert step(scheduler, MS, completed(1, 0, MS)) == [UnloadModel("cpu0", "a"), LoadModel("cpu0", "b")]
+
+
+def test_of_a_pinned_model_other_copies_than_the_last_go_like_everything_else() -> None:
+    spec = demanded("a", "b", "c", "d", "e", partitions=("cpu0", "cpu1"), pinned="a")
+    scheduler = up(spec, cpu0="ab", cpu1="ac")
+    assert step(scheduler, 0, arrival(1, S, "d")) == [UnloadModel("cpu0", "a"), LoadModel("cpu0", "d")]
+    assert step(scheduler, MS, arrival(2, S, "e")) == [UnloadModel("cpu1", "c"), LoadModel("cpu1", "e")]
+
+
+def test_a_model_that_was_brought_and_failed_to_load_keeps_its_room() -> None:
+    spec = demanded("a", "b", "new")
+    old = msgspec.structs.replace(spec, models=spec.models[:2], pipelines=spec.pipelines[:2])
+    scheduler = up(old, cpu0="a")
+    change = ServingChanged(spec.models[2:], spec.pipelines[2:], residency={"cpu0": ("new",)})
+    assert step(scheduler, 0, change) == [LoadModel("cpu0", "new")]
+    # Who asks for it meanwhile waits for that load.
+    assert step(scheduler, 0, arrival(1, S, "new")) == []
+    assert reason(step(scheduler, MS, ModelLoadFailed("cpu0", "new", "it is broken")))[0] is Outcome.FAILED_UNAVAILABLE
+    assert step(scheduler, 2 * MS, arrival(2, S, "b")) == [UnloadModel("cpu0", "a"), LoadModel("cpu0", "b")]
+    step(scheduler, 12 * MS, ModelLoaded("cpu0", "b", ONE))
+    assert LoadModel("cpu0", "new") in step(scheduler, S + MS)
 
 
 def test_a_model_that_fits_nowhere_is_refused() -> None:
@@ -215,6 +260,37 @@ def test_what_a_lost_partition_was_to_load_another_one_loads() -> None:
     scheduler = up(demanded("a", "b", partitions=("cpu0", "cpu1"), memory=1), cpu0="", cpu1="a")
     assert step(scheduler, 0, arrival(1, S, "b")) == [LoadModel("cpu0", "b")]
     assert step(scheduler, MS, PartitionLost("cpu0", "it died")) == [UnloadModel("cpu1", "a"), LoadModel("cpu1", "b")]
+
+
+def test_a_model_that_nobody_needs_any_more_when_it_is_loaded_goes_at_once() -> None:
+    scheduler = up(demanded("a", "b"), cpu0="a")
+    assert step(scheduler, 0, arrival(1, S, "b")) == [LoadModel("cpu0", "b")]
+    step(scheduler, MS, RequestCancelled(1), ServingChanged(retired=("b",)))
+    assert step(scheduler, 10 * MS, ModelLoaded("cpu0", "b", ONE)) == [UnloadModel("cpu0", "b")]
+    assert list(scheduler.dispatcher.models) == ["a"]
+
+
+def test_what_waits_for_another_try_elsewhere_does_not_fail_as_long_as_that_may_come() -> None:
+    spec = demanded("a", "b", "c", partitions=("cpu0", "cpu1"), memory=1, loads=1)
+    scheduler = up(spec, cpu0="", cpu1="")
+    loads = [LoadModel("cpu0", "b"), LoadModel("cpu1", "c")]
+    assert step(scheduler, 0, arrival(1, 100 * S, "b"), arrival(2, 100 * S, "c")) == loads
+    # The other partition may load one model at a time.
+    assert step(scheduler, MS, ModelLoadFailed("cpu0", "b", "it is broken")) == []
+    (batch,) = step(scheduler, 10 * MS, ModelLoaded("cpu1", "c", ONE))
+    assert batch == dispatch(1, [2], FULL, model="c", partition="cpu1")
+    assert wake(scheduler, 20 * MS) == [UnloadModel("cpu1", "c"), LoadModel("cpu1", "b")]
+
+
+def test_partitions_that_do_not_come_back_are_not_waited_for_until_the_deadline() -> None:
+    scheduler = up(demanded("a", "b", memory=1), cpu0="a")
+    step(scheduler, 0, arrival(1, 100 * S, "b"))
+    assert step(scheduler, MS, PartitionLost("cpu0", "it died")) == []
+    assert step(scheduler, 5 * S) == []
+    assert reason(step(scheduler, 5 * S + 10 * MS)) == (
+        Outcome.FAILED_UNAVAILABLE,
+        "model b is not loaded: no partition that has room for it is up",
+    )
 
 
 def test_a_hard_request_is_given_up_when_its_model_is_not_there_in_time() -> None:

@@ -1,5 +1,7 @@
 """The partitions come to hold what the plan says: models are loaded, then taken out of use elsewhere, then unloaded."""
 
+import msgspec
+
 from batcher.decisions import (
     AnyDecision,
     BuildPlan,
@@ -21,12 +23,13 @@ from batcher.events import (
     PartitionLost,
     PartitionReady,
     PlanBuilt,
+    ServingChanged,
 )
 from batcher.outcome import Outcome
 from batcher.planner.live import LivePlanner
 from batcher.plans import Plan
 from batcher.scheduler import Scheduler
-from tests.support.scheduling import MS, ONE, US, S, arrival, completed, dispatch, model, spec_of, step
+from tests.support.scheduling import MS, ONE, US, S, arrival, completed, dispatch, model, serving, spec_of, step
 
 FULL = ReleaseReason.FULL
 
@@ -231,6 +234,30 @@ def test_a_partition_that_is_away_does_not_count_as_holding_a_model() -> None:
     assert placed.aim(a="n", b="m") == []
     assert placed.held["a"] == "mn"
     assert placed.tell(PartitionReady("b", {"m": ONE})) == [UnloadModel("a", "m")]
+
+
+def test_a_model_that_takes_its_worker_along_again_is_left_alone_for_longer_each_time() -> None:
+    spec = spec_of([model("m", 1), model("n", 1)])
+    old = msgspec.structs.replace(spec, models=spec.models[:1], pipelines=spec.pipelines[:1])
+    scheduler = serving(old, ONE)
+    load = LoadModel("cpu0", "n")
+    change = ServingChanged(spec.models[1:], spec.pipelines[1:], residency={"cpu0": ("n",)})
+    assert step(scheduler, 0, change) == [load]
+    back = PartitionReady("cpu0", {"m": ONE})
+    assert step(scheduler, MS, PartitionLost("cpu0", "killed"), back) == [load]
+    assert step(scheduler, 2 * MS, PartitionLost("cpu0", "killed"), back) == []
+    assert load not in step(scheduler, S + MS, arrival(1, 10 * S, "m"))
+    step(scheduler, S + 2 * MS, completed(1, S + MS, S + 2 * MS))
+    assert load in step(scheduler, S + 2 * MS, arrival(2, 10 * S, "m"))
+    assert load not in step(
+        scheduler, S + 3 * MS, completed(2, S + 2 * MS, S + 3 * MS), PartitionLost("cpu0", ""), back
+    )
+    assert load not in step(scheduler, 3 * S, arrival(3, 10 * S, "m"))
+    step(scheduler, 3 * S + MS, completed(3, 3 * S, 3 * S + MS))
+    assert load in step(scheduler, 3 * S + 3 * MS, arrival(4, 10 * S, "m"))
+    # When it is there, all that is forgotten.
+    step(scheduler, 4 * S, completed(4, 4 * S - MS, 4 * S), ModelLoaded("cpu0", "n", ONE))
+    assert step(scheduler, 5 * S, PartitionLost("cpu0", "killed"), back) == [load]
 
 
 def test_a_partition_that_is_lost_while_it_loads_loads_when_it_is_back() -> None:

@@ -5,6 +5,7 @@ import asyncio
 import pynvml
 import pytest
 
+from models.errors import ControlFailed
 from mps.control import MigControl
 from mps.device_watch import DeviceWatch
 from mps.geometry import GEOMETRIES
@@ -106,6 +107,27 @@ def test_without_a_driver_the_log_says_that_nothing_is_watched(caplog: pytest.Lo
         fake.fail["nvmlInitWithFlags"] = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
         asyncio.run(main())
     assert "errors of devices are not watched: no NVIDIA driver answers on this machine" in caplog.text
+
+
+def test_a_driver_that_fails_while_it_is_watched_is_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    for error in (pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_GPU_IS_LOST):
+        with installed(FakeNvml(FakeGpu())) as fake, open_nvml() as nvml:
+            events = nvml.events()
+            fake.fail["nvmlEventSetWait_v2"] = error
+            with pytest.raises(ControlFailed, match="the driver"):
+                events.wait(0.01)
+            events.close()
+
+    async def main(fake: FakeNvml) -> None:
+        watch = DeviceWatch([GPU0], lambda devices, reason: None)
+        watch.start()
+        await asyncio.to_thread(until, lambda: fake.watched == {GPU0})
+        fake.fail["nvmlEventSetWait_v2"] = pynvml.NVML_ERROR_UNKNOWN
+        await asyncio.to_thread(until, lambda: "errors of devices are not watched" in caplog.text)
+        await watch.close()
+
+    with installed(FakeNvml(FakeGpu())) as fake:
+        asyncio.run(main(fake))
 
 
 def test_the_partitions_of_a_device_that_is_lost_are_left_alone_with_the_reason() -> None:
