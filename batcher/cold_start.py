@@ -35,10 +35,14 @@ class Offer(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Why no partition can load a model, and whether that may be otherwise soon."""
+    """Why no partition can load a model now, and whether that may be otherwise soon.
+
+    `ready_ns` is when it is predicted to be there if it is waited for that others may go; None where they never may.
+    """
 
     reason: str
     passing: bool
+    ready_ns: int | None = None
 
 
 class Claim(NamedTuple):
@@ -83,7 +87,9 @@ class ColdStarts:
         self._residency = residency
         self._hand_off_ns = spec.limits.hand_off_ns
         bounded = (config for config in spec.partitions if config.memory_bytes)
-        self.shelves = {config.name: Shelf(config, self._fleet, residency) for config in bounded}
+        self.shelves: dict[str, Shelf] = {}
+        for config in bounded:
+            self.shelves[config.name] = Shelf(config, self._fleet, residency, self.shelves)
         self._later: list[tuple[int, str]] = []
         self._refused: dict[ModelState, Refusal] = {}
         self.wake_ns: int | None = None
@@ -115,15 +121,18 @@ class ColdStarts:
             reach[index] = stage.probability * min((reach[source] for source in stage.waits_for), default=1.0)
             if model is not None and not model.served:
                 found = self._soonest(model, now_ns, Claim(pipeline), ahead_ns)
+                refused = isinstance(found, Refusal)
                 if isinstance(found, Refusal):
-                    if not stage.waits_for or (reach[index] == 1 and not found.passing):
+                    certain = not stage.waits_for or (reach[index] == 1 and not found.passing)
+                    if certain and found.ready_ns is None:
                         return Forecast(pipeline, 0, model.config.key, wanted, found)
-                    found = begin_ns + config.load_ns
+                    found = found.ready_ns or now_ns + self._load_ns(model)
                 prewarmed = likely.get(index, 0.0) >= config.min_probability and index in likely
                 if not stage.waits_for or prewarmed:
                     wanted.append((begin_ns, model))
+                if prewarmed and not refused:
                     begin_ns = max(begin_ns, found)
-                else:
+                else:  # when rows come, which those are that wait for the first stages
                     begin_ns += found - now_ns
                 begin_ns += model.outstanding * self._row_ns(model)
                 first = first or model.config.key
@@ -296,6 +305,7 @@ class ColdStarts:
         if not able or key in self._residency.unwanted:
             return Refusal("no partition has room for it", passing=False)
         ranked: list[tuple[int, bool, int, int, Shelf]] = []
+        coming: list[tuple[Shelf, int]] = []
         barred = busy = False
         for shelf in able:
             partition = shelf.partition
@@ -304,11 +314,13 @@ class ColdStarts:
                 continue
             if self._residency.barred(partition.name, key, now_ns):
                 barred = True
-            elif shelf.loads >= config.loads:
+                continue
+            coming_ns = ahead_ns.get(partition.name, 0) + shelf.load_ns(model, config.load_ns)
+            coming.append((shelf, coming_ns))
+            if shelf.loads >= config.loads:
                 busy = True
             else:
-                ready_ns = shelf.loads_end_ns(now_ns) + ahead_ns.get(partition.name, 0)
-                ready_ns += shelf.load_ns(model, config.load_ns)
+                ready_ns = shelf.loads_end_ns(now_ns) + coming_ns
                 start_ns = max(ready_ns, partition.pool.start_after_backlog_ns(now_ns))
                 lacks = shelf.free_bytes < model.config.memory_on(partition.kind)
                 if start_ns < claim.before_ns:
@@ -318,14 +330,32 @@ class ColdStarts:
             if leaving is not None:
                 return Offer(ready_ns, shelf, leaving)
         if busy:
-            return Refusal("as many others are being loaded as may be", passing=True)
+            return Refusal("as many others are being loaded as may be", True, self._later_ns(model, coming, now_ns))
         if ranked:
-            passing = config.eviction is Eviction.LRU and any(shelf.may_get_room(model) for *_, shelf in ranked)
-            return Refusal("all that partitions hold is in use, or stays in their memory", passing)
+            later_ns = self._later_ns(model, coming, now_ns)
+            reason = "all that partitions hold is in use, or stays in their memory"
+            return Refusal(reason, later_ns is not None, later_ns)
         if barred:
             return Refusal("it could not be loaded", passing=False)
         passing = any(not shelf.partition.ready and not shelf.partition.is_gone(now_ns) for shelf in able)
         return Refusal("no partition that has room for it is up", passing)
+
+    def _later_ns(self, model: ModelState, coming: Iterable[tuple[Shelf, int]], now_ns: int) -> int | None:
+        """When a model is there that waits until others may go, after all that waits already; None if they never may.
+
+        `coming` are the partitions that may load it, and how long that is expected to take.
+        """
+        if self._config.eviction is Eviction.NONE:
+            return None
+        min_resident_ns, load_ns = self._config.min_resident_ns, self._config.load_ns
+        times_ns: list[int] = []
+        for shelf, coming_ns in coming:
+            if shelf.may_get_room(model) and shelf.partition.pool is not None:
+                backlog_ns = shelf.partition.pool.start_after_backlog_ns(now_ns)
+                ahead = (each for each in self._refused if each is not model and any(each.queues.values()))
+                ahead_ns = sum(shelf.load_ns(each, load_ns) + min_resident_ns for each in ahead)
+                times_ns.append(max(shelf.settled_ns(min_resident_ns, now_ns), backlog_ns) + ahead_ns + coming_ns)
+        return min(times_ns, default=None)
 
     def _leaving(self, shelf: Shelf, model: ModelState, now_ns: int, claim: Claim) -> tuple[str, ...] | None:
         """What is to leave a partition for a model; None if not enough may."""

@@ -1,5 +1,9 @@
 """The memory of one partition: what it holds, what is on its way in, and what may go for something else."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+
 from batcher.config import PartitionConfig
 from batcher.eviction import Resident
 from batcher.fleet import Fleet
@@ -13,14 +17,18 @@ LOAD_WEIGHT = 0.3
 class Shelf:
     """Counts the bytes of the models of a partition whose memory is bounded, and when those on their way are there.
 
-    A model is `young` from when it is loaded until it has run a batch or its time is over.
+    `shelves` are all of them, by partition. A model is `young` from when it is loaded until it has run a batch or its
+    time is over.
     """
 
-    def __init__(self, config: PartitionConfig, fleet: Fleet, residency: Residency) -> None:
+    def __init__(
+        self, config: PartitionConfig, fleet: Fleet, residency: Residency, shelves: Mapping[str, Shelf]
+    ) -> None:
         self.partition: PartitionState = fleet.partitions[config.name]
         self.allow(config)
         self._fleet = fleet
         self._residency = residency
+        self._shelves = shelves
         self._loading = residency.loading(config.name)
         self._held_bytes = 0
         self._young: dict[str, tuple[int, int]] = {}
@@ -123,14 +131,31 @@ class Shelf:
         since = self._young.get(model.config.key)
         return since is not None and model.batches == since[1] and now_ns - since[0] < min_resident_ns
 
+    def settled_ns(self, min_resident_ns: int, now_ns: int) -> int:
+        """When nothing that is here or on its way is `young` any more, also if it does not run before."""
+        if self._loading:
+            return self.loads_end_ns(now_ns) + min_resident_ns
+        models = map(self._fleet.models.__getitem__, self.partition.models)
+        young = (model.config.key for model in models if self.young(model, min_resident_ns, now_ns))
+        return max((self._young[key][0] + min_resident_ns for key in young), default=now_ns)
+
     def residents(self) -> list[Resident]:
-        """What is held, but for the last copies of pinned models."""
+        """What is held, but for the copies of pinned models that stay."""
         models = map(self._fleet.models.__getitem__, self.partition.models)
         return [
             Resident(model.config.priority, model.last_ns, model.config.key, self._bytes(model.config.key))
             for model in models
-            if not model.config.pinned or sum(pool.ready_count for pool in model.pools) > 1
+            if not model.config.pinned or not self._stays(model)
         ]
+
+    def _stays(self, model: ModelState) -> bool:
+        """Whether the copy here of a pinned model stays: the one does which takes the least from large models."""
+
+        def room(host: PartitionState) -> tuple[int, int]:
+            shelf = self._shelves.get(host.name)
+            return (0 if shelf is None else shelf.capacity, -host.number)  # nothing leaves a memory without bounds
+
+        return min((host for host in model.partitions if host.ready), key=room, default=None) is self.partition
 
     def _bytes(self, key: str) -> int:
         return self._fleet.models[key].config.memory_on(self.partition.kind)

@@ -32,7 +32,8 @@ class AutoResize:
         self._busy_ns = busy_ns
         self._taken = frozenset(taken)
         self._every_s = settings.every_s
-        self._balance = CoreBalance(settings, self._cores())
+        self._seen = self._cores()
+        self._balance = CoreBalance(settings, self._seen)
         self._before: Mapping[str, int] = {}
         self._looked_s = 0.0
 
@@ -55,12 +56,19 @@ class AutoResize:
         loads = {name: Loaded(held, busy.get(name, 0.0)) for name, held in cores.items()}
         if self._resizing.under_way:
             return
+        if cores != self._seen:  # somebody else has resized a partition, which is not to be undone at once
+            self._seen = cores
+            self._balance.changed(self._looked_s)
+            return
         partitions = (state.partition for state in self._states.all().values())
         free = sorted({*available_cores()} - self._taken - {core for each in partitions for core in each.cores})
         change = self._balance.look(self._looked_s, loads, free)
         if change is not None:
             log(logger, logging.INFO, "partition to be resized", partition=change.partition, cores=list(change.cores))
-            await self._resizing.resize(change.partition, change.cores)
+            try:
+                await self._resizing.resize(change.partition, change.cores)
+            finally:
+                self._seen = self._cores()
 
     def _cores(self) -> dict[str, tuple[int, ...]]:
         partitions = (state.partition for state in self._states.all().values())

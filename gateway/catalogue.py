@@ -179,12 +179,16 @@ class Catalogue:
         hopeless = [pipeline for pipeline in self._known.get(name, {}).values() if self._hopeless(pipeline)]
         return "; ".join(map(self._trouble, hopeless)) or None
 
-    def server_ready(self) -> bool:
-        """Whether the server takes requests: at first once all workers are up, from then on while any of them is.
-
-        Models that failed to load do not count: the rest is served.
-        """
+    def workers_ready(self) -> bool:
+        """Whether workers take batches: at first once all are up, from then on while any of them is."""
         return not self.draining and self._all_were_up and bool(self._up)
+
+    def server_ready(self) -> bool:
+        """Whether the server takes requests: workers do, and something can be served, or nothing was to be.
+
+        Models that failed to load do not count as long as there is another one: the rest is served.
+        """
+        return self.workers_ready() and (bool(self._serving) or not self._known)
 
     def partition_ready(self, partition: str, loaded: Iterable[str], failed: Mapping[str, str]) -> None:
         """A worker is up; `failed` maps the models it could not load to the reasons."""

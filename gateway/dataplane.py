@@ -145,6 +145,11 @@ class DataPlane:
             for name, each in wanted.items()
         }
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the server is about to end, and refuses requests."""
+        return self._catalogue.draining
+
     def submit(self, signature: Signature, inputs: Mapping[str, Tensor], terms: Terms) -> Submission:
         """Hand a checked request to the runtime. Raises RejectedError when it is closed."""
         now_ns = self._clock()

@@ -12,7 +12,9 @@ from typing import Any
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
+from gateway.grpc_call import status_of
 from gateway.grpc_server_call import Aborted, Metadata, ServerCall
+from models.errors import RejectedError
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +22,8 @@ ACCEPTING = 64
 """Calls that are taken at once, at most."""
 MAX_EVENTS = 256
 """Events taken in one turn before other callbacks of the loop get theirs."""
+LAST_CALLS_S = 0.1
+"""How long calls are still taken by a server that stops: clients that get their last answers ask again at once."""
 
 _HAPPENED = cygrpc.CompletionType.operation_complete
 
@@ -44,6 +48,8 @@ class GrpcServer:
         self._server = cygrpc.Server(tuple(options), False)
         self._server.register_completion_queue(self._queue)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._streams: set[ServerCall] = set()
+        self._late: list[ServerCall] | None = None
         self._taken = threading.Lock()
         self._serving = False
         self._loop: asyncio.AbstractEventLoop
@@ -80,12 +86,22 @@ class GrpcServer:
         threading.Thread(target=self._wait, name="grpc", daemon=True).start()
 
     async def stop(self, grace: float | None) -> None:
-        """Take no more calls, and cancel those that have not ended after `grace` seconds."""
-        if not self._serving:
+        """Refuse calls, interrupt streams, and cancel what has not ended after `grace` seconds.
+
+        A call that comes when the core has shut down would be cancelled. So calls are taken a while longer, and
+        refused only when the core has told all clients to go: none that waits for the answer sends one too late.
+        """
+        if not self._serving or self._late is not None:
             return
+        late = self._late = []
+        for stream in self._streams:
+            stream.interrupt()
+        await asyncio.sleep(min(LAST_CALLS_S, grace or 0))
         self._serving = False
         stopped = asyncio.Event()
         self._server.shutdown(self._queue, lambda event: stopped.set())
+        for call in late:
+            _refuse(call)
         try:
             await asyncio.wait_for(stopped.wait(), grace or 0)
         except TimeoutError:
@@ -136,13 +152,21 @@ class GrpcServer:
         if self._serving:
             self._accept()
         call = ServerCall(event, self._loop)
+        if self._late is not None:
+            if self._serving:
+                self._late.append(call)
+            else:
+                _refuse(call)
+            return
         handler = self._handlers.get(call.method)
         if handler is None:
             call.end(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
         elif self._refusal is not None and (reason := self._refusal(call.method, call.invocation_metadata())):
             call.end(grpc.StatusCode.UNAVAILABLE, reason)
         elif handler.request_streaming:
-            self._run(call, handler, call.requests(handler.request_deserializer))
+            self._streams.add(call)
+            task = self._run(call, handler, call.requests(handler.request_deserializer))
+            task.add_done_callback(lambda task: self._streams.discard(call))
         else:
             call.receive(partial(self._received, call, handler))
 
@@ -161,11 +185,12 @@ class GrpcServer:
 
     # -- calls
 
-    def _run(self, call: ServerCall, handler: Any, request: Any) -> None:
+    def _run(self, call: ServerCall, handler: Any, request: Any) -> "asyncio.Task[None]":
         task = self._loop.create_task(self._answer(call, handler, request))
         call.on_cancelled = task.cancel
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _answer(self, call: ServerCall, handler: Any, request: Any) -> None:
         try:
@@ -181,7 +206,10 @@ class GrpcServer:
                     await call.write(answer)
             else:
                 await answers
-            call.end(grpc.StatusCode.OK)
+            if call.interrupted:
+                _refuse(call)
+            else:
+                call.end(grpc.StatusCode.OK)
         except Aborted as aborted:
             call.end(*aborted.args)
         except Exception as error:
@@ -190,3 +218,7 @@ class GrpcServer:
     def _failed(self, call: ServerCall, error: Exception) -> None:
         logger.error("a call of %s failed", call.method, exc_info=error)
         call.end(grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}")
+
+
+def _refuse(call: ServerCall) -> None:
+    call.end(*status_of(RejectedError("the server is stopping")))

@@ -26,9 +26,12 @@ class ServerCall:
 
     `on_cancelled` is called when the client cancels the call, has waited for too long or is gone, unless it has ended.
     What is done with a call that is `cancelled` has no effect: the core aborts when its server may be stopped by then.
+    One is `interrupted` when the server has taken no more of its messages, though there may have been more.
     """
 
     __slots__ = (
+        "_all_read",
+        "_awaited",
         "_call",
         "_deadline_s",
         "_ended",
@@ -37,6 +40,7 @@ class ServerCall:
         "_sent",
         "_trailing",
         "cancelled",
+        "interrupted",
         "method",
         "on_cancelled",
         "serializer",
@@ -46,13 +50,14 @@ class ServerCall:
         self.method: str = event.call_details.method.decode()
         self.serializer: Callable[[Any], bytes] | None = None
         self.on_cancelled: Callable[[], object] | None = None
-        self.cancelled = False
+        self.cancelled = self.interrupted = False
         self._call = event.call
         self._deadline_s: float = event.call_details.deadline
         self._metadata = event.invocation_metadata
         self._loop = loop
         self._trailing: Metadata = ()
-        self._sent = self._ended = False
+        self._sent = self._ended = self._all_read = False
+        self._awaited: asyncio.Future[bytes | None] | None = None
         self._call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(0),), self._closed)
 
     # -- for handlers
@@ -91,13 +96,20 @@ class ServerCall:
         self._start((cygrpc.ReceiveMessageOperation(0),), lambda event: then(event.batch_operations[0].message()))
 
     async def requests(self, deserializer: Callable[[bytes], Any] | None) -> AsyncIterator[Any]:
-        """All messages."""
-        while True:
-            received: asyncio.Future[bytes | None] = self._loop.create_future()
-            self.receive(partial(_settle, received))
-            if (message := await received) is None:
+        """All messages, or those until it is interrupted."""
+        while not self.interrupted:
+            self._awaited = self._loop.create_future()
+            self.receive(partial(_settle, self._awaited))
+            if (message := await self._awaited) is None:
+                self._all_read = True
                 return
             yield message if deserializer is None else deserializer(message)
+
+    def interrupt(self) -> None:
+        """Let `requests` end unless it has, so that the handler can end when it has answered what came."""
+        self.interrupted = not self._all_read
+        if self._awaited is not None:
+            _settle(self._awaited, None)
 
     def finish(self, answer: Any) -> None:
         """Send the only message, with the status OK."""
@@ -138,7 +150,7 @@ class ServerCall:
 
 
 def _settle(future: asyncio.Future[_T], result: _T) -> None:
-    if not future.cancelled():
+    if not future.done():
         future.set_result(result)
 
 

@@ -253,6 +253,8 @@ class Exchange:
 
     def _error_response(self, error: Exception) -> bytes:
         status, headers, body = error_response(error)
+        if status == 503 and self._route.dataplane.stopping:
+            self.keep_alive = False
         lines = [b"HTTP/1.1 %d %s" % (status, HTTPStatus(status).phrase.encode())]
         lines += [b"%s: %s" % header for header in (*headers, (b"content-length", b"%d" % len(body)))]
         return b"".join((b"\r\n".join((*lines, b"")), self._last_headers(), body))

@@ -1,6 +1,7 @@
 """Where the models of a server are when it begins, and whether the others are loaded on demand."""
 
 import logging
+import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -17,8 +18,6 @@ from gateway.logs import log
 logger = logging.getLogger(__name__)
 
 _MIB = 1 << 20
-_PINNED = 1e6
-"""What a pinned model counts for against one of the next priority."""
 
 
 class InitialResidency(NamedTuple):
@@ -37,6 +36,9 @@ class InitialResidency(NamedTuple):
         if demanded:
             log(logger, logging.INFO, "models are loaded on demand", models=len(sizes), waiting=len(waiting))
             catalogue.models_on_demand(key for key, size in sizes.items() if size <= largest)
+            if never := self._kept_out(waiting):
+                reason = "no partition has room for them beside the pinned ones"
+                log(logger, logging.WARNING, "models can never be loaded", models=", ".join(never), reason=reason)
         for key in self.unplaced:
             if sizes[key] > largest:
                 reason = f"no partition has room for the {sizes[key] / _MIB:.3g} MiB that it takes"
@@ -46,6 +48,25 @@ class InitialResidency(NamedTuple):
                 log(logger, logging.WARNING, "model waits for demand, the others leave no room", model=key)
                 catalogue.model_on_demand(key)
         log_missing_instances(self.spec.models, self.residency)
+
+    def _kept_out(self, waiting: Iterable[str]) -> list[str]:
+        """Of the models that wait, those that have room nowhere beside the copies of pinned ones that stay."""
+        models = {model.key: model for model in self.spec.models}
+        room = {partition.name: partition.memory_bytes or math.inf for partition in self.spec.partitions}
+        for model in filter(lambda model: model.pinned, self.spec.models):
+            hosts = [each for each in self.spec.partitions if model.key in self.residency.get(each.name, ())]
+            if hosts:
+                stays = min(reversed(hosts), key=lambda partition: partition.memory_bytes)
+                room[stays.name] -= model.memory_on(stays.kind)
+        return [
+            key
+            for key in waiting
+            if not any(
+                models[key].memory_on(partition.kind) <= room[partition.name]
+                for partition in self.spec.partitions
+                if partition.models is None or key in partition.models
+            )
+        ]
 
 
 def initial_residency(spec: SchedulerSpec, settings: ResidencySettings) -> InitialResidency:
@@ -66,11 +87,14 @@ def _needs(models: Iterable[ModelConfig], partitions: Iterable[PartitionConfig])
     models = tuple(models)
     kinds = {partition.kind for partition in partitions}
     least = min((model.priority for model in models), default=0)
-    ranks = {model.key: model.priority - least + (_PINNED if model.pinned else 0) for model in models}
+    ranks = {model.key: model.priority - least for model in models}
     ranked = any(ranks.values())
     return {
         model.key: ModelNeed(
-            model.memory_bytes, dict.fromkeys(kinds, float(ranks[model.key])) if ranked else {}, model.replicas
+            model.memory_bytes,
+            dict.fromkeys(kinds, float(ranks[model.key])) if ranked else {},
+            model.replicas,
+            model.pinned,
         )
         for model in models
     }

@@ -96,7 +96,7 @@ class Lifecycle:
                 raise ServingError(f"'{name}' is unloaded, but its memory was not given back {waited}") from error
             except asyncio.CancelledError:
                 if gone.cancelled():
-                    raise RejectedError("Server is stopping") from None
+                    raise RejectedError("the server is stopping") from None
                 raise
 
     def close(self) -> None:
@@ -111,6 +111,8 @@ class Lifecycle:
     # -- loading
 
     async def _load(self, name: str, overrides: Mapping[str, Override]) -> None:
+        if name not in overrides and self.source.entry(name, overrides) is None:
+            overrides = self.names.overrides()  # its files may be those that a client gave before
         if self.source.entry(name, overrides) is None:
             raise ModelNotFound(f"failed to load '{name}', failed to poll from model repository")
         served = self.names.served
@@ -205,7 +207,7 @@ class Lifecycle:
 
     def _is_same(self, name: str, revision: Mapping[str, Deployed], overrides: Mapping[str, Override]) -> bool:
         before, served = self.names.served.get(name), self.names.served
-        if before is None or before.override is not None or name in overrides or self._catalogue.broken(name):
+        if before is None or before.override is not overrides.get(name) or self._catalogue.broken(name):
             return False
         return before.files == revision[name].files and revision.keys() <= served.keys()
 
@@ -249,7 +251,7 @@ class Lifecycle:
             self._busy |= involved
         try:
             if self._catalogue.draining:
-                raise RejectedError("Server is stopping")
+                raise RejectedError("the server is stopping")
             yield
         finally:
             self._busy -= involved

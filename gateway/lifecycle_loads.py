@@ -62,7 +62,7 @@ class Loads:
         Its result is why none of them holds it, "" if one does. Raises RejectedError once the server is stopping.
         """
         if self._closed:
-            raise RejectedError("Server is stopping")
+            raise RejectedError("the server is stopping")
         names = list(partitions)
         expected = self._expected[model] = _Expected([each for each in names if each in self._holds] or names)
         expected.ended.add_done_callback(lambda _: self._expected.pop(model, None))
@@ -118,7 +118,7 @@ class Loads:
         waiting: list[asyncio.Future[Any]] = [*coming, *self._leaving.values(), *self._ready.values()]
         for future in waiting:
             if not future.done():
-                future.set_exception(RejectedError("Server is stopping"))
+                future.set_exception(RejectedError("the server is stopping"))
 
     def _told(self, partition: str, model: str, reason: str) -> None:
         if expected := self._expected.get(model):

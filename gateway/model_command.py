@@ -5,6 +5,7 @@ import base64
 import http.client
 import json
 import re
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -85,6 +86,11 @@ def _load(options: argparse.Namespace) -> int:
 
 
 def _unload(options: argparse.Namespace) -> int:
+    # The protocol's unload of what there is not succeeds.
+    index = _decoded(options.url, call(options.url, "/v2/repository/index", {}), list[dict[str, str]])
+    if all(entry.get("name") != options.name for entry in index):
+        print(f"sluice: {options.url}: there is no model or pipeline '{options.name}'", file=sys.stderr)
+        return 1
     parameters = {"unload_dependents": options.dependents, "recycle": options.recycle}
     return _change(options, "unload", {name: value for name, value in parameters.items() if value})
 

@@ -78,7 +78,7 @@ class PartitionWatch:
         self._metrics.partition_ready(partition)
         self._catalogue.partition_ready(partition, loaded, failed)
         self._loads.partition_ready(partition, loaded, failed)
-        if self._catalogue.server_ready():
+        if self._catalogue.workers_ready():
             self.all_ready.set()
 
     def worker_lost(self, partition: str, reason: str) -> None:
@@ -137,7 +137,7 @@ class PartitionWatch:
         self._metrics.partition_ready(partition)
         self._catalogue.partition_ready(partition, loaded, failed)
         self._loads.partition_ready(partition, loaded, failed)
-        if self._catalogue.server_ready():
+        if self._catalogue.workers_ready():
             self.all_ready.set()
 
     def triton_lost(self, partition: str, url: str, reason: str) -> None:
@@ -146,7 +146,7 @@ class PartitionWatch:
         self._metrics.partition_lost(partition)
         self._catalogue.partition_unreachable(partition)
         self._loads.partition_lost(partition, reason)
-        if self._catalogue.server_ready():
+        if self._catalogue.workers_ready():
             self.all_ready.set()
 
     def model_loaded(self, partition: str, model: str) -> None:
@@ -231,7 +231,10 @@ class Server:
         gc.collect()
         gc.freeze()
         gc.set_threshold(YOUNG_OBJECTS)
-        log(logger, logging.INFO, "server ready")
+        if self.catalogue.server_ready():
+            log(logger, logging.INFO, "server ready")
+        else:
+            log(logger, logging.ERROR, "server not ready: nothing that it was to serve did load")
         if ready_file is not None:
             self._write_ready_file(ready_file)
 

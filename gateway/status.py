@@ -30,7 +30,7 @@ _ERRORS: dict[Outcome, tuple[type[errors.ServingError], str]] = {
     Outcome.REJECTED_QUEUE_FULL: (errors.RejectedError, "Exceeds maximum queue size"),
     Outcome.REJECTED_MEMORY: (errors.RejectedError, "no memory is left for the request's tensors"),
     Outcome.REJECTED_UNAVAILABLE: (errors.BackendUnavailable, "the model is not at ready state"),
-    Outcome.REJECTED_DRAINING: (errors.RejectedError, "Server is stopping"),
+    Outcome.REJECTED_DRAINING: (errors.RejectedError, "the server is stopping"),
     Outcome.EVICTED_DEADLINE: (errors.EvictedError, "Request timeout expired"),
     Outcome.CANCELLED_CLIENT: (errors.CancelledError, "the request was cancelled"),
     Outcome.FAILED_BACKEND: (errors.BackendFailed, "the model failed"),
@@ -74,7 +74,7 @@ def error_message(error: Exception) -> str:
 def outcome_error(outcome: Outcome, reason: str, retry_after: int) -> errors.ServingError:
     """The error that tells a client of an outcome without an answer."""
     kind, sentence = _ERRORS[outcome]
-    message = f"{sentence}: {reason}" if reason else sentence
+    message = f"{sentence}: {reason}" if reason not in ("", sentence) else sentence
     if issubclass(kind, errors.OverloadError):
         return kind(message, retry_after)
     return kind(message)

@@ -184,3 +184,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def tensors(self) -> tuple[TensorConfig, ...]:
         """Inputs and outputs."""
         return (*self.input, *self.output)
+
+
+decode_config = msgspec.json.Decoder(ModelConfig).decode
+"""Reads a configuration from JSON. Made once: two threads that make the first decoder of a type crash (msgspec)."""

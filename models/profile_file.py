@@ -170,6 +170,15 @@ def model_hash(model: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+class _Versioned(msgspec.Struct):
+    format: int
+
+
+# Made once: two threads that make the first decoder of a type crash (msgspec).
+_decode_version = msgspec.json.Decoder(_Versioned).decode
+_decode_profile = msgspec.json.Decoder(Profile).decode
+
+
 def read_profile(path: Path) -> Profile:
     """Read a profile; raises ProfileMissing where there is none, ConfigError (`path: where: what`) if it is wrong."""
     try:
@@ -179,10 +188,10 @@ def read_profile(path: Path) -> Profile:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     try:
-        form = msgspec.json.decode(data, type=_Versioned).format
+        form = _decode_version(data).format
         if form != FORMAT:
             raise ConfigError(f"{path}: format: expected {FORMAT}, got {form}")
-        return msgspec.json.decode(data, type=Profile)
+        return _decode_profile(data)
     except msgspec.DecodeError as error:
         match = _PLACE.fullmatch(str(error))
         raise ConfigError(f"{path}: {match['where']}: {match['what']}" if match else f"{path}: {error}") from error
@@ -205,7 +214,3 @@ def write_profile(path: Path, profile: Profile) -> None:
         with suppress(FileNotFoundError):
             Path(temporary).unlink()
         raise
-
-
-class _Versioned(msgspec.Struct):
-    format: int

@@ -28,10 +28,14 @@ class TimedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return LatencyTable.from_ms(self.latency_ms)
 
 
+# Made once: two threads that make the first decoder of a type crash (msgspec).
+_decode = msgspec.json.Decoder(TimedFile).decode
+
+
 def read_timed_file(path: Path) -> TimedFile:
     """The content of a timed model's file; raises ConfigError with the path."""
     try:
-        file = msgspec.json.decode(path.read_bytes(), type=TimedFile)
+        file = _decode(path.read_bytes())
         _ = file.table  # a bad table is the file's fault, not a later batch's
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error

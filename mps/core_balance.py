@@ -61,6 +61,12 @@ class CoreBalance:
         self._idle: Counter[str] = Counter()
         self._changed_s = -math.inf
 
+    def changed(self, now_s: float) -> None:
+        """Cores were changed, by whomever: the pause and the looks count from now."""
+        self._changed_s = now_s
+        self._busy.clear()
+        self._idle.clear()
+
     def look(self, now_s: float, loads: Mapping[str, Loaded], free: Sequence[int]) -> Change | None:
         """The next change, if there is to be one; the caller tries it once, whatever comes of it."""
         for name, load in loads.items():
@@ -70,9 +76,7 @@ class CoreBalance:
             return None
         change = self._lend(loads, free) or self._return(loads)
         if change is not None:
-            self._changed_s = now_s
-            self._busy.clear()
-            self._idle.clear()
+            self.changed(now_s)
         return change
 
     def _lend(self, loads: Mapping[str, Loaded], free: Sequence[int]) -> Change | None:

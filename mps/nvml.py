@@ -23,7 +23,7 @@ def open_nvml() -> Iterator["Nvml"]:
     try:
         import pynvml
     except ImportError:
-        raise ControlFailed("GPUs need the package nvidia-ml-py: pip install 'sluice-gateway[gpu]'") from None
+        raise ControlFailed("GPUs need the package nvidia-ml-py: pip install nvidia-ml-py") from None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

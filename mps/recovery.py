@@ -10,6 +10,7 @@ from mps.fault_domain import answering, end_clients
 from mps.mps_control import MpsControl
 from mps.partition import CpuPartition, MpsPartition
 from mps.post import Post
+from mps.process import WorkerProcess
 from mps.quarantine import Quarantine, Quarantined, QuarantineSettings
 
 logger = logging.getLogger(__name__)
@@ -79,18 +80,20 @@ class Recovery:
         post.wait(delay_s, lambda: self._start(post))
         return self._told(post.name, reason)
 
-    def context_lost(self, partition: str, reason: str) -> dict[str, str]:
-        """The context of a worker is of no use any more: have another one take its place, and those of its daemon's.
+    def context_lost(self, partition: str, process: WorkerProcess, reason: str) -> dict[str, str]:
+        """The context of a worker is of no use any more: have it ended, with all workers of its daemon if it has one.
+
+        `process` is the partition's worker, or one that another has taken the place of.
 
         Returns the partitions whose workers go together, if they do, with the reasons; each is also told as `lost`.
         """
         post = self._by_name[partition]
         device = _daemon(post)
         control = self._controls.get(device)
-        if device in self._ending or post.process is None:
-            return {}
         if control is None:
-            post.process.kill(reason)
+            process.kill(reason)
+            return {}
+        if device in self._ending:
             return {}
         self._quarantine.faulted(partition, reason, time.monotonic())
         domain = [other for other in self._by_name.values() if _daemon(other) == device]

@@ -69,9 +69,10 @@ def _check_device(device: str, asked: list[Demand], free: Free) -> None:
         )
     memory = sum(each.memory_mb for each in asked)
     if free.memory_mb is not None and memory > free.memory_mb:
-        listed = ", ".join(f"{each.memory_mb:g} MiB for {each.partition}" for each in asked if each.memory_mb)
+        listed = ", ".join(f"{_mib(each.memory_mb)} for {each.partition}" for each in asked if each.memory_mb)
+        by = " by hard_memory_mb" if device == HOST else ""
         raise InfeasibleLayout(
-            f"{device}: {memory:g} MiB of memory are asked ({listed}), {free.memory_mb:g} MiB are free"
+            f"{device}: {_mib(memory)} of memory are asked{by} ({listed}), {_mib(free.memory_mb)} are free"
         )
     unbounded = [each.partition for each in asked if not each.memory_mb]
     if device != HOST and len(asked) > 1 and unbounded:
@@ -79,3 +80,7 @@ def _check_device(device: str, asked: list[Demand], free: Free) -> None:
             f"{device}: partition {unbounded[0]} shares it with others and has no memory_mb, so that it might take "
             "theirs; expected one"
         )
+
+
+def _mib(memory_mb: float) -> str:
+    return f"{round(memory_mb, 1):.15g} MiB"

@@ -6,7 +6,7 @@ that has room, and goes back on earlier choices where a model would be left out,
 is left goes to replicas; ParvaGPU rather frees whole GPUs, but our partitions are there in any case.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
@@ -23,12 +23,13 @@ class ModelNeed(NamedTuple):
     """What a model takes: memory, and by kind of partition the partition-seconds a second (none without traffic).
 
     A kind that is missing while there are others is taken last. `replicas` is on how many partitions it is to be before
-    the memory that is left goes to what is asked for most.
+    the memory that is left goes to what is asked for most. A `pinned` one is placed before all others.
     """
 
     memory_bytes: int
     load: Mapping[str, float] = {}
     replicas: int = 1
+    pinned: bool = False
 
 
 class Placement(NamedTuple):
@@ -46,9 +47,9 @@ def place_models(
     """Place every model once where it costs least, then the replicas that are asked for, then others by load a host.
 
     `present` is what partitions hold now, by name: what is nearly as good stays. The memory of a partition is never
-    exceeded, and one without a bound holds every model it may. When there is no room for all, those with most load come
-    first, then those that are held, then the smaller ones. O((models + STEPS) partitions log partitions), and as much
-    for each replica.
+    exceeded, and one without a bound holds every model it may. When there is no room for all, pinned ones come first,
+    so that there is room beside them for the largest other one if there can be, then those with most load, then those
+    that are held, then the smaller ones. O((models + STEPS) partitions log partitions), and as much for each replica.
     """
     present = present or {}
     rooms = [_Room(number, config, present.get(config.name, ())) for number, config in enumerate(partitions)]
@@ -96,10 +97,13 @@ class _Room:
         self._loads.pop()
 
     def rank(self, key: str, need: ModelNeed) -> tuple[float, bool, float, int]:
-        """Orders rooms for a model: first where it costs less, then where it is already, then where load is less."""
+        """Orders rooms for a model: first where it costs less, then where it is already, then where load is less.
+
+        For a pinned one then where less is free: nothing else ever gets the room that it takes.
+        """
         cost = self.price * need.load.get(self.kind, inf) if need.load else 0.0
         moves = key not in self.present
-        return (cost if moves else cost * STAY, moves, self._loads[-1], self.number)
+        return (cost if moves else cost * STAY, moves, self.free if need.pinned else self._loads[-1], self.number)
 
 
 def _place_once(models: Mapping[str, ModelNeed], rooms: Sequence[_Room]) -> tuple[str, ...]:
@@ -108,17 +112,41 @@ def _place_once(models: Mapping[str, ModelNeed], rooms: Sequence[_Room]) -> tupl
     order = sorted(fitting, key=lambda key: (-fitting[key].memory_bytes, key))
     if _search(order, fitting, rooms):
         return tuple(sorted(models.keys() - fitting.keys()))
+    _place_pinned(order, fitting, rooms)
     held = frozenset[str]().union(*(room.present for room in rooms))
     urgent = {key: _least(need) if key in held else _least(need) * STAY for key, need in fitting.items()}
-    for key in sorted(fitting, key=lambda key: (-urgent[key], key not in held, fitting[key].memory_bytes, key)):
+
+    def turn(key: str) -> tuple[bool, float, bool, int, str]:
+        return (not fitting[key].pinned, -urgent[key], key not in held, fitting[key].memory_bytes, key)
+
+    for key in sorted(_missing(fitting, rooms), key=turn):
         if ranked := _ranked(key, fitting[key], rooms):
             ranked[0].take(key, fitting[key])
-    return tuple(sorted(key for key in models if not any(key in room.models for room in rooms)))
+    return tuple(sorted(_missing(models, rooms)))
+
+
+def _place_pinned(order: Sequence[str], models: Mapping[str, ModelNeed], rooms: Sequence[_Room]) -> None:
+    """Place all pinned models, so that the largest other one has room beside them if it can; else those held stay."""
+    pinned = [key for key in order if models[key].pinned]
+    largest = next((key for key in order if not models[key].pinned), None)
+    if not pinned:
+        return
+    if largest is not None and _search([*pinned, largest], models, rooms):
+        next(room for room in rooms if largest in room.models).give_up(largest, models[largest])
+    elif not _search(pinned, models, rooms):
+        for key in pinned:
+            here = (room for room in _ranked(key, models[key], rooms) if key in room.present)
+            if (room := next(here, None)) is not None:
+                room.take(key, models[key])
+
+
+def _missing(models: Iterable[str], rooms: Sequence[_Room]) -> list[str]:
+    return [key for key in models if not any(key in room.models for room in rooms)]
 
 
 def _search(order: Sequence[str], models: Mapping[str, ModelNeed], rooms: Sequence[_Room]) -> bool:
     """Place all models in this order, depth first by rank; False, and none placed, when no way is found in time."""
-    if sum(need.memory_bytes for need in models.values()) > sum(room.free for room in rooms):
+    if sum(models[key].memory_bytes for key in order) > sum(room.free for room in rooms):
         return False
     choices: list[Iterator[_Room]] = []
     chosen: list[_Room] = []

@@ -76,7 +76,7 @@ def discover(
                     _wait_ready(service, CONNECT_TIMEOUT_S)
                 names = server.models if server.models is not None else _ready_models(service)
             except (grpc.RpcError, ServerLost) as error:
-                found.unreachable[server.name] = f"triton {server.name} at {server.url}: {_reason(error)}"
+                found.unreachable[server.name] = f"triton {server.name} at {server.url}: {_unreachable(error)}"
                 continue
             keys: list[str] = []
             for name in names:
@@ -107,10 +107,13 @@ def _wait_ready(service: Any, timeout_s: float) -> bool:
     deadline = time.monotonic() + timeout_s
     while True:
         remaining = deadline - time.monotonic()
-        request = service_pb2.ServerReadyRequest()
-        # A server that is starting refuses connections: that is waited for as well.
-        if service.ServerReady(request, timeout=max(remaining, _PAUSE_S), wait_for_ready=True).ready:
-            return True
+        try:
+            if service.ServerReady(service_pb2.ServerReadyRequest(), timeout=max(remaining, _PAUSE_S)).ready:
+                return True
+        except grpc.RpcError as error:
+            # A server that is starting refuses connections: that is waited for as well.
+            if error.code() is not grpc.StatusCode.UNAVAILABLE or remaining <= 0:
+                raise
         if remaining <= 0:
             return False
         time.sleep(_PAUSE_S)
@@ -149,6 +152,19 @@ def _tensor(tensor: Any, rows: int) -> TensorSpec:
         )
     shape = tuple(tensor.shape)
     return TensorSpec(tensor.name, DataType(tensor.datatype), shape[1:] if rows else shape)
+
+
+def _unreachable(error: Exception) -> str:
+    if not isinstance(error, grpc.RpcError):
+        return str(error)
+    reason = _reason(error)
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        reason = "no answer in time"
+    elif "Connection refused" in reason:
+        reason = "connection refused"
+    elif "SETTINGS frame" in reason:
+        reason = "what listens there does not speak gRPC"
+    return f"{reason}; expected the port of Triton's gRPC service (8001, if it was told no other)"
 
 
 def _reason(error: Exception) -> str:

@@ -288,12 +288,12 @@ class WorkerExecutor:
 
     def message(self, partition: str, message: Done | Failed | Revoked) -> None:
         """Take a worker's answer."""
-        if isinstance(message, Failed) and message.blame is Blame.DEVICE:
-            self._context_lost(partition, message.message)
-            return
         worker = self._workers.get(partition)
         if worker is None or message.batch not in worker.batches:
             worker = next(each for each in self._replaced.values() if message.batch in each.batches)
+        if isinstance(message, Failed) and message.blame is Blame.DEVICE:
+            self._context_lost(partition, worker.process, message.message)
+            return
         batch = worker.batches.pop(message.batch)
         if worker.batches:
             worker.watch.restart()
@@ -314,12 +314,12 @@ class WorkerExecutor:
                 self._assembly.abandon(batch.batch)
                 self._post(BatchRevoked(batch.batch))
 
-    def _context_lost(self, partition: str, reason: str) -> None:
-        """Have a worker replaced, whose batches are lost with it; tell at once of those that go along.
+    def _context_lost(self, partition: str, process: WorkerProcess, reason: str) -> None:
+        """Have a worker ended, whose batches are lost with it; tell at once of those that go along.
 
         Otherwise what is tried again might be so on another of them, whose context is lost as well.
         """
-        for name, why in self.recovery.context_lost(partition, reason).items():
+        for name, why in self.recovery.context_lost(partition, process, reason).items():
             worker = self._workers.get(name)
             if worker is not None and worker.retired is None:
                 worker.retired = lambda: None

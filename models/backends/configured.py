@@ -4,13 +4,12 @@ import importlib
 from collections.abc import Generator, Iterable, Mapping
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from models.arrays import Array, numpy_dtype
 from models.backends.base import Backend, GpuOptions
 from models.errors import BackendFailed
-from models.model_config import ModelConfig, TensorConfig, WarmUp, WarmUpInput
+from models.model_config import ModelConfig, TensorConfig, WarmUp, WarmUpInput, decode_config
 from models.tensor import DataType, TensorSpec
 
 
@@ -65,13 +64,13 @@ def load_backend(backend: str, path: str, threads: int, config: str, gpu: GpuOpt
     loaded: Backend = importlib.import_module(f"models.backends.{backend}").load(path, threads, config, gpu)
     if not config:
         return loaded
-    form = msgspec.json.decode(config, type=ModelConfig)
+    form = decode_config(config)
     return Reshaped(loaded, form) if any(tensor.reshape is not None for tensor in form.tensors) else loaded
 
 
 def warm_up_shapes(config: str) -> dict[str, tuple[int, ...]]:
     """The item shapes that a configuration warms its model with, by input: what is typical of variable dimensions."""
-    runs = msgspec.json.decode(config, type=ModelConfig).model_warmup if config else ()
+    runs = decode_config(config).model_warmup if config else ()
     return {name: each.dims for run in runs[:1] for name, each in run.inputs.items()}
 
 
@@ -79,7 +78,7 @@ def warm_up_runs(backend: Backend, config: str) -> Generator[None, None, None]:
     """The warm-up runs of a configuration, one a step; raises BackendFailed."""
     if not config:
         return
-    form = msgspec.json.decode(config, type=ModelConfig)
+    form = decode_config(config)
     for warm_up in form.model_warmup:
         inputs = _batch(warm_up, form.input, bool(form.max_batch_size))
         for _ in range(max(warm_up.count, 1)):

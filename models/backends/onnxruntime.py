@@ -3,14 +3,13 @@
 import ctypes
 from collections.abc import Mapping, Sequence
 
-import msgspec
 import numpy as np
 import onnxruntime as ort
 
 from models.arrays import Array, datatype_of
 from models.backends.base import GpuOptions
 from models.errors import BackendFailed, PartitionError
-from models.model_config import ModelConfig
+from models.model_config import decode_config
 from models.session_options import ALL, BASIC, EXTENDED, NONE, SessionOptions, session_options
 from models.tensor import VARIABLE, DataType, TensorSpec, element_count
 
@@ -99,7 +98,7 @@ def load(path: str, threads: int, config: str = "", gpu: GpuOptions | None = Non
     available = ort.get_available_providers()
     if provider not in available:
         raise PartitionError(f"{path}: this ONNX Runtime has no {provider}, only {', '.join(available)}")
-    asked = session_options(msgspec.json.decode(config, type=ModelConfig), path) if config else SessionOptions()
+    asked = session_options(decode_config(config), path) if config else SessionOptions()
     try:
         session = ort.InferenceSession(path, _options(asked, threads), providers=[(provider, _provider_options(gpu))])
     except Exception as error:  # as above

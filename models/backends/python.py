@@ -16,14 +16,12 @@ import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
 from models.arrays import Array
 from models.backends.base import GpuOptions
 from models.backends.python_model import tensors_of
 from models.backends.python_wire import Failed, Link, Memory, Start, Tensors
 from models.errors import BackendFailed
-from models.model_config import ModelConfig
+from models.model_config import decode_config
 
 LOAD_TIMEOUT_S = 100.0
 """Less than the time that a worker has to load a model: the model is to be given up before the worker is."""
@@ -43,7 +41,7 @@ class PythonBackend:
     provider = ""
 
     def __init__(self, start: Start) -> None:
-        form = msgspec.json.decode(start.config, type=ModelConfig)
+        form = decode_config(start.config)
         self.inputs, self.outputs = tensors_of(form)
         self._start = start
         self._process: _Process | None = None

@@ -14,13 +14,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from models.arrays import Array, datatype_of
 from models.backends import triton_python
 from models.errors import BackendFailed, BadTensor
-from models.model_config import ModelConfig, TensorConfig
+from models.model_config import ModelConfig, TensorConfig, decode_config
 from models.tensor import VARIABLE, TensorSpec
 
 Infer = Callable[[dict[str, Array]], Mapping[str, Any]]
@@ -66,7 +65,7 @@ def load(path: str, threads: int, config: str) -> PythonModel:
     `threads` is how many cores there are, which is for the model to heed. Raises BackendFailed.
     """
     del threads
-    form = msgspec.json.decode(config, type=ModelConfig)
+    form = decode_config(config)
     try:
         module = _import(path, form.name)
         if hasattr(module, "TritonPythonModel"):

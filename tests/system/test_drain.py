@@ -7,8 +7,11 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
 
+import grpc
 import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.support.onnx_models import save_spin
 from tests.support.processes import alive, children
@@ -39,7 +42,7 @@ def wait_for_requests(server: GatewayServer, count: int) -> None:
 
 @pytest.mark.behaviour(
     "L0_lifecycle",
-    "shutdown: what is in flight is answered, what comes is 503: Server is stopping",
+    "shutdown: what is in flight is answered, what comes is 503: the server is stopping",
     through="http grpc",
 )
 def test_a_drain_answers_what_is_in_flight_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -69,6 +72,42 @@ def test_a_drain_answers_what_is_in_flight_and_leaves_nothing_behind(tmp_path: P
     for port in (server.http_port, server.grpc_port):
         with socket.socket() as probe:
             assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_clients_over_grpc_that_ask_until_the_end_are_refused_by_the_server_itself(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    save_spin(repository / "spin" / "1" / "model.onnx", 10, 200_000)
+    tensor = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 64])
+    request = service_pb2.ModelInferRequest(model_name="spin", inputs=[tensor], raw_input_contents=[bytes(256)])
+
+    with (
+        gateway_server(repository, tmp_path, CONFIG) as server,
+        grpc.insecure_channel(server.grpc_url) as channel,
+        ThreadPoolExecutor(IN_FLIGHT) as pool,
+    ):
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        asked = Queue[object]()
+        asked.put(request)
+        stream = stub.ModelStreamInfer(iter(asked.get, None))
+        assert next(stream).error_message == ""
+
+        def ask_twice() -> str:
+            stub.ModelInfer(request)
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.ModelInfer(request)
+            return f"{caught.value.code().name}: {caught.value.details()}"
+
+        asking = [pool.submit(ask_twice) for _ in range(IN_FLIGHT)]
+        wait_for_requests(server, IN_FLIGHT - 1)
+        server.process.send_signal(signal.SIGTERM)
+        assert {each.result(60) for each in asking} == {"UNAVAILABLE: the server is stopping"}
+        answered_s = time.monotonic()
+        with pytest.raises(grpc.RpcError, match="the server is stopping") as caught:
+            next(stream)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert time.monotonic() - answered_s < 1.5
+        assert server.process.wait(30) == 0
+        asked.put(None)
 
 
 def test_a_second_signal_ends_it_at_once_and_every_request_gets_an_answer(tmp_path: Path) -> None:

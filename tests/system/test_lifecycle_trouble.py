@@ -169,7 +169,7 @@ def test_a_server_that_is_to_stop_does_not_wait_for_a_load(repository: Path, tmp
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(20) == 0
         assert time.monotonic() - begun < 9  # 5 s for the workers, which do not end by themselves
-        assert [each.result().split(": ")[-1] for each in loads] == ["Server is stopping"] * 3
+        assert [each.result().split(": ")[-1] for each in loads] == ["the server is stopping"] * 3
         assert unload.result()[0] == 503
         assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
     log = server.log.read_text()

@@ -156,10 +156,40 @@ def test_a_model_that_is_in_use_stays_and_so_does_one_that_was_only_just_loaded(
     # It has run its batch as far as the scheduler goes: what follows is unloaded after that.
     assert step(scheduler, 10 * MS + US, arrival(2, S, "c")) == [UnloadModel("cpu0", "b"), LoadModel("cpu0", "c")]
     step(scheduler, 11 * MS, completed(1, 10 * MS, 11 * MS))
-    # Its request is cancelled, so that it never runs: it stays for 5 ms all the same.
+    # Its request is cancelled, so that it never runs: it stays for 5 ms all the same, and others wait.
     scheduler = up(demanded("a", "b", "c", memory=1, prewarm="off"), cpu0="a")
     step(scheduler, 0, arrival(1, S, "b"))
-    assert reason(step(scheduler, MS, arrival(2, S, "a")))[0] is Outcome.REJECTED_UNAVAILABLE
+    step(scheduler, MS, RequestCancelled(1))
+    assert step(scheduler, MS, arrival(2, S, "a")) == []
+    assert step(scheduler, 10 * MS, ModelLoaded("cpu0", "b", ONE)) == []
+    assert step(scheduler, 14 * MS) == []
+    assert step(scheduler, 20 * MS) == [UnloadModel("cpu0", "b"), LoadModel("cpu0", "a")]
+    step(scheduler, 21 * MS, ModelUnloaded("cpu0", "b"))
+    assert step(scheduler, 30 * MS, ModelLoaded("cpu0", "a", ONE)) == [dispatch(1, [2], FULL, model="a")]
+
+
+def test_what_waits_for_room_is_admitted_if_it_is_in_time_once_the_others_may_go() -> None:
+    scheduler = up(demanded("a", "b", "c", memory=1), cpu0="a")
+    step(scheduler, 0, arrival(1, S, "b"))
+    # b is there after 10 ms and may have to stay for 5 ms, then a takes 10 ms and runs for 1.15 ms.
+    assert reason(step(scheduler, MS, arrival(2, 26 * MS, "a"))) == (
+        Outcome.REJECTED_DEADLINE,
+        "model a is not loaded: with that predicted to complete in 25.1 ms, 25.0 ms are left",
+    )
+    assert step(scheduler, MS, arrival(3, 27 * MS, "a")) == []
+    # What comes now waits for that too: a has to come and stay as well.
+    assert reason(step(scheduler, MS, arrival(4, 41 * MS, "c")))[0] is Outcome.REJECTED_DEADLINE
+    assert step(scheduler, MS, arrival(5, 42 * MS, "c")) == []
+
+
+def test_a_later_stage_without_room_is_predicted_to_take_the_load_that_is_known() -> None:
+    scheduler = up(demanded("a", "b", memory=1, pipelines=(chain("a", "b"),)), cpu0="a")
+    # a runs for 1.15 ms, and then b is loaded in 10 ms in its place.
+    assert reason(step(scheduler, 0, arrival(1, 12 * MS, "chain:1"))) == (
+        Outcome.REJECTED_DEADLINE,
+        "model b is not loaded: with that predicted to complete in 12.3 ms, 12.0 ms are left",
+    )
+    assert step(scheduler, 0, arrival(2, 13 * MS, "chain:1")) == [dispatch(1, [2], FULL, model="a")]
 
 
 def test_what_is_not_in_use_is_loaded_side_by_side_up_to_a_bound() -> None:
@@ -168,10 +198,12 @@ def test_what_is_not_in_use_is_loaded_side_by_side_up_to_a_bound() -> None:
         LoadModel("cpu0", "b"),
         LoadModel("cpu0", "c"),
     ]
-    assert reason(step(scheduler, MS, arrival(3, S, "d"))) == (
-        Outcome.REJECTED_UNAVAILABLE,
-        "model d is not loaded: as many others are being loaded as may be",
+    # d waits for both, 20 ms, and then until one of them may go, 5 ms.
+    assert reason(step(scheduler, MS, arrival(3, 36 * MS, "d"))) == (
+        Outcome.REJECTED_DEADLINE,
+        "model d is not loaded: with that predicted to complete in 35.1 ms, 35.0 ms are left",
     )
+    assert step(scheduler, MS, arrival(4, S, "d")) == []
 
 
 def test_the_partition_that_is_ready_first_loads_it() -> None:
@@ -214,6 +246,21 @@ def test_of_a_pinned_model_other_copies_than_the_last_go_like_everything_else() 
     scheduler = up(spec, cpu0="ab", cpu1="ac")
     assert step(scheduler, 0, arrival(1, S, "d")) == [UnloadModel("cpu0", "a"), LoadModel("cpu0", "d")]
     assert step(scheduler, MS, arrival(2, S, "e")) == [UnloadModel("cpu1", "c"), LoadModel("cpu1", "e")]
+
+
+def test_of_the_copies_of_a_pinned_model_the_one_in_the_smallest_memory_stays() -> None:
+    spec = demanded("a", "b", "big", partitions=("cpu0", "cpu1"), pinned="a")
+    small = (PartitionConfig("cpu0", "cpu1", memory_bytes=1), spec.partitions[1])
+    models = (*spec.models[:2], msgspec.structs.replace(spec.models[2], footprints={}, memory_bytes=2))
+    scheduler = up(msgspec.structs.replace(spec, partitions=small, models=models), cpu0="a", cpu1="a")
+    assert step(scheduler, 0, arrival(1, 2 * S, "b")) == [LoadModel("cpu1", "b")]
+    step(scheduler, 10 * MS, ModelLoaded("cpu1", "b", ONE))
+    step(scheduler, 11 * MS, completed(1, 10 * MS, 11 * MS))
+    assert step(scheduler, 12 * MS, arrival(2, 3 * S, "big")) == [
+        UnloadModel("cpu1", "a"),
+        UnloadModel("cpu1", "b"),
+        LoadModel("cpu1", "big"),
+    ]
 
 
 def test_a_model_that_was_brought_and_failed_to_load_keeps_its_room() -> None:

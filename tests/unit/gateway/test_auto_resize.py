@@ -81,6 +81,22 @@ def test_one_that_cannot_be_resized_is_tried_again_after_the_pause(caplog: pytes
 
 
 @pytest.mark.usefixtures("cores")
+def test_what_is_resized_by_hand_stays_so_for_the_pause_and_three_looks() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        machine = Machine()
+        running = asyncio.create_task(machine.auto.run())
+        await machine.work(20, busy=0.1)
+        machine.states.replaced(CpuPartition("b", (1, 2)), Ready(1, (1, 2), 2, ()))
+        await machine.work(10, busy=0.1)
+        running.cancel()
+        ((changed_s, *change),) = machine.resized
+        assert change == ["b", [1]]
+        assert 24 <= changed_s <= 25.1
+
+    run_virtual(main)
+
+
+@pytest.mark.usefixtures("cores")
 def test_nothing_is_decided_while_a_partition_is_being_resized_by_hand() -> None:
     async def main(loop: VirtualLoop) -> None:
         machine = Machine()

@@ -130,6 +130,18 @@ def test_the_server_gets_ready_with_every_worker_and_stays_so_with_any_even_if_a
     assert not catalogue.ready("mlp", "1")
 
 
+def test_the_server_is_not_ready_when_nothing_that_was_to_be_served_did_load() -> None:
+    catalogue = new_catalogue()
+    for worker in WORKERS:
+        catalogue.partition_ready(worker, [], dict.fromkeys(("mlp:1", "mlp:2", "big:1"), "no driver"))
+    assert not catalogue.server_ready()
+    catalogue.model_loaded("cpu0", "mlp:1")
+    assert catalogue.server_ready()
+    empty = Catalogue("1.2.3", [], [], ["cpu0"])
+    empty.partition_ready("cpu0", [], {})
+    assert empty.server_ready()
+
+
 def test_the_server_gets_ready_without_a_partition_that_we_do_not_start() -> None:
     catalogue = new_catalogue()
     catalogue.partition_unreachable("cpu1")

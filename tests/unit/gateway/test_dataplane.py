@@ -349,7 +349,7 @@ def test_the_most_that_a_request_may_cost_reaches_the_runtime(value: float, cost
     [
         (Outcome.REJECTED_QUEUE_FULL, errors.RejectedError, "Exceeds maximum queue size: why"),
         (Outcome.REJECTED_COST, errors.RejectedError, "the request cannot be answered at that price: why"),
-        (Outcome.REJECTED_DRAINING, errors.RejectedError, "Server is stopping: why"),
+        (Outcome.REJECTED_DRAINING, errors.RejectedError, "the server is stopping: why"),
         (Outcome.EVICTED_DEADLINE, errors.EvictedError, "Request timeout expired: why"),
         (Outcome.REJECTED_UNAVAILABLE, errors.BackendUnavailable, "the model is not at ready state: why"),
         (Outcome.FAILED_BACKEND, errors.BackendFailed, "the model failed: why"),

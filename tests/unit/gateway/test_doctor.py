@@ -145,7 +145,9 @@ def test_the_command_exits_with_1_when_something_is_wrong(
     config.write_text(json.dumps({"partitions": [{"name": "a", "cores": [CORE], "hard_memory_mb": 1e9}]}))
     assert main(["doctor", "--config", str(config)]) == 1
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("wrong  partitions  host: 1e+09 MiB of memory are asked (1e+09 MiB for a), ")
+    assert last.startswith(
+        "wrong  partitions  host: 1000000000 MiB of memory are asked by hard_memory_mb (1000000000 MiB for a), "
+    )
 
 
 def test_a_server_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from batcher.outcome import Outcome
+from gateway.answer import Answer
 from gateway.http_server import HttpServer, http_config, http_server
 from models.tensor import DataType
 from tests.unit.gateway.front import ARRIVED_NS, Client, Front, Reply, front, identity, iterations, message, talk, until
@@ -265,6 +267,22 @@ def test_a_shutdown_lets_a_request_finish_and_ends_its_connection(served: Front)
         served.runtime.let_go()
         reply = await client.reply()
         assert (reply.json["id"], reply.headers["connection"]) == ("1", "close")
+        assert await client.rest() == b""
+
+    talk(served, conversation)
+
+
+def test_who_is_refused_by_a_server_that_stops_is_told_that_the_connection_ends(served: Front) -> None:
+    served.runtime.answer = Answer(Outcome.REJECTED_DRAINING, "the server is stopping", 1)
+
+    async def conversation(client: Client) -> None:
+        client.send(small(1))
+        assert "connection" not in (await client.reply()).headers
+        served.catalogue.draining = True
+        client.send(small(2))
+        refusal = await client.reply()
+        assert (refusal.status, refusal.headers["connection"]) == (503, "close")
+        assert refusal.json == {"error": "the server is stopping"}
         assert await client.rest() == b""
 
     talk(served, conversation)

@@ -55,6 +55,22 @@ def test_pinned_models_come_first_and_then_those_of_a_high_priority() -> None:
     assert begin.unplaced == ("a:1", "b:1")
 
 
+def test_pinned_models_leave_room_for_the_largest_and_it_is_said_which_never_get_any(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    given = spec(0, logreg={"memory_bytes": 27, "pinned": True}, rf={"memory_bytes": 77}, mlp={"memory_bytes": 50})
+    partitions = (PartitionConfig("a", "cpu1", memory_bytes=90), PartitionConfig("b", "cpu1", memory_bytes=60))
+    begin = initial_residency(msgspec.structs.replace(given, partitions=partitions), ResidencySettings())
+    assert "logreg:1" in begin.residency["b"]
+    begin.announce(catalogue("logreg", "rf", "mlp"))
+    assert "never" not in caplog.text
+    begin = initial_residency(msgspec.structs.replace(given, partitions=partitions[:1]), ResidencySettings())
+    begin.announce(catalogue("logreg", "rf", "mlp"))
+    (record,) = [each for each in caplog.records if "never" in each.message]
+    assert record.levelname == "WARNING"
+    assert "rf:1" in str(record.__dict__)
+
+
 def test_a_model_that_is_loaded_on_demand_is_ready_and_one_that_fits_nowhere_is_not_served() -> None:
     begin = initial_residency(spec(2, a={}, b={}, c={}, big={"memory_bytes": 3}), ResidencySettings())
     known = catalogue("a", "b", "c", "big")

@@ -228,7 +228,7 @@ async def test_nobody_waits_for_models_and_workers_of_a_server_that_stops() -> N
     await asyncio.sleep(0)
     loads.close()
     for each in waiting:
-        with pytest.raises(RejectedError, match="Server is stopping"):
+        with pytest.raises(RejectedError, match="the server is stopping"):
             await each
 
 

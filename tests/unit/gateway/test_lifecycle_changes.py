@@ -130,6 +130,8 @@ async def test_an_override_is_in_force_until_the_next_load(gateway: Served, repo
     content = (repository / "m" / "1" / "model.timed.json").read_bytes()
     await gateway.lifecycle.load("given", read_override({"config": "{}", "file:1/model.timed.json": content}))
     assert gateway.catalogue.pipeline("given", "1").key == "given:1@3"
+    await gateway.lifecycle.load("given")  # it has not changed
+    assert gateway.catalogue.pipeline("given", "1").key == "given:1@3"
     override = gateway.lifecycle.names.served["given"].override
     assert override is not None
     assert override.entry is not None
@@ -137,6 +139,8 @@ async def test_an_override_is_in_force_until_the_next_load(gateway: Served, repo
     await gateway.settle()
     await asyncio.sleep(0.01)
     assert not override.entry.exists()
+    with pytest.raises(ModelNotFound, match="failed to load 'given', failed to poll from model repository"):
+        await gateway.lifecycle.load("given")
 
 
 @served
@@ -173,9 +177,9 @@ async def test_what_a_stopping_server_was_asked_for_is_refused(gateway: Served, 
     await gateway.executor.ordered.wait()
     gateway.lifecycle.close()
     for each in waiting:
-        with pytest.raises(RejectedError, match="Server is stopping"):
+        with pytest.raises(RejectedError, match="the server is stopping"):
             await each
-    with pytest.raises(RejectedError, match="Server is stopping"):
+    with pytest.raises(RejectedError, match="the server is stopping"):
         await gateway.lifecycle.unload("m")
 
 
@@ -245,7 +249,7 @@ async def test_who_waits_for_an_unload_is_told_that_the_server_stops(gateway: Se
     waiting = asyncio.create_task(gateway.lifecycle.unload("m", recycle=True))
     await gateway.settle()
     gateway.lifecycle.close()
-    with pytest.raises(RejectedError, match="Server is stopping"):
+    with pytest.raises(RejectedError, match="the server is stopping"):
         await waiting
 
 

@@ -96,6 +96,15 @@ def test_what_is_wrong_with_a_configuration_is_told_of_its_file(
     assert second.endswith("load failed for model 'm': /srv/models/m/config.pbtxt: no field 'x'")
 
 
+def test_an_unload_of_what_there_is_not_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(b'[{"name": "first", "version": "1", "state": "READY"}]') as url:
+        assert main(["model", "unload", "nope", "--url", url]) == 1
+        assert main(["model", "unload", "first", "--url", url]) == 0
+    told = capsys.readouterr()
+    assert told.err == f"sluice: {url}: there is no model or pipeline 'nope'\n"
+    assert told.out == "first: unloaded\n"
+
+
 def test_the_port_of_grpc_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")

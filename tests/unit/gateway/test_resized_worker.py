@@ -10,7 +10,7 @@ from batcher.events import BatchCompleted, BatchFailed, FailureCause, PartitionR
 from models.errors import PartitionError
 from models.profile import LatencyTable
 from mps.arena import Region
-from mps.messages import Ready, Run
+from mps.messages import Blame, Failed, Ready, Run
 from mps.partition import CpuPartition
 from mps.process import WorkerProcess
 from tests.unit.gateway.test_worker_executor import Bench, Packets, benched
@@ -158,3 +158,19 @@ async def test_a_worker_that_is_recycled_is_not_resized(bench: Bench) -> None:
         await resizing
     with pytest.raises(PartitionError, match="another worker takes the place of its own just now"):
         await bench.executor.resize(SHARE, CONFIG, {}, 60.0)
+
+
+@benched
+async def test_one_whose_context_is_lost_after_its_place_was_taken_goes_alone(bench: Bench) -> None:
+    resized = Resized(bench)
+    failed = bench.send(1)
+    resizing = await resized.begin()
+    resized.take_over()
+    await resizing
+    bench.supervisor._by_name["cpu0"].process = cast("WorkerProcess", resized.successor)
+    bench.executor.message("cpu0", Failed(failed, "mlp:1: CUDA failure 700", Blame.DEVICE))
+    assert (bench.worker.killed, resized.successor.killed) == (["mlp:1: CUDA failure 700"], [])
+    bench.supervisor._by_name["cpu0"].process = None
+    bench.executor.worker_gone(cast("WorkerProcess", bench.worker), "mlp:1: CUDA failure 700")
+    assert bench.events[2:] == [BatchFailed(failed, FailureCause.WORKER_LOST, "mlp:1: CUDA failure 700")]
+    assert bench.told == ["cpu0 ready", "cpu0 is cpu2"]

@@ -1,6 +1,8 @@
 """What Triton servers are found to hold when Sluice starts."""
 
 import asyncio
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
@@ -48,9 +50,24 @@ def test_a_server_that_cannot_be_asked_may_hold_what_is_known_by_name(monkeypatc
     monkeypatch.setattr(triton_discovery, "CONNECT_TIMEOUT_S", 0.1)
     server = TritonSettings("away", "127.0.0.1:1", ("m", "z"))
     found = discover([server], lambda _: 8)
-    assert found.unreachable["away"].startswith("triton away at 127.0.0.1:1: ")
+    assert found.unreachable["away"].startswith(
+        "triton away at 127.0.0.1:1: connection refused; expected the port of Triton's gRPC service"
+    )
     assert list(found.may_hold(server, {"m:1": M, "n:1": N})) == ["m:1"]
     assert [each.name for each in found.unknown([server], {"m", "n"})] == ["z"]
+
+
+def test_a_server_of_something_else_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_discovery, "CONNECT_TIMEOUT_S", 0.5)
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
+        answers = threading.Thread(target=other.serve_forever, args=(0.01,))
+        answers.start()
+        try:
+            found = discover([TritonSettings("t", f"127.0.0.1:{other.server_port}")], lambda _: 8)
+        finally:
+            other.shutdown()
+            answers.join()
+    assert "what listens there does not speak gRPC; expected the port of" in found.unreachable["t"]
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1", "http://127.0.0.1:8001", ":8001", "host:port"])

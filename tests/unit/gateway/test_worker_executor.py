@@ -241,7 +241,9 @@ async def test_a_worker_whose_context_is_lost_is_killed_and_its_batches_are_lost
 async def test_workers_that_go_together_are_told_of_at_once_and_once(bench: Bench) -> None:
     reason = "mlp:1: CUDA failure 700"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench.executor.recovery, "context_lost", lambda partition, why: {"cpu0": why, "gone": why})
+        patch.setattr(
+            bench.executor.recovery, "context_lost", lambda partition, process, why: {"cpu0": why, "gone": why}
+        )
         failed = bench.send(1)
         bench.executor.message("cpu0", Failed(failed, reason, Blame.DEVICE))
     assert bench.events[1:] == [PartitionLost("cpu0", reason)]

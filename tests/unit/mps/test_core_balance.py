@@ -37,6 +37,13 @@ def test_changes_keep_their_distance() -> None:
     assert {at_s: change for at_s, change in decided.items() if change} == {40.0: Change("a", (0, 2, 3))}
 
 
+def test_a_change_by_others_is_one_to_keep_a_distance_from() -> None:
+    balance = CoreBalance(BalanceSettings(pause_s=10), OWN)
+    assert looks(balance, 0, [], a=Loaded((0,), 0.1)) == [None, None, None]
+    balance.changed(15)
+    assert looks(balance, 20, [], a=Loaded((0, 2), 0.1)) == [None, None, Change("a", (0,))]
+
+
 def test_what_was_lent_is_given_back_when_it_is_not_needed_but_nothing_more() -> None:
     balance = CoreBalance(BalanceSettings(pause_s=0), OWN)
     assert looks(balance, 0, [], a=Loaded((0, 2, 3), 0.2), b=Loaded((1,), 0.1))[2] == Change("a", (0, 2))

@@ -73,6 +73,9 @@ class World:
         post.lost()
         self.said.append(self.recovery.lost(post, reason))
 
+    def context_lost(self, name: str) -> dict[str, str]:
+        return self.recovery.context_lost(name, cast(WorkerProcess, self.workers[name]), FAULT)
+
     async def lose(self, *names: str) -> None:
         for name in names:
             self.workers[name].end(KILLED)
@@ -125,11 +128,11 @@ def test_what_was_ended_on_purpose_is_not_held_against_a_partition() -> None:
 def test_a_lost_context_takes_all_workers_of_its_daemon_along_and_none_is_started_before_the_last_is_gone() -> None:
     async def main(loop: VirtualLoop) -> None:
         world = World(loop, SHARES, [GPU0, GPU1])
-        assert world.recovery.context_lost("a", FAULT) == {"a": FAULT, "b": FAULT}
+        assert world.context_lost("a") == {"a": FAULT, "b": FAULT}
         await asyncio.sleep(0.1)
         assert [world.workers[name].told for name in ("a", "b", "c", "cpu0")] == [["close"], ["close"], [], []]
         world.workers["a"].end(FAULT)
-        assert world.recovery.context_lost("b", FAULT) == {}  # it notices as well
+        assert world.context_lost("b") == {}  # it notices as well
         await asyncio.sleep(1)
         assert world.launched == []
         world.workers["b"].end(FAULT)
@@ -144,7 +147,7 @@ def test_a_daemon_whose_clients_fault_again_and_again_has_the_first_to_tell_in_q
     async def main(loop: VirtualLoop) -> None:
         world = World(loop, SHARES, [GPU0])
         for _ in range(3):
-            world.recovery.context_lost("a", FAULT)
+            world.context_lost("a")
             await asyncio.sleep(0.1)
             for name in ("a", "b"):
                 world.workers[name].end(FAULT)
@@ -158,7 +161,7 @@ def test_a_daemon_whose_clients_fault_again_and_again_has_the_first_to_tell_in_q
 def test_without_a_daemon_a_lost_context_is_that_of_one_process() -> None:
     async def main(loop: VirtualLoop) -> None:
         world = World(loop, (MigPartition("a", "MIG-0", "1g"), MigPartition("b", "MIG-1", "1g")))
-        world.recovery.context_lost("a", FAULT)
+        world.context_lost("a")
         await asyncio.sleep(0.1)
         assert (world.workers["b"].told, world.launched) == ([], [("a", 0)])
 

@@ -53,7 +53,7 @@ def test_a_share_that_is_not_guaranteed_takes_nothing_from_the_others() -> None:
         (
             [CpuPartition("c", (0,), hard_memory_mb=700), CpuPartition("d", (1,), hard_memory_mb=400)],
             {HOST: Free(100, 1024)},
-            "host: 1100 MiB of memory are asked (700 MiB for c, 400 MiB for d), 1024 MiB are free",
+            "host: 1100 MiB of memory are asked by hard_memory_mb (700 MiB for c, 400 MiB for d), 1024 MiB are free",
         ),
     ],
 )

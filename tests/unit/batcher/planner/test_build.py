@@ -71,6 +71,18 @@ def test_what_never_runs_takes_no_time_and_what_may_run_takes_all_of_it(
     assert found.cost == pytest.approx(cost)
 
 
+def test_a_plan_never_drops_a_pinned_model_for_one_that_is_asked_for_more() -> None:
+    partitions = [PartitionConfig("a", "cpu1", memory_bytes=90), PartitionConfig("b", "cpu1", memory_bytes=60)]
+    sizes = {"logreg": 27, "rf": 77, "mlp": 50}
+    models = [
+        msgspec.structs.replace(model(key, 4), memory_bytes=size, pinned=key == "logreg") for key, size in sizes.items()
+    ]
+    tables = {key: {"cpu1": HALVING} for key in sizes}
+    held: dict[str, tuple[str, ...]] = {"a": ("logreg",), "b": ("mlp",)}
+    found = build_plan(spec_of(models, partitions=partitions), Observed(tables, {"rf": 9.0, "mlp": 4.0}, {}, held))
+    assert found.residency == {"a": ("rf",), "b": ("logreg",)}
+
+
 def residency_of(observed: Observed, names: str = "ab") -> dict[str, tuple[str, ...]]:
     """Where two models go of which each partition has room for one."""
     models = [msgspec.structs.replace(model(key, 4), memory_bytes=1) for key in ("m", "n")]

@@ -77,6 +77,30 @@ def test_what_has_no_room_is_reported_and_the_busy_ones_come_first() -> None:
     assert place_models(models, []) == Placement({}, ("busy:1", "huge:1", "idle:1", "quiet:1"))
 
 
+def test_pinned_models_come_first_where_there_is_no_room_for_all_and_leave_room_for_the_largest() -> None:
+    rooms = [PartitionConfig(name, "cpu1", memory_bytes=size) for name, size in (("a", 90), ("b", 60), ("c", 30))]
+    rest = {"big:1": ModelNeed(77, {"cpu1": 3.0}), "mid:1": ModelNeed(50, {"cpu1": 2.0}), "low:1": ModelNeed(40)}
+    models = {"pin:1": ModelNeed(27, {"cpu1": 0.0}, pinned=True), "tall:1": ModelNeed(40, pinned=True), **rest}
+    assert place_models(models, rooms) == Placement(
+        {"a": ("big:1",), "b": ("tall:1",), "c": ("pin:1",)}, ("low:1", "mid:1")
+    )
+    # Where it is held by now makes no difference, nor does what is asked for more.
+    held = {"a": ["pin:1"], "b": ["tall:1"], "c": []}
+    assert place_models(models, rooms, held).residency["c"] == ("pin:1",)
+    assert place_models(models, rooms[1:]) == Placement(
+        {"b": ("tall:1",), "c": ("pin:1",)}, ("big:1", "low:1", "mid:1")
+    )
+
+
+def test_of_pinned_models_that_have_no_room_together_those_that_are_held_stay() -> None:
+    models = {
+        "busy:1": ModelNeed(60, {"cpu1": 9.0}, pinned=True),
+        "held:1": ModelNeed(60, pinned=True),
+        "other:1": ModelNeed(50, {"cpu1": 20.0}),
+    }
+    assert place_models(models, [A], {"a": ["held:1"]}) == Placement({"a": ("held:1",)}, ("busy:1", "other:1"))
+
+
 def test_a_model_moves_only_when_that_saves_a_fifth() -> None:
     rooms = [A, PartitionConfig("g", "gpu", memory_bytes=100)]
     here = {"a": ["x:1", "gone:1"], "g": ["y:1"], "lost": ["y:1"]}

@@ -1,0 +1,120 @@
+"""The end of a gRPC server, as clients see it who ask until then."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from gateway.grpc import grpc_server
+from gateway.grpc_server import GrpcServer
+from models.tensor import DataType
+from tests.unit.gateway.front import front, identity
+from tests.unit.gateway.grpc_channel import refusal
+from tests.unit.gateway.test_grpc_server import serve, unary
+
+STOPPING = grpc.StatusCode.UNAVAILABLE, "the server is stopping", {"retry-after": "1"}
+
+
+async def echo(request: bytes, context: Any) -> bytes:
+    return request
+
+
+def test_calls_that_come_while_a_server_stops_are_refused() -> None:
+    async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
+        call = channel.unary_unary("/s/M", None, None)
+        assert await call(b"before") == b"before"
+        stopping = asyncio.create_task(server.stop(5))
+        await asyncio.sleep(0)
+        assert [await refusal(reply) for reply in [call(b"late") for _ in range(100)]] == [STOPPING] * 100
+        await stopping
+
+    serve(unary(echo), talk)
+
+
+def test_a_client_that_asks_again_at_once_is_refused_once_and_reaches_nobody_then() -> None:
+    async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
+        call = channel.unary_unary("/s/M", None, None)
+        assert await call(b"before") == b"before"
+        stopping = asyncio.create_task(server.stop(5))
+        await asyncio.sleep(0)
+        assert await refusal(call(b"late")) == STOPPING
+        code, details, _ = await refusal(call(b"too late"))
+        assert code is grpc.StatusCode.UNAVAILABLE
+        assert "the server is stopping" not in details
+        await stopping
+
+    serve(unary(echo), talk)
+
+
+def test_streams_are_ended_when_what_came_has_been_answered() -> None:
+    begun, released = asyncio.Event(), asyncio.Event()
+
+    async def answer(requests: AsyncIterator[bytes], context: Any) -> None:
+        async for request in requests:
+            begun.set()
+            await released.wait()
+            await context.write(request)
+
+    async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
+        idle = channel.stream_stream("/s/M", None, None)(None)
+        busy = channel.stream_stream("/s/M", None, None)(None)
+        await busy.write(b"last")
+        await begun.wait()
+        begun_s = asyncio.get_running_loop().time()
+        stopping = asyncio.create_task(server.stop(60))
+        assert await refusal(idle.read()) == STOPPING
+        released.set()
+        assert await busy.read() == b"last"
+        assert await refusal(busy.read()) == STOPPING
+        await stopping
+        assert asyncio.get_running_loop().time() - begun_s < 30
+
+    serve({"M": grpc.stream_stream_rpc_method_handler(answer)}, talk)
+
+
+def test_a_stream_that_the_client_has_ended_is_done_when_a_stop_comes_before_its_last_answer() -> None:
+    begun, released = asyncio.Event(), asyncio.Event()
+
+    async def answer(requests: AsyncIterator[bytes], context: Any) -> None:
+        received = [request async for request in requests]
+        begun.set()
+        await released.wait()
+        await context.write(b"".join(received))
+
+    async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
+        stream = channel.stream_stream("/s/M", None, None)(iter([b"a", b"b"]))
+        await begun.wait()
+        stopping = asyncio.create_task(server.stop(5))
+        await asyncio.sleep(0)
+        released.set()
+        assert [each async for each in stream] == [b"ab"]
+        assert await stream.code() is grpc.StatusCode.OK
+        await stopping
+
+    serve({"M": grpc.stream_stream_rpc_method_handler(answer)}, talk)
+
+
+def test_a_stream_of_inference_is_ended_with_its_last_answers_before_it() -> None:
+    served = front(identity("m", ("x", DataType.FP32, (2,))))
+    served.runtime.hold = True
+    tensor = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 2])
+    request = service_pb2.ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[bytes(8)])
+
+    async def run() -> None:
+        server, port = grpc_server(served.dataplane, served.control, "127.0.0.1", 0, 1 << 20)
+        await server.start()
+        async with asyncio.timeout(20), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stream = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
+            await stream.write(request)
+            await served.runtime.arrived.wait()
+            served.runtime.let_go()
+            stopping = asyncio.create_task(server.stop(60))
+            answer = await stream.read()
+            assert (answer.error_message, answer.infer_response.model_name) == ("", "m")
+            assert await refusal(stream.read()) == STOPPING
+            await stopping
+
+    asyncio.run(run())
