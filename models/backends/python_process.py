@@ -3,6 +3,7 @@
 import argparse
 import fcntl
 import os
+import select
 import socket
 import sys
 
@@ -44,6 +45,10 @@ def main() -> None:
     # parent's death would come when the thread that made the process ends.
     fcntl.fcntl(options.life, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(options.life, fcntl.F_SETFL, fcntl.fcntl(options.life, fcntl.F_GETFL) | os.O_ASYNC)
+    gone = select.poll()
+    gone.register(options.life, 0)
+    if gone.poll(0):  # it went before there could be a signal
+        return
     link = Link(socket.socket(fileno=options.socket), Start | Tensors)
     serve(link, Memory(options.inputs), Memory(options.outputs))
     sys.stdout.flush()

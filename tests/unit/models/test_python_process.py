@@ -5,6 +5,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -199,6 +200,20 @@ def test_a_process_does_not_survive_the_one_that_started_it(tmp_path: Path) -> N
         assert parent.stdout.readline() == b"loaded\n"
         parent.kill()
     wait_for_end(pid(tmp_path))
+
+
+def test_one_whose_parent_is_gone_before_it_has_begun_ends_too() -> None:
+    root = str(Path(python.__file__).parents[2])
+    reader, writer = os.pipe()
+    os.close(writer)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        fds = {"socket": theirs.fileno(), "inputs": reader, "outputs": reader, "life": reader}
+        arguments = [f"--{name}={fd}" for name, fd in fds.items()]
+        command = [sys.executable, "-P", "-m", "models.backends.python_process", *arguments]
+        environment = os.environ | {"PYTHONPATH": root}
+        subprocess.run(command, check=True, pass_fds=fds.values(), env=environment, timeout=TIMEOUT_S)
+    os.close(reader)
 
 
 def test_strings_and_tensors_without_elements(tmp_path: Path) -> None:
