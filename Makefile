@@ -31,7 +31,7 @@ comma := ,
 # Wheels only, so that no compiler is needed; modules are compiled when first imported, which is faster.
 PIP_OPTIONS := -qq --disable-pip-version-check --no-compile --only-binary :all:
 
-.PHONY: help demo test test-core test-system test-triton test-conformance test-timed conformance lint bench triton clean
+.PHONY: help demo test test-core test-system-a-m test-system-n-z test-triton test-conformance test-timed conformance lint bench triton clean
 .DELETE_ON_ERROR:
 
 help:
@@ -48,7 +48,8 @@ demo: $(DEMO)/installed-$(ORT)
 
 # At the same time, since tests of servers mostly wait; those that time what a server does come last, alone.
 test: lint
-	@$(MAKE) --no-print-directory --jobs=4 --output-sync=target test-core test-system test-triton test-conformance
+	@$(MAKE) --no-print-directory --jobs=5 --output-sync=target \
+		test-core test-system-a-m test-system-n-z test-triton test-conformance
 	@$(MAKE) --no-print-directory test-timed
 
 PYTEST := $(TEST)/bin/python -m pytest -p no:cacheprovider
@@ -56,11 +57,14 @@ PYTEST := $(TEST)/bin/python -m pytest -p no:cacheprovider
 test-core: $(TEST)/installed-$(ORT)
 	@$(PYTEST) tests/unit tests/simulation tests/properties
 
-test-system: $(TEST)/installed-$(ORT)
-	@$(PYTEST) -m "not timed" tests/system --ignore-glob="*/test_triton*"
+test-system-a-m: $(TEST)/installed-$(ORT)
+	@$(PYTEST) -m "not timed" tests/system/test_[a-m]*.py
+
+test-system-n-z: $(TEST)/installed-$(ORT)
+	@$(PYTEST) -m "not timed" tests/system/test_[n-su-z]*.py
 
 test-triton: $(TEST)/installed-$(ORT)
-	@$(PYTEST) tests/system/test_triton*.py
+	@$(PYTEST) tests/system/test_t*.py
 
 test-conformance: $(TEST)/installed-$(ORT)
 	@$(PYTEST) -m "not timed" tests/conformance

@@ -19,6 +19,8 @@ from tests.support.processes import until
 from tests.support.server import GatewayServer, gateway_server
 from tests.support.timed_models import Reply, Sent, executed, replay, save_timed
 
+pytestmark = pytest.mark.timed
+
 BUSY_MS = 2000
 
 
@@ -163,8 +165,8 @@ def test_calls_answer_in_time(server: GatewayServer, busy: Callable[[], list[Rep
 @pytest.mark.parametrize("client", ["http.aio", "grpc.aio"])
 def test_the_pending_gauge(server: GatewayServer, client: str) -> None:
     with ThreadPoolExecutor(1) as thread:
+        seen = {int(metric(server, "pending_request_count", "patient"))}
         future = thread.submit(replay, server, client, [Sent(300 * number, model="patient") for number in range(4)])
-        seen = set()
         while not future.done():
             seen.add(int(metric(server, "pending_request_count", "patient")))
             time.sleep(0.01)
