@@ -102,8 +102,9 @@ def test_of_what_a_worker_is_to_load_only_what_it_was_busy_with_fails_when_it_di
     with meanwhile() as pool, serve(repository, tmp_path, load_models=["first"]) as server:
         deadly = pool.submit(load, server, "deadly")
         until(lambda: loading(server, "deadly"))
-        others = [pool.submit(load, server, name, protocol) for name in ("both", "second") for protocol in CLIENTS]
-        until(lambda: loading(server, "both", or_ready=True))
+        others = [pool.submit(load, server, "both", protocol) for protocol in CLIENTS]
+        until(lambda: loading(server, "both", or_ready=True))  # before what would have it wait is asked for
+        others += [pool.submit(load, server, "second", protocol) for protocol in CLIENTS]
         for worker in children(server.process.pid):
             os.kill(worker, signal.SIGKILL)
         assert deadly.result().endswith("was lost: the worker was killed by SIGKILL")
