@@ -72,6 +72,7 @@ def seconds_away(server: GatewayServer, victim: int) -> float:
     return time.monotonic() - killed
 
 
+@pytest.mark.timed
 def test_no_request_is_lost_or_answered_twice_when_workers_are_killed(tmp_path: Path) -> None:
     """The first worker is back within 2 s; one that dies soon after it came back is kept waiting ever longer."""
     repository = tmp_path / "models"
@@ -94,7 +95,7 @@ def test_no_request_is_lost_or_answered_twice_when_workers_are_killed(tmp_path: 
     assert outcomes["completed"] == answered
     assert sum(outcomes.values()) == answered
     assert sum(restarts.values()) == KILLS
-    assert away_s[0] < 10  # about one on an idle machine
+    assert away_s[0] < 2.0
 
 
 @pytest.mark.skipif(len(available_cores()) < 2, reason="two partitions need two cores")
