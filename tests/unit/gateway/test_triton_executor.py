@@ -1,6 +1,7 @@
 """A Triton server as a partition: batches, the circuit breaker, and models that come and go."""
 
 import asyncio
+import re
 import sys
 from typing import Any
 
@@ -87,8 +88,11 @@ async def test_a_batch_that_is_not_answered_opens_the_breaker_until_the_server_i
     await bench.ready()
     bench.fake.answer = answers(hang)
     batch = bench.send(1)
-    reason = "no answer within 0.1 s"
-    assert await bench.event() == PartitionLost("t", reason)
+    lost = await bench.event()
+    assert isinstance(lost, PartitionLost)
+    # Of a server that was slow when it was measured, more is waited for.
+    limit = re.fullmatch(r"no answer within ([\d.]+) s", reason := lost.reason)
+    assert limit and float(limit[1]) >= 0.1
     assert await bench.event() == BatchFailed(batch, FailureCause.WORKER_LOST, reason)
     with pytest.raises(PartitionError, match="t is not in service"):
         bench.send(1)
