@@ -24,6 +24,8 @@ endif
 # machine. Workers set the threads of ONNX Runtime themselves.
 export OPENBLAS_NUM_THREADS := 1
 export OMP_NUM_THREADS := 1
+# Where this is set nothing that is imported is kept compiled, and every process that a test starts compiles it all anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 DEMO := .venv-demo
 TEST := .venv-test
@@ -52,7 +54,8 @@ test: lint
 		test-core test-system-a-m test-system-n-z test-triton test-conformance
 	@$(MAKE) --no-print-directory test-timed
 
-PYTEST := $(TEST)/bin/python -m pytest -p no:cacheprovider
+# Properties are tried on the same examples each time, so that what fails does before a change is made, and not after.
+PYTEST := $(TEST)/bin/python -m pytest -p no:cacheprovider --hypothesis-seed=0
 
 test-core: $(TEST)/installed-$(ORT)
 	@$(PYTEST) tests/unit tests/simulation tests/properties
@@ -64,7 +67,7 @@ test-system-n-z: $(TEST)/installed-$(ORT)
 	@$(PYTEST) -m "not timed" tests/system/test_[n-su-z]*.py
 
 test-triton: $(TEST)/installed-$(ORT)
-	@$(PYTEST) tests/system/test_t*.py
+	@$(PYTEST) -m "not timed" tests/system/test_t*.py
 
 test-conformance: $(TEST)/installed-$(ORT)
 	@$(PYTEST) -m "not timed" tests/conformance

@@ -7,10 +7,10 @@ from batcher.decisions import RejectRequest
 from batcher.estimate import CORRECTION_BOUNDS
 from batcher.events import RequestArrived
 from batcher.outcome import Outcome
-from batcher.placement import UNAVAILABLE_NS, ModelState
+from batcher.placement import UNAVAILABLE_NS
 from batcher.plan import PipelineState
 from batcher.progress import request_batch_key
-from batcher.queue import LATE_SHARE, Queue
+from batcher.shares import beyond_share, rows_ahead
 from models.units import NS_PER_S, ns_to_ms
 
 LITTLE = 0.25
@@ -40,6 +40,8 @@ class Admission:
 
     def judge(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> RejectRequest | None:
         """The rejection of a request, or None when it is admitted."""
+        if self.cold_starts is not None:
+            pipeline.demand.add(event.rows, now_ns)
         if self.draining:
             return self._reject(event, Outcome.REJECTED_DRAINING, "the server is stopping", NS_PER_S)
         limits = self._limits
@@ -62,6 +64,10 @@ class Admission:
         done_ns = self._completion_ns(event, pipeline, now_ns)
         if done_ns <= event.deadline_ns:
             return None
+        if self.booked is not None:
+            done_ns = self._completion_ns(event, pipeline, now_ns, self.booked)
+            if done_ns <= event.deadline_ns:
+                return None
         return self._judge_late(event, pipeline, now_ns, done_ns)
 
     def _judge_cold(
@@ -73,6 +79,7 @@ class Admission:
             reason = f"model {forecast.model} is not loaded: {forecast.refusal.reason}"
             return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
         if event.max_cost is not None:
+            cold_starts.turned_away(pipeline, 0, now_ns)
             reason = f"model {forecast.model} is not loaded, so that no cost can be promised"
             return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
         done_ns = max(forecast.done_ns, self._completion_ns(event, pipeline, now_ns))
@@ -82,6 +89,7 @@ class Admission:
                 f"model {forecast.model} is not loaded: with that predicted to complete in "
                 f"{ns_to_ms(done_ns - now_ns):.1f} ms, {left_ms:.1f} ms are left"
             )
+            cold_starts.turned_away(pipeline, event.deadline_ns - now_ns, now_ns)
             return self._reject(event, Outcome.REJECTED_DEADLINE, reason, done_ns - event.deadline_ns)
         cold_starts.begin(forecast, now_ns)
         return None
@@ -89,21 +97,29 @@ class Admission:
     def _judge_hard(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> RejectRequest | None:
         booked = self.booked
         assert booked is not None, "a scheduler with a pipeline that evicts, or with limits of cost, reserves places"
+        left_ns = max(event.deadline_ns - now_ns, 0)
+        if pipeline.shared and (beyond := beyond_share(pipeline, event.rows, left_ns, now_ns)) is not None:
+            model, took_ns = beyond
+            reason = (
+                f"could be complete in {ns_to_ms(took_ns):.1f} ms with its pipeline's share of model "
+                f"{model.config.key}, {ns_to_ms(left_ns):.1f} ms are left"
+            )
+            return self._reject(event, Outcome.REJECTED_DEADLINE, reason, took_ns - left_ns)
         refusal = booked.reserve(event, pipeline, now_ns)
         if refusal is not None and self._forgive(pipeline, now_ns):
             booked.learn(stage.model for stage in pipeline.stages if stage.model is not None)
             refusal = booked.reserve(event, pipeline, now_ns)
         if refusal is None:
             return None
-        done_ns, cost = refusal
+        done_ns, cost, hopeless = refusal
         if done_ns is None or cost is None:
             reason = "no partition that is up holds one of its models"
             return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
         if done_ns <= event.deadline_ns and event.max_cost is not None:
             reason = f"costs {cost:.4g} at least, max_cost is {event.max_cost:.4g}"
-            return self._reject(event, Outcome.REJECTED_COST, reason, 0)
-        left_ms = ns_to_ms(max(event.deadline_ns - now_ns, 0))
-        reason = f"could be complete in {ns_to_ms(done_ns - now_ns):.1f} ms at the soonest, {left_ms:.1f} ms are left"
+            return RejectRequest(event.request, Outcome.REJECTED_COST, reason, None if hopeless else NS_PER_S)
+        soonest_ms, left_ms = ns_to_ms(done_ns - now_ns), ns_to_ms(left_ns)
+        reason = f"could be complete in {soonest_ms:.1f} ms at the soonest, {left_ms:.1f} ms are left"
         return self._reject(event, Outcome.REJECTED_DEADLINE, reason, done_ns - event.deadline_ns)
 
     def _forgive(self, pipeline: PipelineState, now_ns: int) -> bool:
@@ -125,7 +141,7 @@ class Admission:
             if pipeline.outstanding == 0 and now_ns + hopeful_ns <= event.deadline_ns:
                 return None
             pipeline.refresh(self._limits.hand_off_ns)
-            done_ns = self._completion_ns(event, pipeline, now_ns)
+            done_ns = self._completion_ns(event, pipeline, now_ns, self.booked)
             if done_ns <= event.deadline_ns:
                 return None
         if self.cold_starts is not None:
@@ -135,16 +151,22 @@ class Admission:
         return self._reject(event, Outcome.REJECTED_DEADLINE, reason, done_ns - event.deadline_ns)
 
     @staticmethod
-    def _completion_ns(event: RequestArrived, pipeline: PipelineState, now_ns: int) -> int:
+    def _completion_ns(
+        event: RequestArrived, pipeline: PipelineState, now_ns: int, booked: BookedWork | None = None
+    ) -> int:
         """When the request is predicted to be complete.
 
-        Every stage comes after the work that is promised before it on its pools, and then what follows by itself.
+        Every stage comes after the work that is promised before it on its pools, and then what follows by itself. With
+        `booked` it goes before what has its place after the stage's deadline.
         """
         done_ns = now_ns + pipeline.path_ns
         for stage, model, rest_ns, row_ns in pipeline.steps:
             pools = model.pools
             start_ns = pools[0].start_after_backlog_ns(now_ns)
-            if len(pools) > 1:
+            if booked is not None:
+                order_ns = event.deadline_ns - stage.tail_ns
+                start_ns = min([booked.soonest_ns(pool, order_ns, now_ns) for pool in pools])
+            elif len(pools) > 1:
                 start_ns = min(start_ns, *[pool.start_after_backlog_ns(now_ns) for pool in pools[1:]])
             queue = stage.queue
             if queue is None and not stage.config.source_keyed:
@@ -157,7 +179,7 @@ class Admission:
                     and start_ns - now_ns > LITTLE * (left_ns := event.deadline_ns - rest_ns - now_ns)
                     and queue.lanes
                 ):
-                    ahead = _rows_ahead(pipeline, model, queue, order_ns, max(left_ns, 0), now_ns)
+                    ahead = rows_ahead(pipeline, model, queue, order_ns, max(left_ns, 0), now_ns)
                     start_ns += int((ahead - queue.rows) * row_ns)
                 elif order_ns < queue.last_ns or queue.late:
                     if model.by_deadline:
@@ -188,32 +210,3 @@ class Admission:
     @staticmethod
     def _reject(event: RequestArrived, outcome: Outcome, reason: str, retry_after_ns: int) -> RejectRequest:
         return RejectRequest(event.request, outcome, reason, max(retry_after_ns, 0))
-
-
-def _rows_ahead(
-    pipeline: PipelineState, model: ModelState, queue: Queue, order_ns: int, left_ns: int, now_ns: int
-) -> float:
-    """The rows that are served before an entry of that order, in a queue whose lanes share by weight.
-
-    While a lane's own rows are served every other one gets as many as its weight allows, as far as it has them already
-    or they come within `left_ns`, before the entry has to start. What comes of those that reserve places goes before in
-    any case, and late entries get their share beside all that. O(pipelines of the model).
-    """
-    lanes = queue.lanes
-    own = 0.0
-    lane = lanes.get(pipeline.number)
-    if lane is not None and lane.live:
-        own = float(lane.rows)
-        if (order_ns < lane.last_ns or lane.late_live) and model.by_deadline:
-            own -= own * min(lane.behind(order_ns), lane.live) / lane.live
-    ahead = own
-    for rival in model.pipelines:
-        if rival is not pipeline:
-            rows = rival.inflow.within(left_ns, now_ns) * rival.reach.get(model, 0.0)
-            if not rival.evicts:
-                lane = lanes.get(rival.number)
-                waiting = 0 if lane is None else lane.rows
-                rows = min(waiting + rows, own * rival.config.weight / pipeline.config.weight)
-            ahead += rows
-    late = queue.rows * queue.late / queue.live
-    return ahead + min(late, ahead * LATE_SHARE / (1 - LATE_SHARE))

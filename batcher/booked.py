@@ -206,6 +206,9 @@ class BookedWork:
         self._reservations.started(partition.name, [(each.request.identity, each.stage) for each in entries], end_ns)
 
     def _length_ns(self, batch: Batch) -> int:
+        if (batch.kind, batch.queue.model) not in self._services:
+            # It was running when reservations began, on a partition that is of another kind since.
+            return batch.median_ns + self._hand_off_ns
         return self._reservations.length_ns(batch.kind, batch.queue.model, batch.rows)
 
     # -- dispatch
@@ -217,14 +220,20 @@ class BookedWork:
         due_ns = ledger.due_ns()
         return due_ns if due_ns is not None and due_ns < begin_ns <= due_ns + self._hand_off_ns else begin_ns
 
-    def form_in(self, pool: Pool, ahead: bool, now_ns: int) -> Iterator[Chosen]:
-        """The batches of reserved work to be closed on the partitions of a pool; each has to be before the next."""
+    def form_in(self, pool: Pool, ahead: bool, before_ns: int, now_ns: int) -> Iterator[Chosen]:
+        """The batches of reserved work to be closed on the partitions of a pool; each has to be before the next.
+
+        What is not due yet counts only if it has to be over before `before_ns`.
+        """
         for partition in pool.partitions.values():
             self._expire(partition, now_ns)
-            while _is_open(partition, ahead, now_ns) and (chosen := self._choose(partition, now_ns)) is not None:
+            while _is_open(partition, ahead, now_ns):
+                chosen = self._choose(partition, before_ns, now_ns)
+                if chosen is None:
+                    break
                 yield chosen
 
-    def _choose(self, partition: PartitionState, now_ns: int) -> Chosen | None:
+    def _choose(self, partition: PartitionState, before_ns: int, now_ns: int) -> Chosen | None:
         begin_ns = self.begin_ns(partition, now_ns)
         run = self._reservations.runnable(partition.name, begin_ns, self._rows)
         if run is None:
@@ -234,7 +243,8 @@ class BookedWork:
         ledger = self.ledgers[partition.name]
         due_ns = ledger.due_ns()
         is_due = due_ns is not None and begin_ns >= due_ns
-        if not is_due and model.config.policy.objective is Objective.COST:
+        waits = partition.held or first.stage_deadline_ns > before_ns
+        if not is_due and (waits or model.config.policy.objective is Objective.COST):
             return None
         queue = model.queues.get(first.queue.batch_key, first.queue)
         entries = [self.waiting.pop(part) for part in run.members]
@@ -256,12 +266,18 @@ class BookedWork:
         entry = self.waiting.get((request, stage))
         return 0 if entry is None else entry.rows
 
+    def soonest_ns(self, pool: Pool, order_ns: int, now_ns: int) -> int:
+        """When an entry of that order could start in a pool, which goes before all that has its place later."""
+        later_ns = sum([self.ledgers[partition.name].after_ns(order_ns) for partition in pool.partitions.values()])
+        start_ns = pool.start_after_backlog_ns(now_ns) - later_ns // (pool.ready_count or len(pool.partitions))
+        return max(start_ns, pool.start_ns(now_ns))
+
     def roomiest(self, pool: Pool, ahead: bool, now_ns: int) -> PartitionState | None:
         """Of the partitions of a pool that are idle (`ahead`: about to be), the one with the furthest first place."""
         best: PartitionState | None = None
         best_ns = -1
         for partition in pool.partitions.values():
-            if _is_open(partition, ahead, now_ns):
+            if _is_open(partition, ahead, now_ns) and not partition.held:
                 due_ns = self.ledgers[partition.name].due_ns()
                 room_ns = FAR_NS if due_ns is None else due_ns - now_ns
                 if best is None or room_ns > best_ns:

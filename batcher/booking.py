@@ -11,11 +11,12 @@ from batcher.slots import Reservation
 class Refusal(NamedTuple):
     """The best that a refused request could have had: the soonest end found and the least cost in time.
 
-    None where no partition that is up can run it at all.
+    None where no partition that is up can run it at all. With `hopeless` it would be too dear on an idle machine, too.
     """
 
     completion_ns: int | None
     cost: float | None
+    hopeless: bool = False
 
 
 class Step(NamedTuple):
@@ -67,9 +68,11 @@ def book(
     if soonest.completion_ns <= deadline_ns and (max_cost is None or soonest.cost <= max_cost):
         return None
     _undo(reservation, trail)
+    in_time = (each for each in known.by_cost if each.latency_ns <= deadline_ns - now_ns)
+    hopeless = max_cost is not None and not any(each.cost <= max_cost for each in in_time)
     if least_cost is None:
-        return soonest
-    return Refusal(min(soonest.completion_ns, deadline_ns), min(soonest.cost, least_cost))
+        return soonest._replace(hopeless=hopeless)
+    return Refusal(min(soonest.completion_ns, deadline_ns), min(soonest.cost, least_cost), hopeless)
 
 
 def _place_late(

@@ -35,11 +35,13 @@ def build_spec(
     default_policy: PolicyConfig | None = None,
     memory_of: Mapping[str, int] | None = None,
     verdicts_of: Mapping[str, Sequence[Verdict]] | None = None,
+    recalls: bool = False,
 ) -> SchedulerSpec:
     """The one spec that both drivers build their scheduler from.
 
     By model key, `policies` are those that differ from the default, and `memory_of` the bytes that a model takes,
-    `verdicts_of` what a model is known to report already: what is asked of it besides comes after that.
+    `verdicts_of` what a model is known to report already: what is asked of it besides comes after that. With `recalls`
+    the driver has a response cache, for stages as well whose models have one.
     """
     default_policy = default_policy or PolicyConfig()
     policies, memory_of = policies or {}, memory_of or {}
@@ -58,7 +60,7 @@ def build_spec(
             )
             for key, spec in specs.items()
         ),
-        tuple(_pipeline_config(pipeline, specs, verdicts) for pipeline in pipelines),
+        tuple(_pipeline_config(pipeline, specs, verdicts, recalls) for pipeline in pipelines),
         tuple(partitions),
         limits or Limits(),
     )
@@ -90,8 +92,9 @@ def _verdicts_of_models(
 
 
 def _pipeline_config(
-    pipeline: Pipeline, specs: Mapping[str, ModelSpec], verdicts: Mapping[str, list[Verdict]]
+    pipeline: Pipeline, specs: Mapping[str, ModelSpec], verdicts: Mapping[str, list[Verdict]], recalls: bool
 ) -> PipelineConfig:
+    recalled = _recalled(pipeline, specs) if recalls else ()
     index = {stage.name: position for position, stage in enumerate(pipeline.stages)}
     combiners = {stage.name: _combiner_verdicts(stage.name, pipeline) for stage in pipeline.stages if stage.combine}
     configs = []
@@ -115,6 +118,7 @@ def _pipeline_config(
                 any(stage.inputs[name].stage != REQUEST for name in variable),
                 stage.variants,
                 _renamed(stage, variable, index),
+                stage.name in recalled,
             )
         )
     slo_ns = 0 if pipeline.slo_ms is None else max(ms_to_ns(min(pipeline.slo_ms, MAX_SLO_MS)), 1)
@@ -124,6 +128,20 @@ def _pipeline_config(
 def _combiner_verdicts(name: str, pipeline: Pipeline) -> list[Verdict]:
     asked = [stage.when for stage in pipeline.stages if stage.when is not None and stage.when.stage == name]
     return list(dict.fromkeys(Verdict(when.output, when.confidence) for when in asked))
+
+
+def _recalled(pipeline: Pipeline, specs: Mapping[str, ModelSpec]) -> set[str]:
+    """The stages of whose answers some may be known; none of a model by itself, for which whole answers are."""
+    asked = {stage.when.stage for stage in pipeline.stages if stage.when is not None}
+    return {
+        stage.name
+        for stage in pipeline.stages
+        if stage.model is not None
+        and stage.model != pipeline_key(pipeline)
+        and not stage.variants
+        and stage.name not in asked  # how confident it is would have to be known, too
+        and specs[stage.model].response_cache
+    }
 
 
 def _renamed(stage: Stage, variable: Sequence[str], index: Mapping[str, int]) -> str:

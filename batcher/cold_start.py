@@ -4,60 +4,30 @@ The time that a load takes is part of what a request is predicted to take (Clock
 are loaded so that they are there when the stages before them end (Xanadu, Middleware 2020).
 """
 
-from collections.abc import Iterable, Mapping
-from heapq import heappop, heappush
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from batcher.config import PartitionConfig, SchedulerSpec
 from batcher.decisions import AnyDecision
 from batcher.dispatch import Dispatcher
 from batcher.estimate import QUANTILE
-from batcher.eviction import choose_victims
-from batcher.placement import ModelState
+from batcher.offers import UNDER_WAY, Claim, Offer, Offers, Refusal, asked_for
+from batcher.placement import UNAVAILABLE_NS, ModelState
 from batcher.plan import PipelineState, StageState
-from batcher.pool import NEVER_NS
 from batcher.prewarm import likely_stages
 from batcher.residency import Residency
-from batcher.residency_config import Eviction, Prewarm
+from batcher.residency_config import Prewarm
 from batcher.shelf import Shelf
-from models.units import NS_PER_MS
+from models.units import NS_PER_MS, NS_PER_S
 
 AGAIN_NS = 10 * NS_PER_MS
-"""Time between two attempts to find room for a model that requests under way wait for."""
+"""Time between two attempts to find room for a model that requests under way wait for, or that were refused."""
 
+MORE = 1.1
+"""So many times the demand for a model of those have room looked for before that."""
 
-class Offer(NamedTuple):
-    """A partition that can load a model, which is there at `ready_ns`, once those in `leaving` have gone."""
-
-    ready_ns: int
-    shelf: Shelf
-    leaving: tuple[str, ...]
-
-
-class Refusal(NamedTuple):
-    """Why no partition can load a model now, and whether that may be otherwise soon.
-
-    `ready_ns` is when it is predicted to be there if it is waited for that others may go; None where they never may.
-    """
-
-    reason: str
-    passing: bool
-    ready_ns: int | None = None
-
-
-class Claim(NamedTuple):
-    """What a load is for: requests under way, or one of `pipeline` that is about to be.
-
-    A `pressing` one is for what waits for that very model. What others are on their way to may go for it: they may
-    themselves be waiting for a model that is to come. It is of use only where the model could run before `before_ns`.
-    """
-
-    pipeline: PipelineState | None = None
-    pressing: bool = False
-    before_ns: int = NEVER_NS
-
-
-UNDER_WAY = Claim()
+PINNED_AGAIN_NS = NS_PER_S
+"""The same for a pinned model that nothing waits for."""
 
 
 class Forecast(NamedTuple):
@@ -76,8 +46,10 @@ class Forecast(NamedTuple):
 class ColdStarts:
     """Finds out what cold starts take, and orders loads; all orders are carried out by `attend`, at `wake_ns`.
 
-    A model is loaded by one partition at a time. `loads`, `evictions`, `prewarms` and `replicas` count orders: of
-    models in all, of those that went for others, for later stages, and of models that some partition holds already.
+    A model is loaded by one partition at a time; of those who want it for later stages the first one has it loaded.
+    `loads`, `evictions`, `prewarms`, `replicas`, `returns` and `restored` count orders: of models in all, of those that
+    went for others, for later stages, of models that some partition holds already, for requests that were refused, and
+    of pinned models.
     """
 
     def __init__(self, spec: SchedulerSpec, dispatcher: Dispatcher, residency: Residency) -> None:
@@ -90,16 +62,29 @@ class ColdStarts:
         self.shelves: dict[str, Shelf] = {}
         for config in bounded:
             self.shelves[config.name] = Shelf(config, self._fleet, residency, self.shelves)
-        self._later: list[tuple[int, str]] = []
+        self._pinned = [model for model in self._fleet.models.values() if model.config.pinned]
+        self._absent: list[ModelState] = []
+        self._restore_ns, self._restores = 0, False
+        self._later_ns: dict[str, int] = {}
         self._refused: dict[ModelState, Refusal] = {}
+        self._in_vain: dict[ModelState, tuple[int, float]] = {}
+        self._offers = Offers(spec, dispatcher, residency, self.shelves, self._refused.keys())
         self.wake_ns: int | None = None
-        self.loads = self.evictions = self.prewarms = self.replicas = 0
+        self.loads = self.evictions = self.prewarms = self.replicas = self.returns = self.restored = 0
 
     def allow(self, partitions: Iterable[PartitionConfig]) -> None:
         """Take in which models partitions may hold, and of what kind they are."""
         for config in partitions:
             if (shelf := self.shelves.get(config.name)) is not None:
                 shelf.allow(config)
+        self._pinned = [model for model in self._fleet.models.values() if model.config.pinned]
+
+    def look_after_pinned(self, now_ns: int) -> None:
+        """Pinned models may be missing, or get room: `attend` to them when all of this instant is done."""
+        self._absent = [model for model in self._pinned if not model.served]
+        self._restore_ns = now_ns
+        if self._absent and not self.due(now_ns + 1):
+            self.wake_ns = now_ns + 1
 
     # -- requests
 
@@ -161,10 +146,30 @@ class ColdStarts:
         )
         if model is None or self._coming_ns(model, now_ns) is not None:
             return
-        offer = self._offer(model, now_ns, Claim(before_ns=start_ns))
+        offer = self._offers.find(model, now_ns, Claim(before_ns=start_ns))
         if isinstance(offer, Offer):
             self.replicas += 1
             self._order(model, offer, now_ns)
+
+    def turned_away(self, pipeline: PipelineState, left_ns: int, now_ns: int) -> None:
+        """A request that had `left_ns` is refused: its models are loaded all the same if none would ever wait for them.
+
+        That is where the loads alone take longer. They are for those that come later, and so take the place only of
+        what is asked for less.
+        """
+        absent = [model for model, reach in pipeline.reach.items() if reach > 1 - QUANTILE and not model.served]
+        wanted = [model for model in absent if self._coming_ns(model, now_ns) is None]
+        if not wanted or left_ns > pipeline.path_ns + sum(map(self._least_load_ns, absent)):
+            return
+        before = self.loads
+        for model in wanted:
+            asked = asked_for(model, now_ns)
+            last_ns, last_asked = self._in_vain.get(model, (now_ns - AGAIN_NS, 0.0))
+            if now_ns - last_ns < AGAIN_NS and asked < MORE * last_asked:
+                continue  # thousands a second may be refused, and to look for room takes long where there is much
+            if self._require(model, now_ns, Claim(pipeline, asked=asked)) is not None:
+                self._in_vain[model] = now_ns, asked
+        self.returns += self.loads - before
 
     # -- what happens
 
@@ -172,6 +177,18 @@ class ColdStarts:
         """A partition holds a model more."""
         if (shelf := self.shelves.get(name)) is not None:
             shelf.loaded(self._fleet.models[key], now_ns)
+
+    def fit(self, names: Iterable[str], now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Have models leave partitions that hold more than they have memory for."""
+        for name in names:
+            shelf = self.shelves.get(name)
+            if shelf is None or not shelf.partition.ready or not (leaving := self._offers.surplus(shelf, now_ns)):
+                continue
+            self._residency.dismiss(name, leaving)
+            self.evictions += len(leaving)
+            self._dispatcher.look_at(name, now_ns)
+            self.wake_ns = now_ns
+        self._residency.issue(decisions)
 
     def failed(self, name: str, key: str, now_ns: int) -> None:
         """A model could not be loaded; what waits for it may have it loaded elsewhere."""
@@ -191,16 +208,22 @@ class ColdStarts:
 
     def attend(self, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Order what is due: for later stages, and for what waits although nothing was ordered for it."""
-        while self._later and self._later[0][0] <= now_ns:
-            model = self._fleet.models.get(heappop(self._later)[1])
-            if model is not None and not model.served and self._require(model, now_ns) is None:
-                self.prewarms += 1
+        before = self.loads
+        for _, key in sorted((at_ns, key) for key, at_ns in self._later_ns.items() if at_ns <= now_ns):
+            del self._later_ns[key]
+            if (model := self._fleet.models.get(key)) is not None:
+                self._require(model, now_ns)
+        self.prewarms += self.loads - before
         self._refused.clear()
+        self._in_vain.clear()
         for model in list(self._fleet.stranded):
             self._rescue(model, now_ns)
-        self._residency.issue(decisions)
         again_ns = [now_ns + AGAIN_NS] if self._refused else []
-        self.wake_ns = min([*again_ns, *(at_ns for at_ns, _ in self._later[:1])], default=None)
+        if self._absent and now_ns >= self._restore_ns:
+            self._restores = self._restore(now_ns)
+        again_ns += [self._restore_ns] if self._absent and self._restores else []
+        self._residency.issue(decisions)
+        self.wake_ns = min([*again_ns, *self._later_ns.values()], default=None)
 
     def refusal(self, model: ModelState, now_ns: int) -> Refusal | None:
         """Why what waits for a model is to be given up, now or when it is late; None if the model is to come."""
@@ -223,6 +246,24 @@ class ColdStarts:
                 pipeline = entry.request.pipeline
                 self._prewarm_after(pipeline, pipeline.stages[entry.stage], now_ns)
 
+    def _restore(self, now_ns: int) -> bool:
+        """Have pinned models loaded that no partition holds; whether to wake up for them again, at `_restore_ns`.
+
+        Those of a partition that may be back at once with what it held are left to that. What does not load is tried
+        again when there is something else to do.
+        """
+        self._absent = [model for model in self._absent if not model.served]
+        self._restore_ns = now_ns + PINNED_AGAIN_NS
+        away = [each for each in self._fleet.partitions.values() if not each.ready and not each.is_gone(now_ns)]
+        if away:
+            gone_ns = [each.lost_ns + UNAVAILABLE_NS for each in away if each.lost_ns is not None]
+            self._restore_ns = min(gone_ns, default=self._restore_ns)
+            return bool(gone_ns)
+        before = self.loads
+        refusals = [self._require(model, now_ns) for model in self._absent]
+        self.restored += self.loads - before
+        return any(refusal is not None and refusal.ready_ns is not None for refusal in refusals)
+
     def _prewarm_after(self, pipeline: PipelineState, stage: StageState, now_ns: int) -> None:
         """Rows have come to a stage that was not expected to run: what is likely to follow is another now."""
         if self._config.prewarm is Prewarm.OFF or pipeline.single:
@@ -243,9 +284,10 @@ class ColdStarts:
             return
         load_ns = self._load_ns(model)
         if self._config.prewarm is Prewarm.JIT and need_ns - load_ns > now_ns:
-            heappush(self._later, (need_ns - load_ns, model.config.key))
-            if self.wake_ns is None or self._later[0][0] < self.wake_ns:
-                self.wake_ns = self._later[0][0]
+            at_ns = min(need_ns - load_ns, self._later_ns.get(model.config.key, need_ns))
+            self._later_ns[model.config.key] = at_ns
+            if self.wake_ns is None or at_ns < self.wake_ns:
+                self.wake_ns = at_ns
         elif self._require(model, now_ns, claim) is None:
             self.prewarms += need_ns > now_ns
 
@@ -253,7 +295,7 @@ class ColdStarts:
         """Have a model loaded as soon as can be."""
         if model.served or self._coming_ns(model, now_ns) is not None:
             return None
-        offer = self._offer(model, now_ns, claim)
+        offer = self._offers.find(model, now_ns, claim)
         if isinstance(offer, Refusal):
             return offer
         self._order(model, offer, now_ns)
@@ -273,7 +315,7 @@ class ColdStarts:
         """When a model can be there, after loads that partitions do first; that of this one is added to these."""
         if (coming_ns := self._coming_ns(model, now_ns)) is not None:
             return coming_ns
-        offer = self._offer(model, now_ns, claim, ahead_ns)
+        offer = self._offers.find(model, now_ns, claim, ahead_ns)
         if isinstance(offer, Refusal):
             return offer
         name = offer.shelf.partition.name
@@ -289,96 +331,10 @@ class ColdStarts:
     def _load_ns(self, model: ModelState) -> int:
         return max((shelf.load_ns(model, self._config.load_ns) for shelf in self.shelves.values()), default=0)
 
+    def _least_load_ns(self, model: ModelState) -> int:
+        able = (shelf for shelf in self.shelves.values() if shelf.may_hold(model))
+        return min((shelf.load_ns(model, self._config.load_ns) for shelf in able), default=0)
+
     @staticmethod
     def _row_ns(model: ModelState) -> int:
         return min((model.row_ns(kind) for kind in model.estimates), default=0)
-
-    def _offer(
-        self, model: ModelState, now_ns: int, claim: Claim = UNDER_WAY, ahead_ns: Mapping[str, int] = {}
-    ) -> Offer | Refusal:
-        """The partition that can run a model the soonest, of equal ones that where nothing has to go.
-
-        `ahead_ns` is what partitions load first beside what they were ordered to.
-        """
-        key, config = model.config.key, self._config
-        able = [shelf for shelf in self.shelves.values() if shelf.may_hold(model)]
-        if not able or key in self._residency.unwanted:
-            return Refusal("no partition has room for it", passing=False)
-        ranked: list[tuple[int, bool, int, int, Shelf]] = []
-        coming: list[tuple[Shelf, int]] = []
-        barred = busy = False
-        for shelf in able:
-            partition = shelf.partition
-            held = key in partition.models or shelf.ready_ns(key, now_ns) is not None
-            if held or not partition.ready or partition.pool is None:
-                continue
-            if self._residency.barred(partition.name, key, now_ns):
-                barred = True
-                continue
-            coming_ns = ahead_ns.get(partition.name, 0) + shelf.load_ns(model, config.load_ns)
-            coming.append((shelf, coming_ns))
-            if shelf.loads >= config.loads:
-                busy = True
-            else:
-                ready_ns = shelf.loads_end_ns(now_ns) + coming_ns
-                start_ns = max(ready_ns, partition.pool.start_after_backlog_ns(now_ns))
-                lacks = shelf.free_bytes < model.config.memory_on(partition.kind)
-                if start_ns < claim.before_ns:
-                    ranked.append((start_ns, lacks, partition.number, ready_ns, shelf))
-        for _, lacks, _, ready_ns, shelf in sorted(ranked, key=lambda each: each[:3]):
-            leaving = self._leaving(shelf, model, now_ns, claim) if lacks else ()
-            if leaving is not None:
-                return Offer(ready_ns, shelf, leaving)
-        if busy:
-            return Refusal("as many others are being loaded as may be", True, self._later_ns(model, coming, now_ns))
-        if ranked:
-            later_ns = self._later_ns(model, coming, now_ns)
-            reason = "all that partitions hold is in use, or stays in their memory"
-            return Refusal(reason, later_ns is not None, later_ns)
-        if barred:
-            return Refusal("it could not be loaded", passing=False)
-        passing = any(not shelf.partition.ready and not shelf.partition.is_gone(now_ns) for shelf in able)
-        return Refusal("no partition that has room for it is up", passing)
-
-    def _later_ns(self, model: ModelState, coming: Iterable[tuple[Shelf, int]], now_ns: int) -> int | None:
-        """When a model is there that waits until others may go, after all that waits already; None if they never may.
-
-        `coming` are the partitions that may load it, and how long that is expected to take.
-        """
-        if self._config.eviction is Eviction.NONE:
-            return None
-        min_resident_ns, load_ns = self._config.min_resident_ns, self._config.load_ns
-        times_ns: list[int] = []
-        for shelf, coming_ns in coming:
-            if shelf.may_get_room(model) and shelf.partition.pool is not None:
-                backlog_ns = shelf.partition.pool.start_after_backlog_ns(now_ns)
-                ahead = (each for each in self._refused if each is not model and any(each.queues.values()))
-                ahead_ns = sum(shelf.load_ns(each, load_ns) + min_resident_ns for each in ahead)
-                times_ns.append(max(shelf.settled_ns(min_resident_ns, now_ns), backlog_ns) + ahead_ns + coming_ns)
-        return min(times_ns, default=None)
-
-    def _leaving(self, shelf: Shelf, model: ModelState, now_ns: int, claim: Claim) -> tuple[str, ...] | None:
-        """What is to leave a partition for a model; None if not enough may."""
-        if self._config.eviction is Eviction.NONE:
-            return None
-        models = self._fleet.models
-        lacking = model.config.memory_on(shelf.partition.kind) - shelf.free_bytes
-        return choose_victims(
-            shelf.residents(),
-            lacking,
-            model.config.priority,
-            lambda key: self._may_go(models[key], shelf, now_ns, claim),
-        )
-
-    def _may_go(self, model: ModelState, shelf: Shelf, now_ns: int, claim: Claim) -> bool:
-        """Whether nothing waits for a model, nor is on its way to it, and it has been there for a while."""
-        if any(model.queues.values()) or shelf.young(model, self._config.min_resident_ns, now_ns):
-            return False
-        for pipeline in () if claim.pressing else model.pipelines:
-            used = not pipeline.single and (pipeline.outstanding or pipeline is claim.pipeline)
-            if used and pipeline.reach.get(model, 0.0) > 1 - QUANTILE:
-                return False
-        booked = self._dispatcher.booked
-        if booked is None:
-            return True
-        return not any(slot.queue[0] == model.config.key for slot in booked.ledgers[shelf.partition.name].slots)

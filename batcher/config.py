@@ -74,8 +74,9 @@ class ModelConfig(msgspec.Struct, frozen=True):
     `verdicts` are what its batches report, in this order: all that some stage's `when` asks of this model, or of one
     that may run in its place. `memory_bytes` is what it takes on a partition that holds it, and `replicas` are the
     partitions that are to hold it, as far as there are so many and they have room. `footprints` are what was measured,
-    by kind of partition. One that is `pinned` makes room for no other model; of the rest those of lower `priority` go
-    first, and never for one of a lower priority than their own.
+    by kind of partition, and `weighed` the bytes that it was found to take there where that is more. One that is
+    `pinned` makes room for no other model; of the rest those of lower `priority` go first, and never for one of a lower
+    priority than their own.
     """
 
     key: str
@@ -87,11 +88,19 @@ class ModelConfig(msgspec.Struct, frozen=True):
     footprints: dict[str, Footprint] = {}
     pinned: bool = False
     priority: int = 0
+    weighed: dict[str, int] = {}
 
     def memory_on(self, kind: str) -> int:
         """Bytes that it takes on a partition of a kind that holds it: those of its largest batch."""
         footprint = self.footprints.get(kind)
-        return self.memory_bytes if footprint is None else footprint.memory_bytes(self.max_batch)
+        if footprint is not None:
+            return footprint.memory_bytes(self.max_batch)
+        return self.weighed.get(kind, self.memory_bytes)
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes that it takes where it takes the most."""
+        return max(self.memory_bytes, *self.weighed.values(), 0)
 
 
 class WhenConfig(msgspec.Struct, frozen=True):
@@ -109,7 +118,8 @@ class StageConfig(msgspec.Struct, frozen=True):
     key tells its inputs apart, `source_keyed` whether those of its sources do; both are False when every dimension
     is fixed. Keys name what the inputs are made of: `renamed` says which input that is where the names are others, so
     that only stages that rename alike share batches. `verdicts` are those a combiner reports (a model stage reports its
-    model's). `variants` are all models that may run the stage, `model` among them; empty when there is no choice.
+    model's). `variants` are all models that may run the stage, `model` among them; empty when there is no choice. With
+    `recalls` the driver is asked first whether it knows what the stage makes.
     """
 
     name: str
@@ -121,6 +131,7 @@ class StageConfig(msgspec.Struct, frozen=True):
     source_keyed: bool = False
     variants: tuple[str, ...] = ()
     renamed: str = ""
+    recalls: bool = False
 
 
 class PipelineConfig(msgspec.Struct, frozen=True):
@@ -137,11 +148,28 @@ class PipelineConfig(msgspec.Struct, frozen=True):
     weight: float = 1.0
 
 
+class DeviceShare(msgspec.Struct, frozen=True):
+    """What a partition has of the device `name`: `promised` of it for certain and `cap` at most, both in [0, 1].
+
+    Elastic is one that is promised something and may have more.
+    """
+
+    name: str
+    promised: float
+    cap: float
+
+    @property
+    def elastic(self) -> bool:
+        """Whether it borrows what others leave idle."""
+        return 0 < self.promised < self.cap
+
+
 class PartitionConfig(msgspec.Struct, frozen=True):
     """A partition; `kind` keys the latency tables. What its worker holds is told by `PartitionReady`.
 
     `price` is what a second of it costs, `share` how much of the machine it is, in (0, 1]. `memory_bytes` bounds the
-    models that it holds at a time (0: no bound), `models` are the keys of all that it may hold (None: any).
+    models that it holds at a time (0: no bound), `models` are the keys of all that it may hold (None: any). `device`
+    is what it has of a device that others are on as well (None: it does not share one by time).
     """
 
     name: str
@@ -150,6 +178,7 @@ class PartitionConfig(msgspec.Struct, frozen=True):
     share: float = 1.0
     memory_bytes: int = 0
     models: tuple[str, ...] | None = None
+    device: DeviceShare | None = None
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -66,6 +66,12 @@ class CombineOutputs(Decision, frozen=True):
     member: Member
 
 
+class RecallOutputs(Decision, frozen=True):
+    """See whether what a stage makes of these rows is known; answered by `OutputsRecalled` or `OutputsUnknown`."""
+
+    member: Member
+
+
 class LoadModel(Decision, frozen=True, gc=False):
     """Have a partition hold one more model; answered by `ModelLoaded` or `ModelLoadFailed`.
 
@@ -102,12 +108,15 @@ class CompleteRequest(Decision, frozen=True, gc=False):
 
 
 class RejectRequest(Decision, frozen=True, gc=False):
-    """Refuse a request that was not queued; another try may be worth it after `retry_after_ns`."""
+    """Refuse a request that was not queued.
+
+    Another try may be worth it after `retry_after_ns`; None where it would be refused again.
+    """
 
     request: int
     outcome: Outcome
     reason: str
-    retry_after_ns: int = 0
+    retry_after_ns: int | None = 0
 
 
 class EvictRequest(Decision, frozen=True, gc=False):
@@ -137,4 +146,6 @@ class CancelRequest(Decision, frozen=True, gc=False):
 Settlement = CompleteRequest | RejectRequest | EvictRequest | FailRequest | CancelRequest
 """The decisions of which every request gets exactly one."""
 
-AnyDecision = DispatchBatch | RevokeBatch | CombineOutputs | BuildPlan | LoadModel | UnloadModel | Settlement
+AnyDecision = (
+    DispatchBatch | RevokeBatch | CombineOutputs | RecallOutputs | BuildPlan | LoadModel | UnloadModel | Settlement
+)

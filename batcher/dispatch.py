@@ -20,10 +20,11 @@ from batcher.locate import Locator
 from batcher.ordering import Done
 from batcher.placement import RESTART_NS, ModelState, PartitionState
 from batcher.plan import StageState
-from batcher.pool import Pool
+from batcher.pool import NEVER_NS, Pool
 from batcher.progress import batch_key_for
 from batcher.queue import NOBODY, Queue
 from batcher.ranking import Planner
+from batcher.sharing import sharing
 
 if TYPE_CHECKING:
     from batcher.cold_start import ColdStarts
@@ -54,6 +55,7 @@ class Dispatcher:
         self.models = self.fleet.models
         self.batches: dict[int, Batch] = {}
         self.agenda = Agenda()
+        self._sharing = sharing(spec.partitions, self.fleet.partitions, self.agenda)
         self._evict = evict
         self._resume = resume
         self._disturbed: dict[LevelQueue, None] = {}
@@ -186,6 +188,8 @@ class Dispatcher:
     def resized(self, event: PartitionResized, now_ns: int) -> None:
         """A partition's worker is another one, on another share of the machine."""
         self.fleet.resized(event)
+        if self._sharing is not None:
+            self._sharing.resized(self.fleet.partitions[event.partition], event.device, now_ns)
         if self.booked is not None:
             self.booked.resized(self.fleet.partitions[event.partition], now_ns)
         self.look_at(event.partition, now_ns)
@@ -220,6 +224,8 @@ class Dispatcher:
         pool = partition.pool
         assert pool is not None, "a partition that had a batch has a pool"
         pool.changed(partition)
+        if partition.stake is not None and self._sharing is not None:
+            self._sharing.ended(partition.stake, batch, now_ns)
         if self.booked is not None:
             self.booked.ended(batch, now_ns, was_running=was_running)
         if (pool.waiting or self.booked is not None) and partition.ready:
@@ -237,18 +243,32 @@ class Dispatcher:
         items = agenda.items
         while items and items[0][0] <= now_ns:
             due = agenda.due(now_ns)
+            if self._sharing is not None:
+                due = self._sharing.order(due, now_ns)
             for ahead in (False, True):
                 for pool in due:
                     if booked is not None:
-                        batches = booked.form_in(pool, ahead, now_ns)
-                        decisions.extend(self._close(*self._chosen(*batch, now_ns), now_ns) for batch in batches)
-                    if pool.waiting:
+                        self._form_booked(booked, pool, ahead, now_ns, decisions)
+                    elif pool.waiting:
                         self._form_in(pool, ahead, now_ns, decisions)
             for pool in due:
                 if (next_ns := pool.next_ns()) is not None:
                     agenda.wake(pool, max(next_ns, now_ns + 1))
                 if booked is not None and (next_ns := booked.next_ns(pool, now_ns)) is not None:
                     agenda.wake(pool, max(next_ns, now_ns + 1))
+            if self._sharing is not None:
+                decisions.extend(self._sharing.revocations())
+                self._sharing.remind(due, now_ns)
+
+    def _form_booked(
+        self, booked: BookedWork, pool: Pool, ahead: bool, now_ns: int, decisions: list[AnyDecision]
+    ) -> None:
+        """As `_form_in`, of reserved work as well: what of it is not due yet comes in the order of deadlines."""
+        for before_ns in (pool.waiting[0][0], NEVER_NS) if pool.waiting else (NEVER_NS,):
+            batches = booked.form_in(pool, ahead, before_ns, now_ns)
+            decisions.extend(self._close(*self._chosen(*batch, now_ns), now_ns) for batch in batches)
+            if before_ns < NEVER_NS:
+                self._form_in(pool, ahead, now_ns, decisions)
 
     def _form_in(self, pool: Pool, ahead: bool, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Close batches for the idle partitions of a pool, or for those about to become so."""
@@ -356,6 +376,8 @@ class Dispatcher:
         partition.batches.append(batch)
         assert partition.pool is not None, "a partition that takes a batch has a pool"
         partition.pool.changed(partition)
+        if partition.stake is not None and self._sharing is not None:
+            self._sharing.started(partition.stake, now_ns)
         model.dispatched(rows)
         model.last_ns = now_ns
         self._forget_if_empty(queue, model)

@@ -8,8 +8,9 @@ import enum
 
 import msgspec
 
-from batcher.config import ModelConfig, PipelineConfig
+from batcher.config import DeviceShare, ModelConfig, PipelineConfig
 from batcher.plans import Plan
+from models.model_memory import ModelMemory
 from models.profile import LatencyTable
 
 
@@ -101,11 +102,30 @@ class CombinationFailed(Event, frozen=True, gc=False):
     message: str
 
 
+class OutputsRecalled(Event, frozen=True, gc=False):
+    """What a stage makes of a request was known already, so it need not run; `batch_key` as in `BatchCompleted`."""
+
+    request: int
+    stage: int
+    batch_key: str = ""
+
+
+class OutputsUnknown(Event, frozen=True, gc=False):
+    """What a stage makes of a request is not known: it is to run."""
+
+    request: int
+    stage: int
+
+
 class PartitionReady(Event, frozen=True):
-    """The worker of a partition is up; `tables` holds a latency table for every model it has loaded, by model key."""
+    """The worker of a partition is up; `tables` holds a latency table for every model it has loaded, by model key.
+
+    `memory` is what they were found to take, as far as that could be told.
+    """
 
     partition: str
     tables: dict[str, LatencyTable]
+    memory: dict[str, ModelMemory] = {}
 
 
 class PartitionLost(Event, frozen=True):
@@ -121,8 +141,8 @@ class PartitionLost(Event, frozen=True):
 class PartitionResized(Event, frozen=True):
     """A worker on another share of the machine has taken the place of a partition's, and holds the same models.
 
-    `kind`, `price` and `share` are as in `PartitionConfig`; `tables` are how fast the models are there. What the worker
-    before has it completes, or fails, as if nothing had happened.
+    `kind`, `price`, `share` and `device` are as in `PartitionConfig`; `tables` are how fast the models are there, and
+    `memory` what they take. What the worker before has it completes, or fails, as if nothing had happened.
     """
 
     partition: str
@@ -130,14 +150,17 @@ class PartitionResized(Event, frozen=True):
     price: float
     share: float
     tables: dict[str, LatencyTable]
+    device: DeviceShare | None = None
+    memory: dict[str, ModelMemory] = {}
 
 
 class ModelLoaded(Event, frozen=True):
-    """A worker that is up holds a model, warm; `table` is how fast it is there."""
+    """A worker that is up holds a model, warm; `table` is how fast it is there, `memory` what it takes, if known."""
 
     partition: str
     model: str
     table: LatencyTable
+    memory: ModelMemory | None = None
 
 
 class ModelLoadFailed(Event, frozen=True):
@@ -190,6 +213,8 @@ AnyEvent = (
     | BatchRevoked
     | OutputsCombined
     | CombinationFailed
+    | OutputsRecalled
+    | OutputsUnknown
     | PartitionReady
     | PartitionLost
     | PartitionResized
@@ -214,6 +239,8 @@ PRIORITY: dict[type[Event], int] = {
     BatchRevoked: 0,
     OutputsCombined: 0,
     CombinationFailed: 0,
+    OutputsRecalled: 0,
+    OutputsUnknown: 0,
     RequestCancelled: 1,
     DrainStarted: 1,
     ServingChanged: 2,

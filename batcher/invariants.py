@@ -32,6 +32,8 @@ def _check_requests(scheduler: Scheduler) -> None:
         mine = [request for request in scheduler.requests.values() if request.pipeline is pipeline]
         assert pipeline.outstanding == len(mine), f"{name} counts {pipeline.outstanding} requests, has {len(mine)}"
         assert pipeline.outstanding <= limits.queue_requests, f"{name} exceeds its bound of requests"
+        if scheduler.dispatcher.booked is not None:
+            assert pipeline.rows_under_way == sum(request.rows for request in mine), f"{name}: rows do not add up"
     for pipeline in scheduler.served.retiring:
         mine = [request for request in scheduler.requests.values() if request.pipeline is pipeline]
         assert pipeline.outstanding == len(mine) > 0, f"{pipeline.config.name} is retired and has nothing to wait for"
@@ -86,6 +88,11 @@ def _check_batches(scheduler: Scheduler) -> None:
     assert sorted(batch.identity for batch in listed) == sorted(dispatcher.batches), "a batch is on no partition"
     for partition in dispatcher.fleet.partitions.values():
         assert len(partition.batches) <= IN_FLIGHT, f"{partition.name} holds {len(partition.batches)} batches"
+        if partition.held:
+            assert partition.pool is not None, f"{partition.name} is held back and was never ready"
+            assert partition.pool.idle() is not partition, f"{partition.name} is held back and on offer"
+            looked_at = partition.batches or partition.pool.wake_ns is not None
+            assert looked_at, f"{partition.name} is held back and not looked at again"
     for key, model in dispatcher.models.items():
         for kind, estimate in model.estimates.items():
             ceiling = model.ceilings.get(kind)

@@ -229,6 +229,11 @@ class Ledger:
         if not slots:
             del self._open[slot.queue]
 
+    def after_ns(self, at_ns: int) -> int:
+        """How much is reserved from a time on, in slots that begin then or later."""
+        first = bisect_left(self.slots, at_ns, key=START)
+        return sum([slot.end_ns - slot.start_ns for slot in islice(self.slots, first, None)])
+
     def due_ns(self, leaving: Collection[Part] = ()) -> int | None:
         """By when the partition has to be free: the start of the first slot that is left when `leaving` are gone."""
         for slot in self.slots:

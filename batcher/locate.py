@@ -88,6 +88,6 @@ class Locator:
     def _local(entry: Entry, host: PartitionState) -> PartitionState:
         """The partition that ran the stage before, if it is as free as its equal `host`."""
         near = entry.request.ran_on
-        if near is not None and near.pool is host.pool and near.ready and not near.batches:
+        if near is not None and near.pool is host.pool and near.ready and not near.batches and not near.held:
             return near
         return host

@@ -9,6 +9,7 @@ from batcher.config import ModelConfig, PartitionConfig
 from batcher.estimate import LatencyEstimate
 
 if TYPE_CHECKING:
+    from batcher.device import Stake
     from batcher.lifecycle import Batch
     from batcher.plan import PipelineState
     from batcher.policy.base import BatchPolicy
@@ -33,7 +34,8 @@ class PartitionState:
 
     `models` are those it may be given batches of; `pool` are its equals. `hand_off_ns` is how long before it is free
     the next batch is closed, so that it is there in time: the configured time, or the longer one that hand-offs are
-    seen to take. `ended_ns` is when the last batch ended. `opening_ns` and `listed_idle` belong to the pool.
+    seen to take. `ended_ns` is when the last batch ended. `opening_ns` and `listed_idle` belong to the pool. `stake` is
+    there if it shares a device with an elastic one, or is that; `held` says that it is over its share and gets nothing.
     """
 
     __slots__ = (
@@ -42,6 +44,7 @@ class PartitionState:
         "ended_ns",
         "free_at_ns",
         "hand_off_ns",
+        "held",
         "idle_since_ns",
         "kind",
         "listed_idle",
@@ -53,6 +56,7 @@ class PartitionState:
         "pool",
         "price",
         "ready",
+        "stake",
     )
 
     def __init__(self, number: int, config: PartitionConfig, hand_off_ns: int) -> None:
@@ -70,12 +74,14 @@ class PartitionState:
         self.listed_idle = False
         self.pool: Pool | None = None
         self.ended_ns = 0
+        self.held = False
+        self.stake: Stake | None = None
         self.hand_off_ns = self._least_hand_off_ns = hand_off_ns
 
     def start_ns(self, now_ns: int) -> int:
         """When a batch dispatched now would start."""
         if self.ready:
-            return self.free_at_ns if self.batches and self.free_at_ns > now_ns else now_ns
+            return self.free_at_ns if self.free_at_ns > now_ns else now_ns
         return max(now_ns, (now_ns if self.lost_ns is None else self.lost_ns) + RESTART_NS)
 
     def is_gone(self, now_ns: int) -> bool:

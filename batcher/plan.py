@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from batcher.config import PipelineConfig, StageConfig
+from batcher.demand import Demand
 from batcher.estimate import QUANTILE, LatencyEstimate
 from batcher.inflow import Inflow
 from batcher.lone_run import Span, lone_run
@@ -145,14 +146,18 @@ class PipelineState:
     Predictions are renewed by `refresh`, when `stale`: not for every request. `degraded` says that some partition that
     it could use is not there. `path_ns` is what a request takes that finds all partitions idle: its stages may have to
     wait for each other where they are `side_by_side`. `steps` are the stages that a request may have to wait for.
-    `reach` is the expected number of stages of a model that a row runs; `inflow` are the admitted rows of a pipeline
-    that is `shared`, which means that others use one of its models, too.
+    `reach` is the expected number of stages of a model that a row runs; `demand` is what came of it lately, where
+    models are loaded on demand; `inflow` are the admitted rows of a pipeline that is `shared`, which means that others
+    use one of its models, too. Where places are reserved, `asked` are all that came of it, and `rows_under_way` those
+    that were admitted and have no outcome yet.
     """
 
     __slots__ = (
         "all_stages",
+        "asked",
         "config",
         "degraded",
+        "demand",
         "evicts",
         "inflow",
         "last_probe_ns",
@@ -164,6 +169,7 @@ class PipelineState:
         "rate",
         "reach",
         "roots",
+        "rows_under_way",
         "shared",
         "side_by_side",
         "single",
@@ -191,17 +197,20 @@ class PipelineState:
         self.all_stages = (1 << self.stage_count) - 1
         self.missing = [len(stage.waits_for) for stage in self.stages]
         self.roots = [stage for stage in self.stages if not stage.waits_for]
-        self.single = self.stage_count == 1
+        self.single = self.stage_count == 1 and not self.stages[0].config.recalls
         self.side_by_side = _side_by_side(self.stages)
         self.precedence = Precedence(
             [stage.waits_for for stage in self.stages], [stage.model is not None for stage in self.stages]
         )
         self.evicts = config.late is Late.EVICT
         self.outstanding = 0
+        self.rows_under_way = 0
         self.last_probe_ns: int | None = None
         self.path_ns = 0
         self.rate = RateEstimate()
+        self.demand = Demand()
         self.inflow = Inflow()
+        self.asked = Inflow()
         self.reach: dict[ModelState, float] = {}
         self.shared = False
         self.stale = True

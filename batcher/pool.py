@@ -113,9 +113,10 @@ class Pool:
         if not partition.ready:
             return
         batches = len(partition.batches)
-        partition.opening_ns = partition.free_at_ns - partition.hand_off_ns if batches == 1 else NEVER_NS
+        opens = batches == 1 and not partition.held
+        partition.opening_ns = partition.free_at_ns - partition.hand_off_ns if opens else NEVER_NS
         if not batches:
-            if not partition.listed_idle:
+            if not partition.listed_idle and not partition.held:
                 partition.listed_idle = True
                 heappush(self._idle, partition.number)
             if self.parked:
@@ -123,16 +124,24 @@ class Pool:
             return
         if self.only is None:
             heappush(self._free, (partition.free_at_ns, partition.number, partition))
-        if batches == 1:
+        if opens:
             heappush(self._opening, (partition.opening_ns, partition.number, partition))
         if len(self._free) + len(self._opening) > COMPACT_ABOVE + COMPACT_FACTOR * len(self.partitions):
             self._compact()
+
+    def hold(self, partition: PartitionState) -> None:
+        """Keep a partition from being given batches until it is `changed` and not held any more."""
+        partition.opening_ns = NEVER_NS
+        if partition.listed_idle:
+            partition.listed_idle = False
+            self._idle = sorted(each for each in self._idle if each != partition.number)
 
     def _compact(self) -> None:
         """Drop what is out of date in the lists of partitions."""
         busy = [partition for partition in self.partitions.values() if partition.ready and partition.batches]
         self._free = sorted((each.free_at_ns, each.number, each) for each in busy)
-        self._opening = sorted((each.opening_ns, each.number, each) for each in busy if len(each.batches) == 1)
+        opens = [each for each in busy if len(each.batches) == 1 and not each.held]
+        self._opening = sorted((each.opening_ns, each.number, each) for each in opens)
 
     def idle(self) -> PartitionState | None:
         """The first partition that is ready and has nothing to do."""
@@ -192,7 +201,9 @@ class Pool:
         only = self.only
         if only is not None and only.ready:
             free_ns = only.free_at_ns
-            return (free_ns if free_ns > now_ns and only.batches else now_ns) + self.backlog_ns
+            if free_ns < now_ns:
+                free_ns = now_ns
+            return free_ns + (self.backlog_ns if only.stake is None else only.stake.paced_ns(self.backlog_ns))
         return self.start_ns(now_ns) + self.backlog_ns // (self.ready_count or len(self.partitions))
 
     def announce(self, queue: Queue) -> None:

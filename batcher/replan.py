@@ -93,7 +93,7 @@ class Replanner:
         if elapsed_ns < REVIEW_NS and not self._outdated:
             self.next_ns = self._reviewed_ns + REVIEW_NS
             return None
-        observed = self._observe(now_ns, elapsed_ns if elapsed_ns >= REVIEW_NS else None)
+        observed = self.observe(now_ns, elapsed_ns if elapsed_ns >= REVIEW_NS else None)
         moved = self._outdated or self._planned is None or _moved(self._planned, observed, self._refused)
         if elapsed_ns >= REVIEW_NS:
             self._reviewed_ns = now_ns
@@ -137,7 +137,8 @@ class Replanner:
             if not partition.ready and partition.lost_ns is not None
         }
 
-    def _observe(self, now_ns: int, elapsed_ns: int | None) -> Observed:
+    def observe(self, now_ns: int, elapsed_ns: int | None = None) -> Observed:
+        """What a plan is made from now; rates are taken for the time that has passed, else are those planned with."""
         rates = {} if self._planned is None else dict(self._planned.rates)
         if elapsed_ns is not None:
             rates = {name: pipeline.rate.take(elapsed_ns) for name, pipeline in self._pipelines.items()}

@@ -86,15 +86,19 @@ class Residency:
 
         That is ordered by `issue`, or before anything else is.
         """
-        partition = self._fleet.partitions[name]
         if leaving:
-            for residency in (self._aim, self._beside):
-                if name in residency:
-                    residency[name] = residency[name].difference(leaving)
-            self._fleet.move(partition, partition.models.difference(leaving))
-            self._exchanges.extend(UnloadModel(name, each) for each in leaving)
+            self.dismiss(name, leaving)
         self._loading[name][model] = None
         self._exchanges.append(LoadModel(name, model))
+
+    def dismiss(self, name: str, leaving: tuple[str, ...]) -> None:
+        """Have models leave a partition that is up; ordered as exchanges are."""
+        partition = self._fleet.partitions[name]
+        for residency in (self._aim, self._beside):
+            if name in residency:
+                residency[name] = residency[name].difference(leaving)
+        self._fleet.move(partition, partition.models.difference(leaving))
+        self._exchanges.extend(UnloadModel(name, each) for each in leaving)
 
     def issue(self, decisions: list[AnyDecision]) -> None:
         """Order all exchanges."""

@@ -14,6 +14,7 @@ from batcher.decisions import (
     EvictRequest,
     FailRequest,
     Member,
+    RecallOutputs,
     RejectRequest,
     RevokeBatch,
 )
@@ -26,6 +27,8 @@ from batcher.events import (
     CombinationFailed,
     DrainStarted,
     OutputsCombined,
+    OutputsRecalled,
+    OutputsUnknown,
     RequestArrived,
     RequestCancelled,
 )
@@ -60,6 +63,7 @@ class Scheduler:
         self.served = Served(spec, self.dispatcher, self._reserve, planned=planner is not None)
         self.pipelines = self.served.pipelines
         self._retiring = self.served.retiring
+        self._unwanted = self.served.residency.unwanted
         self.requests: dict[int, Request] = {}
         self._booked: BookedWork | None = None
         self.admission = Admission(spec.limits)
@@ -70,7 +74,7 @@ class Scheduler:
         self._cold_starts = self.admission.cold_starts = self.served.cold_starts
         self._plans = not (self._replanner is None and self._cold_starts is None)
         self._evictions = self.dispatcher.evictions
-        # A request that is settled while a combiner runs is no longer among `requests`.
+        # What the driver does itself: a request that is settled meanwhile is no longer among `requests`.
         self._combining: dict[tuple[int, int], Request] = {}
         failures = Failures(self.dispatcher, self._fail, self._ended)
         self._handlers: dict[type[Any], Callable[[Any, int, list[AnyDecision]], None]] = {
@@ -81,6 +85,8 @@ class Scheduler:
             BatchRevoked: failures.revoked,
             OutputsCombined: self._combined,
             CombinationFailed: self._combination_failed,
+            OutputsRecalled: self._combined,
+            OutputsUnknown: self._combined,
             DrainStarted: self._drain_started,
             **self.served.handlers,
         }
@@ -94,7 +100,7 @@ class Scheduler:
         """Take in one event. O(log queue + partitions of the model)."""
         decisions: list[AnyDecision] = []
         self._handlers[type(event)](event, now_ns, decisions)
-        if self._retiring:
+        if self._retiring or self._unwanted:
             self.served.reap(now_ns, decisions)
         return decisions
 
@@ -135,7 +141,7 @@ class Scheduler:
             for entry, reason in dispatcher.abandoned(now_ns, cold_starts):
                 if not entry.request.settled:
                     self._fail(entry.request, Outcome.FAILED_UNAVAILABLE, reason, decisions)
-        if self._retiring:
+        if self._retiring or self._unwanted:
             self.served.reap(now_ns, decisions)
         return decisions
 
@@ -145,6 +151,8 @@ class Scheduler:
 
     def _reserve(self, now_ns: int) -> None:
         self._booked = self.admission.booked = self.dispatcher.reserve(self.spec, now_ns)
+        for request in self.requests.values():
+            request.pipeline.rows_under_way += request.rows
 
     def check(self) -> None:
         """Assert every invariant; O(everything), for tests."""
@@ -166,6 +174,8 @@ class Scheduler:
             pipeline.refresh(self._limits.hand_off_ns)
         if event.max_cost is not None and self._booked is None:
             self._reserve(now_ns)
+        if self._booked is not None and pipeline.shared:
+            pipeline.asked.add(rows, now_ns)
         rejection = self.admission.judge(event, pipeline, now_ns)
         if rejection is not None:
             decisions.append(rejection)
@@ -177,6 +187,8 @@ class Scheduler:
         self.requests[identity] = request
         self.admission.memory_bytes += event.memory_bytes
         pipeline.outstanding += 1
+        if self._booked is not None:
+            pipeline.rows_under_way += rows
         if pipeline.shared:
             pipeline.inflow.add(rows, now_ns)
         for pool, row_ns in work.total:
@@ -186,9 +198,7 @@ class Scheduler:
             request.runs = [None if stage.waits_for else StageRun(None, rows) for stage in pipeline.stages]
         try:
             for root in pipeline.roots:
-                entry = self.dispatcher.enqueue(request, root, None, now_ns)
-                if pipeline.evicts:
-                    self._evictions.plan(entry, now_ns)
+                self._enter(request, root, None, now_ns, decisions)
         except RefusedError as refused:
             self._settle(request, decisions)
             backlog_ns = self.admission.backlog_ns(pipeline)
@@ -223,6 +233,7 @@ class Scheduler:
         del self.requests[request.identity]
         if self._booked is not None:
             self._booked.forget(request.identity)
+            request.pipeline.rows_under_way -= request.rows
         request.pipeline.outstanding -= 1
         request.entries.clear()  # they refer to the request: no cycle is left to the garbage collector
         self.admission.memory_bytes -= request.arrival.memory_bytes
@@ -251,6 +262,7 @@ class Scheduler:
         request.entries.clear()
         if self._booked is not None:
             self._booked.forget(request.identity)
+            request.pipeline.rows_under_way -= request.rows
         if not request.running:
             self.admission.memory_bytes -= request.arrival.memory_bytes
 
@@ -284,26 +296,50 @@ class Scheduler:
             request.uncommit(stage.index)
             self._stage_done(request, stage, now_ns, decisions)
         elif stage.model is None:
-            request.uncommit(stage.index)
             self._combining[request.identity, stage.index] = request
             decisions.append(CombineOutputs(Member(request.identity, stage.index, run.rows, run.row_index)))
         else:
             if stage.config.when is not None:
                 request.settle_rows(stage.index, run.rows)
-            entry = self.dispatcher.enqueue(request, stage, run, now_ns)
-            if request.pipeline.evicts:
-                self._evictions.plan(entry, now_ns)
+            self._enter(request, stage, run, now_ns, decisions)
 
-    def _combined(self, event: OutputsCombined, now_ns: int, decisions: list[AnyDecision]) -> None:
+    def _enter(
+        self,
+        request: Request,
+        stage: StageState,
+        run: StageRun | None,
+        now_ns: int,
+        decisions: list[AnyDecision],
+        is_unknown: bool = False,
+    ) -> None:
+        """Queue a stage; where it may be known what it makes, that is seen first, unless it `is_unknown`."""
+        if stage.config.recalls and not is_unknown:
+            run = request.runs[stage.index]
+            assert run is not None, "a stage whose sources are settled has its record"
+            self._combining[request.identity, stage.index] = request
+            decisions.append(RecallOutputs(Member(request.identity, stage.index, run.rows, run.row_index)))
+            return
+        entry = self.dispatcher.enqueue(request, stage, run, now_ns)
+        if request.pipeline.evicts:
+            self._evictions.plan(entry, now_ns)
+
+    def _combined(
+        self, event: OutputsCombined | OutputsRecalled | OutputsUnknown, now_ns: int, decisions: list[AnyDecision]
+    ) -> None:
         request = self._combining.pop((event.request, event.stage))
         if self._ended(request):
             return
-        run = request.runs[event.stage]
-        assert run is not None, "a combiner that ran has its record"
-        run.verdicts = event.verdicts
-        run.batch_key = event.batch_key
+        stage, run = request.pipeline.stages[event.stage], request.runs[event.stage]
+        assert run is not None, "a stage that the driver was asked for has its record"
         try:
-            self._stage_done(request, request.pipeline.stages[event.stage], now_ns, decisions)
+            if isinstance(event, OutputsUnknown):
+                self._enter(request, stage, run, now_ns, decisions, is_unknown=True)
+                return
+            if isinstance(event, OutputsCombined):
+                run.verdicts = event.verdicts
+            run.batch_key = event.batch_key
+            request.uncommit(stage.index)
+            self._stage_done(request, stage, now_ns, decisions)
         except RefusedError as refused:
             self._evict(request, decisions, refused.outcome, str(refused))
 

@@ -50,7 +50,8 @@ class Served:
             self._add(config)
         on_demand = spec.residency.loading is Loading.DEMAND
         self.replanner = Replanner(self._fleet, self.pipelines, for_objectives=on_demand) if planned else None
-        holdings = Holdings(spec, dispatcher, self.replanner)
+        holdings = Holdings(spec, dispatcher, self.replanner, lambda: self._specify({}))
+        self._holdings = holdings
         self.residency = holdings.residency
         self.cold_starts = holdings.cold_starts
         self.handlers: Handlers = {
@@ -65,7 +66,10 @@ class Served:
         }
 
     def reap(self, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Forget the retired pipelines that have no request any more, and unload what nobody needs without them."""
+        """Forget the retired pipelines that have no request any more, and unload what nobody needs without them.
+
+        A model goes with its last batch, which may end after it was unloaded: on the worker before a resize.
+        """
         unneeded: set[str] = set()
         for pipeline in [each for each in self.retiring if not each.outstanding]:
             self.retiring.remove(pipeline)
@@ -78,6 +82,13 @@ class Served:
         if unneeded:
             self.residency.give_up(unneeded, now_ns, decisions)
             self._specify({})
+            if self.cold_starts is not None:
+                self.cold_starts.look_after_pinned(now_ns)
+        elif any(
+            not (self._fleet.models[key].outstanding or self._fleet.models[key].pools)
+            for key in self.residency.unwanted
+        ):
+            self.residency.advance(now_ns, decisions)
 
     def _change(self, event: ServingChanged, now_ns: int, decisions: list[AnyDecision]) -> None:
         for model in event.models:
@@ -91,6 +102,8 @@ class Served:
         self.residency.spare(event.spare, now_ns, decisions)
         self.residency.hold(event.residency, now_ns, decisions)
         self.reap(now_ns, decisions)
+        if self.cold_starts is not None:
+            self.cold_starts.look_after_pinned(now_ns)
         if self.replanner is not None:
             self.replanner.redefined()
 
@@ -99,7 +112,7 @@ class Served:
         self.spec = replace(
             self.spec,
             partitions=tuple(
-                replace(each, kind=event.kind, price=event.price, share=event.share)
+                replace(each, kind=event.kind, price=event.price, share=event.share, device=event.device)
                 if each.name == event.partition
                 else each
                 for each in self.spec.partitions
@@ -108,6 +121,7 @@ class Served:
         self._dispatcher.resized(event, now_ns)
         if self.cold_starts is not None:
             self.cold_starts.allow(self.spec.partitions)
+        self._holdings.resized(event, now_ns, decisions)
         if self.replanner is not None:
             self.replanner.redefined()
 

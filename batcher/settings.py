@@ -14,12 +14,11 @@ from models.dynamic_batching import DynamicBatching
 from models.errors import ConfigError
 from models.spec import ModelSpec
 from models.units import NS_PER_US, ms_to_ns
-from mps.partition import CpuPartition, MigPartition, Partition
+from mps.partition import CpuPartition, Partition
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 _MIB = 1 << 20
 _SECONDS_PER_HOUR = 3600
-_MIG_SLICES = 7
 _FOREVER_NS = 1 << 62
 _PLACE = re.compile(r"(?P<what>.*) - at (`key` in )?`\$(?P<where>.*)`", re.DOTALL)
 _STEP = re.compile(r"\w+|\[[^]]*\]")
@@ -93,13 +92,10 @@ class PriceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What a second of a partition costs: by its own price, else by its cores or its share of a GPU."""
         if partition.price is not None:
             return partition.price / _SECONDS_PER_HOUR
-        match partition:
-            case CpuPartition():
-                hour = self.core_hour * len(partition.cores)
-            case MigPartition():
-                hour = self.gpu_hour * int(partition.profile.partition("g")[0]) / _MIG_SLICES
-            case _:
-                hour = self.gpu_hour * partition.share_percent / 100
+        if isinstance(partition, CpuPartition):
+            hour = self.core_hour * len(partition.cores)
+        else:
+            hour = self.gpu_hour * partition.gpu_share
         return hour / _SECONDS_PER_HOUR
 
 

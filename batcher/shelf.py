@@ -8,6 +8,7 @@ from batcher.config import PartitionConfig
 from batcher.eviction import Resident
 from batcher.fleet import Fleet
 from batcher.placement import ModelState, PartitionState
+from batcher.pool import NEVER_NS
 from batcher.residency import Residency
 
 LOAD_WEIGHT = 0.3
@@ -31,7 +32,7 @@ class Shelf:
         self._shelves = shelves
         self._loading = residency.loading(config.name)
         self._held_bytes = 0
-        self._young: dict[str, tuple[int, int]] = {}
+        self._since: dict[str, tuple[int, int]] = {}
         self._ordered_ns: dict[str, int] = {}
         self._ready_ns: dict[str, int] = {}
         self._last_load_ns = 0
@@ -55,7 +56,7 @@ class Shelf:
         if held is not self._held:
             self._held = held
             self._held_bytes = sum(map(self._bytes, held))
-            self._young = {key: since for key, since in self._young.items() if key in held}
+            self._since = {key: since for key, since in self._since.items() if key in held}
         coming = self._loading | self._residency.owed(self.partition.name)
         return self.capacity - self._held_bytes - sum(map(self._bytes, coming))
 
@@ -110,7 +111,7 @@ class Shelf:
             self._usual_ns = _smoothed(self._usual_ns, took_ns)
             self._usual_bytes = _smoothed(self._usual_bytes, self._bytes(key))
         self.dropped(key, now_ns)
-        self._young[key] = now_ns, model.batches
+        self._since[key] = now_ns, model.batches
         model.last_ns = max(model.last_ns, now_ns)
 
     def dropped(self, key: str, now_ns: int) -> None:
@@ -124,12 +125,17 @@ class Shelf:
         """The worker is gone: nothing that was ordered comes."""
         self._ready_ns.clear()
         self._ordered_ns.clear()
-        self._young.clear()
+        self._since.clear()
 
     def young(self, model: ModelState, min_resident_ns: int, now_ns: int) -> bool:
         """Whether a model was only just loaded."""
-        since = self._young.get(model.config.key)
+        since = self._since.get(model.config.key)
         return since is not None and model.batches == since[1] and now_ns - since[0] < min_resident_ns
+
+    def held_ns(self, key: str, now_ns: int) -> int:
+        """How long a model has been here; for ever if it was not loaded on demand."""
+        since = self._since.get(key)
+        return NEVER_NS if since is None else now_ns - since[0]
 
     def settled_ns(self, min_resident_ns: int, now_ns: int) -> int:
         """When nothing that is here or on its way is `young` any more, also if it does not run before."""
@@ -137,7 +143,7 @@ class Shelf:
             return self.loads_end_ns(now_ns) + min_resident_ns
         models = map(self._fleet.models.__getitem__, self.partition.models)
         young = (model.config.key for model in models if self.young(model, min_resident_ns, now_ns))
-        return max((self._young[key][0] + min_resident_ns for key in young), default=now_ns)
+        return max((self._since[key][0] + min_resident_ns for key in young), default=now_ns)
 
     def residents(self) -> list[Resident]:
         """What is held, but for the copies of pinned models that stay."""

@@ -13,6 +13,7 @@ from batcher.decisions import (
     CombineOutputs,
     DispatchBatch,
     LoadModel,
+    RecallOutputs,
     RevokeBatch,
     Settlement,
     UnloadModel,
@@ -25,6 +26,7 @@ from batcher.events import (
     ModelLoaded,
     ModelUnloaded,
     OutputsCombined,
+    OutputsUnknown,
     PartitionLost,
     PartitionResized,
     PlanBuilt,
@@ -228,6 +230,8 @@ class Simulator:
                 member = decision.member
                 verdicts = self._service.combined_verdicts(decision)
                 self.at(self._turn_ns, OutputsCombined(member.request, member.stage, verdicts))
+            elif isinstance(decision, RecallOutputs):
+                self.at(self._turn_ns, OutputsUnknown(decision.member.request, decision.member.stage))
             elif isinstance(decision, RevokeBatch):
                 self._revoke(decision.batch)
             elif isinstance(decision, BuildPlan):

@@ -24,7 +24,7 @@ class Answer:
         self,
         outcome: Outcome,
         reason: str = "",
-        retry_after_s: int = 0,
+        retry_after_s: int | None = 0,
         outputs: Mapping[str, Tensor] = _NO_OUTPUTS,
         release: Callable[[], None] | None = None,
     ) -> None:

@@ -7,54 +7,22 @@ earlier stages are passed on where they lie, as segments.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
-import numpy as np
-
 from batcher.decisions import DispatchBatch, Member
 from gateway.answer import Tensor
 from gateway.executors.base import Combined
 from gateway.executors.combiner import combine
 from gateway.input_slots import InputSlots, Slot
+from gateway.kept import Kept, Outputs, Part, drop, find, item_shape, nothing, output, select
 from gateway.layout import Layout
-from gateway.plan import OF_REQUEST, PipelinePlan, Wire
-from gateway.rows import content, merge, part, positions, runs, shaped
-from models.arrays import Array, WireBytes
+from gateway.plan import OF_REQUEST, PipelinePlan
+from gateway.rows import content, part, shaped
+from gateway.stage_cache import StageCache
+from models.arrays import Array
 from models.confidence import confidence
 from models.pipeline import batch_key
 from models.spec import ModelSpec
 from models.tensor import TensorSpec
 from mps.messages import InputTensor, OutputTensor, Segment
-
-
-class Outputs:
-    """The outputs of one batch (or combiner), kept as long as requests or running batches refer to them.
-
-    `located` says where in shared memory they lie; it is empty for those that the gateway computed itself. `free` is
-    called when the last reference is gone.
-    """
-
-    __slots__ = ("_free", "located", "references", "tensors")
-
-    def __init__(
-        self, tensors: Mapping[str, Tensor], located: Mapping[str, OutputTensor], free: Callable[[], None]
-    ) -> None:
-        self.tensors = tensors
-        self.located = located
-        self.references = 0
-        self._free = free
-
-    def as_row(self) -> None:
-        """Give the outputs of a model without a batch dimension one: they are one row."""
-        self.tensors = {name: shaped(tensor, (1, *tensor.shape)) for name, tensor in self.tensors.items()}
-        self.located = {
-            name: msgspec.structs.replace(each, shape=(1, *each.shape)) for name, each in self.located.items()
-        }
-
-    def drop(self) -> None:
-        """Take one reference back."""
-        self.references -= 1
-        if self.references == 0:
-            self._free()
 
 
 class BatchInput(NamedTuple):
@@ -63,27 +31,6 @@ class BatchInput(NamedTuple):
     spec: TensorSpec
     shape: tuple[int, ...]
     pieces: Sequence[Array]
-
-
-class _Part(NamedTuple):
-    """What a stage computed for one request: rows `first` to `first + rows` of `outputs`, for the rows `row_index`."""
-
-    outputs: Outputs
-    first: int
-    rows: int
-    row_index: tuple[int, ...] | None
-
-
-class _Kept:
-    """The tensors of one open request; `parts` has one entry a stage, None as long as (or if) it did not run."""
-
-    __slots__ = ("inputs", "parts", "plan", "rows")
-
-    def __init__(self, plan: PipelinePlan, inputs: Mapping[str, Tensor], rows: int) -> None:
-        self.plan = plan
-        self.inputs = inputs
-        self.rows = rows
-        self.parts: list[_Part | None] = [None] * len(plan.stages)
 
 
 class _Running(NamedTuple):
@@ -95,14 +42,24 @@ class _Running(NamedTuple):
 
 
 class Assembly:
-    """Tensors by request and by batch; `plans` are the pipelines by `name:version`, `models` the specs by key."""
+    """Tensors by request and by batch; `plans` are the pipelines by `name:version`, `models` the specs by key.
 
-    def __init__(self, plans: Mapping[str, PipelinePlan], models: Mapping[str, ModelSpec], slots: InputSlots) -> None:
+    `cache` is for stages that are looked up before they run; without it `recall` is not to be called.
+    """
+
+    def __init__(
+        self,
+        plans: Mapping[str, PipelinePlan],
+        models: Mapping[str, ModelSpec],
+        slots: InputSlots,
+        cache: StageCache | None = None,
+    ) -> None:
+        self._cache = cache
         self._plans = dict(plans)
         self._models = dict(models)
         self._partial = _partial(models)
         self._slots = slots
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, Kept] = {}
         self._running: dict[int, _Running] = {}
 
     def add(self, plans: Mapping[str, PipelinePlan], models: Mapping[str, ModelSpec]) -> None:
@@ -122,7 +79,7 @@ class Assembly:
     def admit(self, request: int, pipeline: str, inputs: Mapping[str, Tensor], rows: int, input_bytes: int) -> int:
         """Keep a request's inputs; returns the bytes that its stages' outputs will take."""
         plan = self._plans[pipeline]
-        self._kept[request] = _Kept(plan, inputs, rows)
+        self._kept[request] = Kept(plan, inputs, rows)
         return plan.memory.output_bytes(rows, input_bytes)
 
     def begin(self, batch: DispatchBatch) -> tuple[InputTensor, ...]:
@@ -141,7 +98,7 @@ class Assembly:
             inputs = []
             offset = slot.offset if slot is not None else 0
             for tensor, layout, (_, sample) in zip(given, layouts, gathered, strict=True):
-                shape = _shape(sample, tensor, batch.rows if spec.batchable else None)
+                shape = item_shape(sample, tensor, batch.rows if spec.batchable else None)
                 inputs.append(InputTensor(tensor.name, tensor.datatype, shape, layout.place(slot, offset)))
                 offset += layout.aligned_bytes
         except BaseException:
@@ -162,22 +119,26 @@ class Assembly:
         inputs = []
         for tensor in self._given(batch, spec) if batch.model in self._partial else spec.inputs:
             pieces, sample = self._arrays(batch.members, tensor.name)
-            inputs.append(BatchInput(tensor, _shape(sample, tensor, batch.rows if spec.batchable else None), pieces))
+            shape = item_shape(sample, tensor, batch.rows if spec.batchable else None)
+            inputs.append(BatchInput(tensor, shape, pieces))
         self._running[batch.batch] = _Running(batch, None, [])
         return inputs
 
     def complete(self, batch: int, outputs: Outputs) -> None:
         """Take a batch's outputs over for the members that are still open, and free what it read."""
         running = self._end(batch)
-        if not self._models[running.batch.model].batchable:
+        spec = self._models[running.batch.model]
+        if not spec.batchable:
             outputs.as_row()
         first = 0
         outputs.references += 1
         for member in running.batch.members:
             kept = self._kept.get(member.request)
             if kept is not None:
-                kept.parts[member.stage] = _Part(outputs, first, member.rows, member.row_index)
+                kept.parts[member.stage] = Part(outputs, first, member.rows, member.row_index)
                 outputs.references += 1
+                if kept.unknown and self._cache is not None:
+                    self._cache.keep(kept, member, spec, outputs, first)
             first += member.rows
         outputs.drop()
 
@@ -193,13 +154,26 @@ class Assembly:
         kept = self._kept[member.request]
         stage = kept.plan.stages[member.stage]
         assert stage.combine is not None
-        answers = [_select(kept, wire, member.row_index) for wire in stage.inputs.values()]
+        answers = [select(kept, wire, member.row_index) for wire in stage.inputs.values()]
         joined = combine(stage.combine, answers, weights=stage.weights, names=stage.names)
-        outputs = Outputs({stage.output: joined}, {}, _nothing)
+        outputs = Outputs({stage.output: joined}, {}, nothing)
         outputs.references = 1
-        kept.parts[member.stage] = _Part(outputs, 0, member.rows, member.row_index)
+        kept.parts[member.stage] = Part(outputs, 0, member.rows, member.row_index)
         verdicts = tuple(tuple(confidence(joined, verdict.confidence).tolist()) for verdict in stage.verdicts)
         return verdicts, batch_key([(stage.output, joined.shape[1:])])
+
+    def recall(self, member: Member) -> str | None:
+        """Keep what is known of a stage as if it had run; returns the key of its outputs, None when nothing is."""
+        assert self._cache is not None
+        kept = self._kept[member.request]
+        spec = self._models[kept.plan.stages[member.stage].model]
+        outputs = self._cache.look_up(kept, member, spec)
+        if outputs is None:
+            return None
+        outputs.references = 1
+        kept.parts[member.stage] = Part(outputs, 0, member.rows, member.row_index)
+        variable = [tensor.name for tensor in spec.outputs if not tensor.fixed]
+        return batch_key((name, outputs.tensors[name].shape[1:]) for name in variable) if variable else ""
 
     def take(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
         """A request's output tensors, and what to call when they are no longer looked at; the rest is forgotten.
@@ -209,7 +183,7 @@ class Assembly:
         kept = self._kept[request]
         tensors: dict[str, Tensor] = {}
         for name, wires in kept.plan.outputs.items():
-            tensors[name] = _output(kept, wires)
+            tensors[name] = output(kept, wires)
         for name, rank in kept.plan.ranks.items():
             item = tensors[name].shape[len(tensors[name].shape) - rank :]
             tensors[name] = shaped(tensors[name], (kept.rows, *item) if kept.plan.batchable else item)
@@ -217,13 +191,13 @@ class Assembly:
         parts = kept.parts
         if len(parts) == 1 and (only := parts[0]) is not None:
             return tensors, only.outputs.drop
-        return tensors, lambda: _drop(parts)
+        return tensors, lambda: drop(parts)
 
     def forget(self, request: int) -> None:
         """Drop a request that will not be answered."""
         kept = self._kept.pop(request, None)
         if kept is not None:
-            _drop(kept.parts)
+            drop(kept.parts)
 
     def _end(self, batch: int) -> _Running:
         running = self._running.pop(batch)
@@ -261,7 +235,7 @@ class Assembly:
                 pieces.append(content(sample))
                 shape = sample.shape
                 continue
-            tensor, located, spans = _find(kept, wire, member.row_index)
+            tensor, located, spans = find(kept, wire, member.row_index)
             shape = tensor.shape
             if located is None:
                 pieces += [content(part(tensor, first, end)) for first, end in spans]
@@ -282,41 +256,9 @@ class Assembly:
                 tensor = kept.inputs[wire.tensor]
                 pieces.append(content(tensor))
             else:
-                tensor, _, spans = _find(kept, wire, member.row_index)
+                tensor, _, spans = find(kept, wire, member.row_index)
                 pieces += [content(part(tensor, first, end)) for first, end in spans]
         return pieces, tensor.shape
-
-
-def _shape(sample: tuple[int, ...], tensor: TensorSpec, rows: int | None) -> tuple[int, ...]:
-    """The shape of an input of so many rows (None: it has no batch dimension) from that of what one request gives.
-
-    Of the two, one alone may have a batch dimension, of one row.
-    """
-    item = sample[len(sample) - len(tensor.shape) :]
-    return item if rows is None else (rows, *item)
-
-
-def _find(
-    kept: _Kept, wire: Wire, row_index: tuple[int, ...] | None
-) -> tuple[Tensor, OutputTensor | None, list[tuple[int, int]]]:
-    """The tensor that holds the rows `row_index` of a request, its place in shared memory, and the rows' runs in it."""
-    if wire.stage == OF_REQUEST:
-        wanted = range(kept.rows) if row_index is None else row_index
-        return kept.inputs[wire.tensor], None, list(runs(wanted))
-    source = kept.parts[wire.stage]
-    assert source is not None, "a stage runs after its sources"
-    where = positions(row_index, source.row_index, kept.rows)
-    outputs, base = source.outputs, source.first
-    spans = [(base + first, base + end) for first, end in runs(where)]
-    return outputs.tensors[wire.tensor], outputs.located.get(wire.tensor), spans
-
-
-def _select(kept: _Kept, wire: Wire, row_index: tuple[int, ...] | None) -> Array:
-    """The rows `row_index` of a fixed-width tensor; a view where they are contiguous."""
-    tensor, _, spans = _find(kept, wire, row_index)
-    assert not isinstance(tensor, WireBytes), "combiners take numbers"
-    selected = [tensor[first:end] for first, end in spans]
-    return selected[0] if len(selected) == 1 else np.concatenate(selected)
 
 
 def _segment(located: OutputTensor, first: int, end: int) -> Segment:
@@ -329,32 +271,6 @@ def _segment(located: OutputTensor, first: int, end: int) -> Segment:
     return Segment(located.region, located.offset + begin, stop - begin)
 
 
-def _output(kept: _Kept, wires: Sequence[Wire]) -> Tensor:
-    """A pipeline output: a view where one source ran all rows, else merged into new memory."""
-    held: list[tuple[Tensor, Sequence[int]]] = []
-    for wire in wires:
-        source = kept.parts[wire.stage]
-        if source is None:
-            continue
-        tensor = source.outputs.tensors[wire.tensor]
-        rows = part(tensor, source.first, source.first + source.rows)
-        index = source.row_index
-        if not held and (index is None or len(index) == kept.rows):
-            return rows
-        held.append((rows, range(kept.rows) if index is None else index))
-    return merge(held, kept.rows)
-
-
-def _drop(parts: Sequence[_Part | None]) -> None:
-    for held in parts:
-        if held is not None:
-            held.outputs.drop()
-
-
 def _partial(models: Mapping[str, ModelSpec]) -> set[str]:
     """Those of which requests may leave out inputs."""
     return {key for key, spec in models.items() if any(tensor.optional for tensor in spec.inputs)}
-
-
-def _nothing() -> None:
-    """What a combiner's output needs to be freed."""

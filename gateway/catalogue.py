@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Iterable, Mapping
 
-from models.errors import BackendUnavailable, ModelNotFound, VersionNotFound
+from models.errors import BackendUnavailable, ModelNotFound, ServingError, UnsupportedRequest, VersionNotFound
 from models.pipeline import Pipeline
 from models.repository import Broken
 
@@ -22,6 +22,7 @@ class Catalogue:
 
     A pipeline is served once some worker has loaded a model for each of its stages, or is to on demand; one that is
     broken, or has a stage whose models no worker could load, stays known with the reason. `partitions` are the workers.
+    A `strict` server is not ready as long as anything is broken or loading.
     """
 
     def __init__(
@@ -30,17 +31,23 @@ class Catalogue:
         pipelines: Iterable[Pipeline],
         broken: Iterable[Broken],
         partitions: Iterable[str],
+        *,
+        strict: bool = False,
     ) -> None:
         self.server_name = "sluice"
         self.server_version = server_version
         self.live = True
         self.draining = False
+        self._strict = strict
         self._known: dict[str, dict[int, Pipeline]] = {}
         for pipeline in pipelines:
             self._known.setdefault(pipeline.name, {})[pipeline.version] = pipeline
         self._broken: dict[str, dict[str, str]] = {}
+        self._unsupported: set[str] = set()
         for each in broken:
             self._broken.setdefault(each.name, {})["" if each.version is None else str(each.version)] = each.reason
+            if each.unsupported:
+                self._unsupported.add(each.name)
         self._aside: dict[str, dict[str, tuple[ModelState, str]]] = {}
         self._failed: dict[str, str] = {}
         self._loaded_once: set[str] = set()
@@ -60,14 +67,25 @@ class Catalogue:
         self._known[name] = {pipeline.version: pipeline for pipeline in pipelines}
         self._find_serving()
 
-    def set_aside(self, name: str, states: Mapping[str, tuple[ModelState, str]]) -> None:
-        """Serve nothing under a name; `states` say of its versions how they are, and why."""
+    def set_aside(self, name: str, states: Mapping[str, tuple[ModelState, str]], *, unsupported: bool = False) -> None:
+        """Serve nothing under a name; `states` say of its versions how they are, and why.
+
+        `unsupported` says that it is of a kind that is not served.
+        """
         self._broken.pop(name, None)
         self._aside.pop(name, None)
+        self._unsupported.discard(name)
+        if unsupported:
+            self._unsupported.add(name)
         if states:
             self._aside[name] = dict(states)
         if self._known.pop(name, None):
             self._find_serving()
+
+    def give_up(self, name: str) -> None:
+        """Know nothing more of a name under which nothing could be read or loaded; otherwise nothing happens."""
+        if name not in self._known and (name in self._broken or "" in self._aside.get(name, ())):
+            self.set_aside(name, {})
 
     def forget(self, model: str) -> None:
         """No partition holds a model any more, nor will."""
@@ -78,7 +96,8 @@ class Catalogue:
     def pipeline(self, name: str, version: str) -> Pipeline:
         """The pipeline of that name; version "" stands for the latest that no worker failed to load.
 
-        Raises ModelNotFound, VersionNotFound, or BackendUnavailable for one that is known but broken or still loading.
+        Raises ModelNotFound, VersionNotFound, UnsupportedRequest for one of a kind that is not served, or
+        BackendUnavailable for one that is known but broken or still loading.
         """
         serving = self._serving.get((name, version))
         if serving is not None:
@@ -95,19 +114,21 @@ class Catalogue:
             return found
         broken = self._broken.get(name, {})
         if reason := broken.get(version) or broken.get("") or ("" if version else next(iter(broken.values()), "")):
-            raise BackendUnavailable(f"{name!r} cannot be served: {reason}")
+            raise self._refusal(name, f"{name!r} cannot be served: {reason}")
         if version in (aside := self._aside.get(name, {})):
             state, reason = aside[version]
             why = reason or state.lower()
-            raise BackendUnavailable(
-                f"Request for unknown model: {name!r} version {version} is not at ready state: {why}"
-            )
+            named = f"{name!r} version {version}" if version else repr(name)
+            raise self._refusal(name, f"Request for unknown model: {named} is not at ready state: {why}")
         if aside:
             raise ModelNotFound(f"Request for unknown model: {name!r} has no available versions")
         if not versions and not broken:
             raise ModelNotFound(f"Request for unknown model: {name!r} is not found")
         known = ", ".join(sorted({*self.versions(name), *broken}, key=int))
         raise VersionNotFound(f"Request for unknown model: {name!r} version {version} is not found; it has {known}")
+
+    def _refusal(self, name: str, message: str) -> ServingError:
+        return UnsupportedRequest(message) if name in self._unsupported else BackendUnavailable(message)
 
     def _latest(self, name: str) -> int:
         """The latest version, passing over those whose models did not load as long as there is another."""
@@ -140,6 +161,10 @@ class Catalogue:
     def versions(self, name: str) -> list[str]:
         """The versions of a pipeline, ascending; empty when nothing of that name could be read."""
         return [str(version) for version in sorted(self._known.get(name, ()))]
+
+    def served(self, name: str) -> list[str]:
+        """The versions of a pipeline that have been loaded, ascending."""
+        return [version for version in self.versions(name) if (name, version) in self._serving]
 
     def states(self, name: str) -> list[tuple[str, ModelState, str]]:
         """Every version of a name ("" for all that could not be read), how it is, and why when it is not ready."""
@@ -186,9 +211,15 @@ class Catalogue:
     def server_ready(self) -> bool:
         """Whether the server takes requests: workers do, and something can be served, or nothing was to be.
 
-        Models that failed to load do not count as long as there is another one: the rest is served.
+        Models that could not be read, or failed to load, do not count as long as there is another one, since the rest
+        is served, unless the server is strict.
         """
-        return self.workers_ready() and (bool(self._serving) or not self._known)
+        if not self.workers_ready():
+            return False
+        if self._strict:
+            failed = self._broken or any("" in states for states in self._aside.values())
+            return not failed and all(self.served(name) == self.versions(name) for name in self._known)
+        return bool(self._serving) or not (self._known or self._broken)
 
     def partition_ready(self, partition: str, loaded: Iterable[str], failed: Mapping[str, str]) -> None:
         """A worker is up; `failed` maps the models it could not load to the reasons."""

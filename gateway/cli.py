@@ -75,7 +75,10 @@ def _parser(command: str) -> argparse.ArgumentParser:
     why = commands.add_parser("why", help="tell what took a request of a running server its time")
     why.set_defaults(command=_why)
     why.add_argument("request", metavar="REQUEST_ID", help="its id, or the one in the header x-sluice-request")
-    why.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (default %(default)s)")
+    if command == "why":
+        from gateway.http_client import add_server_arguments
+
+        add_server_arguments(why)
     why.add_argument("--json", action="store_true", help="all figures, for programs")
     for name, text in _COMMANDS.items():
         subparser = commands.add_parser(name, help=text, description=text)
@@ -264,7 +267,7 @@ def _replay(options: argparse.Namespace) -> int:
 def _why(options: argparse.Namespace) -> int:
     from gateway.why_command import fetch, table
 
-    body, explanation = fetch(options.url, options.request)
+    body, explanation = fetch(options.url, options.request, options.header)
     print(body if options.json else table(explanation))
     return 0
 

@@ -11,11 +11,12 @@ import yaml
 from batcher.settings import LimitSettings, ServingSettings, convert_settings
 from gateway.executors.triton_settings import TritonSettings
 from gateway.restricted import RestrictedSettings, Restrictions
+from gateway.status_settings import TRITONS, StatusSettings
 from gateway.tls import TlsSettings
 from gateway.trace import TRACE_REQUESTS
 from gateway.trace_settings import TraceFileSettings
 from models.errors import ConfigError, InfeasibleLayout
-from mps.core_balance import BalanceSettings
+from mps.balance import BalanceSettings
 from mps.partition import CpuPartition, MigPartition, MpsPartition, Partition
 from mps.quarantine import QuarantineSettings
 from mps.shares import check_shares
@@ -25,7 +26,9 @@ MAX_TRACE_REQUESTS = 1_000_000
 _MIB = 1 << 20
 _KINDS: dict[str, type[Partition]] = {"cpu": CpuPartition, "mig": MigPartition, "mps": MpsPartition}
 _HEX = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-_DEVICE = re.compile(rf"(?P<kind>GPU|MIG)-{_HEX}|MIG-GPU-{_HEX}/\d+/\d+")
+_DEVICE = re.compile(rf"(?P<kind>GPU|MIG)-{_HEX}")
+_OLD_INSTANCE = "MIG-GPU-"
+"""How MIG instances were named before they had UUIDs of their own; neither NVML nor CUDA tells such names."""
 
 
 class ServerLimits(LimitSettings, frozen=True, forbid_unknown_fields=True):
@@ -58,13 +61,15 @@ class ResizeMode(enum.StrEnum):
 class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     """All settings of a server. `partitions` is a list, a number of equal core sets, or None for one a core.
 
-    With `strict` it serves only while every partition is proved to hold. `quarantine` says which are left alone.
+    With `strict` it serves only while every partition is proved to hold, and with `strict_readiness` it says that it is
+    ready only while everything is that it is to serve. `quarantine` says which are left alone.
     `resize` is `auto`, or has the settings for that, if partitions are to be lent cores that are nobody's.
 
-    `triton` are servers that are partitions, too. `repository` are directories of models, `control` is what changes
-    what of them is served: with `explicit`, a server begins with `load_models` ("*" for all) and clients change it;
-    with `poll`, the directories are looked at every `poll_s`. With `recycle`, what is unloaded leaves no memory behind,
-    as the workers that held it are replaced. `cache_bytes` bounds the answers that are kept; 0 keeps none.
+    With a `metrics_port`, metrics are served there, too. `triton` are servers that are partitions, too. `repository`
+    are directories of models, `control` is what changes what of them is served: with `explicit`, a server begins with
+    `load_models` ("*" for all) and clients change it; with `poll`, the directories are looked at every `poll_s`. With
+    `recycle`, what is unloaded leaves no memory behind, as the workers that held it are replaced. `cache_bytes` bounds
+    the answers that are kept; 0 keeps none.
     """
 
     repository: str | tuple[str, ...] = ()
@@ -75,8 +80,10 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     http_port: int = 8000
     grpc_port: int = 8001
+    metrics_port: int | None = None
     partitions: int | tuple[Partition, ...] | None = None
     strict: bool = False
+    strict_readiness: bool = False
     resize: ResizeMode | BalanceSettings = ResizeMode.MANUAL
     quarantine: QuarantineSettings = QuarantineSettings()
     triton: tuple[TritonSettings, ...] = ()
@@ -84,6 +91,7 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     max_body_bytes: int = 64 * _MIB
     allow_client_shm: bool = False
     cache_bytes: int = 0
+    statuses: StatusSettings = TRITONS
     tls: TlsSettings | None = None
     restricted: tuple[RestrictedSettings, ...] = ()
     trace: TraceFileSettings = TraceFileSettings()
@@ -92,7 +100,7 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not all(0 <= port <= 65535 for port in (self.http_port, self.grpc_port)):
+        if not all(0 <= port <= 65535 for port in (self.http_port, self.grpc_port, self.metrics_port or 0)):
             raise ValueError("expected ports from 0 (any free one) to 65535")
         if self.max_body_bytes < 1:
             raise ValueError("expected a max_body_bytes of at least 1")
@@ -129,7 +137,9 @@ def read_config(path: Path) -> ServerConfig:
     """Read a configuration file; raises ConfigError, whose message starts with the file and the place in it."""
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
     return convert_config(document, str(path))
 
@@ -157,10 +167,18 @@ def _check_devices(partitions: tuple[Partition, ...]) -> None:
     for partition in partitions:
         if isinstance(partition, CpuPartition):
             continue
+        if partition.uuid.startswith(_OLD_INSTANCE):
+            raise ValueError(
+                f"partition {partition.name}: expected the UUID of its instance, MIG-…, which drivers tell since 470, "
+                f"got '{partition.uuid}'; sluice partitions list has it"
+            )
         match = _DEVICE.fullmatch(partition.uuid)
         if match is None or (isinstance(partition, MigPartition) and match["kind"] == "GPU"):
             expected = "MIG-" if isinstance(partition, MigPartition) else "GPU- or MIG-"
             raise ValueError(f"partition {partition.name}: expected a whole UUID, {expected}…, got '{partition.uuid}'")
+        if isinstance(partition, MpsPartition) and bool(partition.profile) is not partition.uuid.startswith("MIG-"):
+            expected = "no profile beside the UUID of a GPU" if partition.profile else "the profile of the MIG instance"
+            raise ValueError(f"partition {partition.name}: expected {expected} that it is a share of")
     try:
         check_shares(partitions, {})
     except InfeasibleLayout as error:

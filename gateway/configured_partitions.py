@@ -1,14 +1,13 @@
 """The partitions of a configuration, as workers and as the scheduler know them."""
 
-from batcher.config import PartitionConfig
+from batcher.config import DeviceShare, PartitionConfig
 from gateway.config import ServerConfig
 from gateway.executors.triton_settings import TritonSettings
 from mps.cpu import available_cores, default_partitions
-from mps.partition import CpuPartition, MigPartition, Partition
+from mps.partition import CpuPartition, MpsPartition, Partition, ShareMode
 
 _MIB = 1 << 20
 _SECONDS_PER_HOUR = 3600
-_MIG_SLICES = 7
 
 
 def configured_partitions(config: ServerConfig) -> tuple[Partition, ...]:
@@ -22,16 +21,21 @@ def partition_config(
     config: ServerConfig, partition: Partition, models: tuple[str, ...] | None = None
 ) -> PartitionConfig:
     """A partition as the scheduler knows it, which may hold `models` only."""
-    match partition:
-        case CpuPartition():
-            share = min(len(partition.cores) / len(available_cores()), 1.0)
-        case MigPartition():
-            share = int(partition.profile.partition("g")[0]) / _MIG_SLICES
-        case _:
-            share = partition.share_percent / 100
+    if isinstance(partition, CpuPartition):
+        share = min(len(partition.cores) / len(available_cores()), 1.0)
+    else:
+        share = partition.gpu_share
     memory_bytes = 0 if partition.memory_mb is None else max(round(partition.memory_mb * _MIB), 1)
     price = config.prices.per_second(partition)
-    return PartitionConfig(partition.name, partition.profile_kind, price, share, memory_bytes, models)
+    kind, device = partition.profile_kind, _device_share(partition)
+    return PartitionConfig(partition.name, kind, price, share, memory_bytes, models, device)
+
+
+def _device_share(partition: Partition) -> DeviceShare | None:
+    """What a share under MPS has of its device; None for what has its cores or multiprocessors for itself."""
+    if not isinstance(partition, MpsPartition) or partition.mode is ShareMode.STATIC:
+        return None
+    return DeviceShare(partition.uuid, partition.guaranteed_percent / 100, partition.cap_percent / 100)
 
 
 def triton_config(config: ServerConfig, server: TritonSettings, models: tuple[str, ...]) -> PartitionConfig:

@@ -14,7 +14,6 @@ from gateway.shared_memory import SharedMemory
 from gateway.statistics import Statistics
 from gateway.trace_settings import TraceSettings
 from models.config_json import model_config_json
-from models.errors import BackendUnavailable
 
 _ORDER = (
     "classification",
@@ -74,18 +73,8 @@ class ControlPlane:
             wanted = [(name, str(self.catalogue.pipeline(name, version).version))]
         elif name:
             self.catalogue.pipeline(name, "")
-            wanted = self._served(name)
+            wanted = [(name, each) for each in self.catalogue.served(name)]
         else:
-            wanted = [each for known in self.catalogue.names() for each in self._served(known)]
+            wanted = [(known, each) for known in self.catalogue.names() for each in self.catalogue.served(known)]
         of, epoch_ns = self.statistics.of, self.epoch_ns
         return {"model_stats": [of(f"{name}:{version}").report(name, version, epoch_ns) for name, version in wanted]}
-
-    def _served(self, name: str) -> list[tuple[str, str]]:
-        served = []
-        for version in self.catalogue.versions(name):
-            try:
-                self.catalogue.pipeline(name, version)
-            except BackendUnavailable:
-                continue
-            served.append((name, version))
-        return served

@@ -16,6 +16,7 @@ from gateway.runtime import Runtime
 from gateway.shared_memory import Place, SharedMemory, Window
 from gateway.signature import Signature
 from gateway.status import outcome_error
+from gateway.status_settings import TRITONS, StatusSettings
 from gateway.submission import Submission
 from models.errors import RequestError, ServingError, UnsupportedRequest
 from models.slo import deadline_ns
@@ -65,7 +66,7 @@ class Terms(NamedTuple):
 class DataPlane:
     """Inference as both protocols offer it. `clock` gives nanoseconds of the clock of all deadlines.
 
-    `cache` answers requests to what is to be cached; None where nothing is.
+    `cache` answers requests to what is to be cached; None where nothing is. `statuses` are for `respond`.
     """
 
     def __init__(
@@ -76,8 +77,10 @@ class DataPlane:
         clock: Callable[[], int],
         shared_memory: SharedMemory,
         cache: ResponseCache | None = None,
+        statuses: StatusSettings = TRITONS,
     ) -> None:
         self.shared_memory = shared_memory
+        self.statuses = statuses
         self._catalogue = catalogue
         self._runtime = runtime
         self._default_slo_ms = default_slo_ms
@@ -215,14 +218,14 @@ def asks_for_explanation(value: str) -> bool:
     return _YES_OR_NO[value]
 
 
-def respond(answer: Answer, terms: Terms) -> InferResponse:
+def respond(answer: Answer, terms: Terms, statuses: StatusSettings = TRITONS) -> InferResponse:
     """The response to a request of these terms; outputs that go to shared memory are there by then.
 
     Raises ServingError when the answer has no outputs to give, or when they cannot be given as they are wanted.
     """
     if not answer.outcome.answered:
         answer.release()
-        raise outcome_error(answer.outcome, answer.reason, answer.retry_after_s)
+        raise outcome_error(answer.outcome, answer.reason, answer.retry_after_s, statuses)
     outputs = answer.outputs
     if terms.deliveries is None:
         return InferResponse(terms.id, [(name, outputs[name]) for name in terms.names], answer)

@@ -98,7 +98,8 @@ def drivers(partitions: Sequence[Partition]) -> Iterator[Finding]:
     try:
         with open_nvml() as nvml:
             for gpu in nvml.gpus():
-                yield Finding("drivers", Verdict.OK, "; ".join(line.strip() for line in gpu_lines(gpu)))
+                verdict = Verdict.WRONG if gpu.lost else Verdict.OK
+                yield Finding("drivers", verdict, "; ".join(line.strip() for line in gpu_lines(gpu)))
     except ControlFailed as error:
         if wanted:
             yield Finding("drivers", Verdict.WRONG, f"partition {wanted[0]} needs a GPU: {error}")

@@ -38,11 +38,13 @@ def front_ends(
     states: PartitionStates,
     resizing: Resizing,
     max_tensor_bytes: int,
+    cache: ResponseCache | None,
 ) -> tuple[HttpServer, GrpcServer, int]:
     """The servers of both protocols, and the port of the second."""
     shared_memory = SharedMemory(config.allow_client_shm, max_tensor_bytes)
-    cache = _response_cache(config, catalogue, metrics)
-    dataplane = DataPlane(catalogue, runtime, config.default_slo_ms, monotonic_ns, shared_memory, cache)
+    dataplane = DataPlane(
+        catalogue, runtime, config.default_slo_ms, monotonic_ns, shared_memory, cache, config.statuses
+    )
     control = ControlPlane(
         catalogue,
         RepositoryApi(catalogue, lifecycle, config.control),
@@ -74,7 +76,8 @@ def front_ends(
     return http, grpc, grpc_port
 
 
-def _response_cache(config: ServerConfig, catalogue: Catalogue, metrics: Metrics) -> ResponseCache | None:
+def response_cache(config: ServerConfig, catalogue: Catalogue, metrics: Metrics) -> ResponseCache | None:
+    """The cache of answers and of what stages make, if there is to be one."""
     if config.cache_bytes:
         return ResponseCache(config.cache_bytes, metrics.statistics, monotonic_ns)
     for name in catalogue.caching():

@@ -69,7 +69,7 @@ class InferenceService(ManagementCalls):
                 for spec in specs
             ]
 
-        versions = [str(pipeline.version)] if request.version else self._catalogue.versions(request.name)
+        versions = [str(pipeline.version)] if request.version else self._catalogue.served(request.name)
         return service_pb2.ModelMetadataResponse(
             name=pipeline.name,
             versions=versions,

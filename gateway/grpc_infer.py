@@ -106,7 +106,7 @@ class Inference:
         submission = self._dataplane.submit(signature, inputs, replies.terms)
         answer = await self._dataplane.answer(submission)
         told += self._dataplane.told(submission, explain or replies.terms.explain)
-        response = respond(answer, replies.terms)
+        response = respond(answer, replies.terms, self._dataplane.statuses)
         try:
             return replies.message(response)
         finally:
@@ -126,7 +126,7 @@ class Inference:
             if call.cancelled:
                 return
             told = self._dataplane.told(submission, explain or replies.terms.explain)
-            reply = replies.encode(respond(answer, replies.terms))
+            reply = replies.encode(respond(answer, replies.terms, self._dataplane.statuses))
         except Exception as error:
             call.end(*status_of(error, told))
         else:

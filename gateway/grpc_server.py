@@ -13,7 +13,8 @@ import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from gateway.grpc_call import status_of
-from gateway.grpc_server_call import Aborted, Metadata, ServerCall
+from gateway.grpc_server_call import Aborted, Metadata, ServerCall, message_of
+from gateway.grpc_watch import LateWatch
 from models.errors import RejectedError
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,8 @@ class GrpcServer:
     grpc.aio brings each step of each call from a thread of its own to the loop, and takes one call after the other: on
     a busy machine they come in too slowly to form batches. Here the loop takes all that has happened at once; a thread
     only waits for the first event of those. A handler of one message for one that is a plain function costs no task: it
-    ends its call itself, then or later, and what it sets as the call's `on_cancelled` is called when it is not to.
+    ends its call itself, then or later, and what it sets as the call's `on_cancelled` is called when it is not to. For
+    a call without a deadline that may be a tenth of a second after its client has gone.
     """
 
     def __init__(self, options: Iterable[tuple[str, Any]], refusal: Refusal | None = None) -> None:
@@ -53,6 +55,7 @@ class GrpcServer:
         self._taken = threading.Lock()
         self._serving = False
         self._loop: asyncio.AbstractEventLoop
+        self._watch: LateWatch
         self._ended: asyncio.Event
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Any]) -> None:
@@ -77,6 +80,7 @@ class GrpcServer:
     async def start(self) -> None:
         """Take calls from now on."""
         self._loop = asyncio.get_running_loop()
+        self._watch = LateWatch(self._loop)
         self._ended = asyncio.Event()
         self._server.start()
         self._serving = True
@@ -96,6 +100,7 @@ class GrpcServer:
         late = self._late = []
         for stream in self._streams:
             stream.interrupt()
+        self._watch.stop()  # what is cancelled from now on has to be known to be
         await asyncio.sleep(min(LAST_CALLS_S, grace or 0))
         self._serving = False
         stopped = asyncio.Event()
@@ -126,22 +131,19 @@ class GrpcServer:
 
     def _take(self, event: Any) -> None:
         """Handle an event and those that have happened since, each of which leaves the queue by that."""
+        poll = self._queue.poll
         try:
-            self._handle(event)
-            for _ in range(MAX_EVENTS):
-                event = None
-                event = self._queue.poll(0)
-                if event.completion_type != _HAPPENED:
-                    break
-                self._handle(event)
+            for taken in range(MAX_EVENTS):
+                if taken:
+                    event = poll(0)
+                    if event.completion_type != _HAPPENED:
+                        return
+                try:
+                    event.tag(event)
+                except Exception:  # whatever it is, it is one call's
+                    logger.exception("an event of a gRPC call could not be handled")
         finally:
             self._taken.release()
-
-    def _handle(self, event: Any) -> None:
-        try:
-            event.tag(event)
-        except Exception:  # whatever it is, it is one call's
-            logger.exception("an event of a gRPC call could not be handled")
 
     def _accept(self) -> None:
         self._server.request_call(self._queue, self._queue, self._called)
@@ -164,13 +166,19 @@ class GrpcServer:
         elif self._refusal is not None and (reason := self._refusal(call.method, call.invocation_metadata())):
             call.end(grpc.StatusCode.UNAVAILABLE, reason)
         elif handler.request_streaming:
+            call.watch()
             self._streams.add(call)
             task = self._run(call, handler, call.requests(handler.request_deserializer))
             task.add_done_callback(lambda task: self._streams.discard(call))
         else:
+            if call.time_remaining() is None and call.method in self._direct:
+                self._watch.add(call)
+            else:
+                call.watch()
             call.receive(partial(self._received, call, handler))
 
-    def _received(self, call: ServerCall, handler: Any, message: bytes | None) -> None:
+    def _received(self, call: ServerCall, handler: Any, event: Any) -> None:
+        message = message_of(event)
         if message is None:  # or the client has gone, which then does not hear of this
             call.end(grpc.StatusCode.UNIMPLEMENTED, f"{call.method} requires exactly one request message")
             return

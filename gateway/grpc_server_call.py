@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
@@ -15,6 +15,9 @@ _T = TypeVar("_T")
 
 _NO_DEADLINE_S = 5e9
 """In the year 2128: later than a client can mean."""
+# Nothing of one call is kept in these two, so they serve all.
+_HEADERS = cygrpc.SendInitialMetadataOperation(None, 0)
+_UNHEARD_CLOSE = cygrpc.ReceiveCloseOnServerOperation(0)
 
 
 class Aborted(Exception):
@@ -24,9 +27,10 @@ class Aborted(Exception):
 class ServerCall:
     """The context of a call: what of grpc.aio's our handlers use, and the steps of the call for the server.
 
-    `on_cancelled` is called when the client cancels the call, has waited for too long or is gone, unless it has ended.
-    What is done with a call that is `cancelled` has no effect: the core aborts when its server may be stopped by then.
-    One is `interrupted` when the server has taken no more of its messages, though there may have been more.
+    `on_cancelled` is called when the client cancels the call, has waited for too long or is gone, unless it has ended;
+    nothing is heard of that before `watch`. What is done with a call that is `cancelled` or has ended has no effect:
+    the core aborts when its server may be stopped by then. One is `interrupted` when the server has taken no more of
+    its messages, though there may have been more.
     """
 
     __slots__ = (
@@ -39,6 +43,7 @@ class ServerCall:
         "_metadata",
         "_sent",
         "_trailing",
+        "_watched",
         "cancelled",
         "interrupted",
         "method",
@@ -56,9 +61,8 @@ class ServerCall:
         self._metadata = event.invocation_metadata
         self._loop = loop
         self._trailing: Metadata = ()
-        self._sent = self._ended = self._all_read = False
+        self._sent = self._watched = self._ended = self._all_read = False
         self._awaited: asyncio.Future[bytes | None] | None = None
-        self._call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(0),), self._closed)
 
     # -- for handlers
 
@@ -80,26 +84,32 @@ class ServerCall:
 
     async def write(self, message: Any) -> None:
         """Send one of many messages; what a client that is gone does not take is nobody's error."""
-        if self.cancelled:
+        if self.cancelled or self._ended:
             return
+        sent = self._message(message)
         done: asyncio.Future[None] = self._loop.create_future()
-        self._start((*self._first(), self._message(message)), lambda event: _settle(done, None))
+        self._send([sent], lambda event: _settle(done, None))
         await done
 
     # -- for the server
 
-    def receive(self, then: Callable[[bytes | None], object]) -> None:
-        """Have the next message handed over; None when there is none any more."""
-        if self.cancelled:
-            then(None)
-            return
-        self._start((cygrpc.ReceiveMessageOperation(0),), lambda event: then(event.batch_operations[0].message()))
+    def watch(self) -> None:
+        """Find out from now on when the client does not wait for the call any more."""
+        if not self._watched and not self._ended:
+            self._watched = True
+            self._start((cygrpc.ReceiveCloseOnServerOperation(0),), self._closed)
+
+    def receive(self, then: Callable[[Any], object]) -> None:
+        """Have an event handed over whose `message_of` is the next message, when there is one or none any more."""
+        self._start((cygrpc.ReceiveMessageOperation(0),), then)
 
     async def requests(self, deserializer: Callable[[bytes], Any] | None) -> AsyncIterator[Any]:
         """All messages, or those until it is interrupted."""
         while not self.interrupted:
+            if self.cancelled or self._ended:
+                return
             self._awaited = self._loop.create_future()
-            self.receive(partial(_settle, self._awaited))
+            self.receive(partial(_settle_message, self._awaited))
             if (message := await self._awaited) is None:
                 self._all_read = True
                 return
@@ -113,32 +123,34 @@ class ServerCall:
 
     def finish(self, answer: Any) -> None:
         """Send the only message, with the status OK."""
-        status = cygrpc.SendStatusFromServerOperation(self._trailing, 0, b"", 0)
-        self._finish((*self._first(), self._message(answer), status))
+        self._finish([self._message(answer), cygrpc.SendStatusFromServerOperation(self._trailing, 0, b"", 0)])
 
     def end(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> None:
         """Send the status."""
         text = details.encode(errors="replace")
-        status = cygrpc.SendStatusFromServerOperation(trailing_metadata or self._trailing, code.value[0], text, 0)
-        self._finish((*self._first(), status))
-
-    def _first(self) -> tuple[Any, ...]:
-        """What goes before the first thing sent."""
-        if self._sent:
-            return ()
-        self._sent = True
-        return (cygrpc.SendInitialMetadataOperation(None, 0),)
+        metadata = trailing_metadata or self._trailing
+        self._finish([cygrpc.SendStatusFromServerOperation(metadata, code.value[0], text, 0)])
 
     def _message(self, message: Any) -> Any:
         return cygrpc.SendMessageOperation(message if self.serializer is None else self.serializer(message), 0)
 
-    def _finish(self, operations: tuple[Any, ...]) -> None:
-        self._ended = True
-        self.on_cancelled = None
+    def _finish(self, operations: list[Any]) -> None:
+        if self._ended:
+            return
         if not self.cancelled:
-            self._start(operations, _ignore)
+            if not self._watched:  # the core takes a call for given up whose close was not asked for
+                operations.append(_UNHEARD_CLOSE)
+            self._send(operations, _ignore)
+        self._ended = True
+        self._call = self.on_cancelled = None  # the core's part of the call goes with its last event
 
-    def _start(self, operations: tuple[Any, ...], then: Callable[[Any], object]) -> None:
+    def _send(self, operations: list[Any], then: Callable[[Any], object]) -> None:
+        if not self._sent:
+            self._sent = True
+            operations.append(_HEADERS)
+        self._start(operations, then)
+
+    def _start(self, operations: Sequence[Any], then: Callable[[Any], object]) -> None:
         if self._call.start_server_batch(operations, then) != cygrpc.CallError.ok:
             raise RuntimeError(f"gRPC does not take {operations}")
 
@@ -149,9 +161,19 @@ class ServerCall:
                 self.on_cancelled()
 
 
+def message_of(event: Any) -> bytes | None:
+    """The message that was received; None when there is none any more, or when the client has gone."""
+    message: bytes | None = event.batch_operations[0].message()
+    return message
+
+
 def _settle(future: asyncio.Future[_T], result: _T) -> None:
     if not future.done():
         future.set_result(result)
+
+
+def _settle_message(future: asyncio.Future[bytes | None], event: Any) -> None:
+    _settle(future, message_of(event))
 
 
 def _ignore(event: Any) -> None:

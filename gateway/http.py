@@ -151,7 +151,7 @@ def _server_metadata(control: ControlPlane, restrictions: Restrictions) -> APIRo
 
     @routes.get("/v2/models/{name}")
     async def model_metadata(name: str) -> ModelMetadata:
-        return _metadata(catalogue.pipeline(name, ""), catalogue.versions(name))
+        return _metadata(catalogue.pipeline(name, ""), catalogue.served(name))
 
     @routes.get("/v2/models/{name}/versions/{version}")
     async def model_version_metadata(name: str, version: Version) -> ModelMetadata:

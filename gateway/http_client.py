@@ -1,8 +1,10 @@
 """How commands ask a running server over HTTP, and what they say when it cannot be asked."""
 
+import argparse
 import http.client
 import urllib.error
 import urllib.request
+from collections.abc import Iterable
 
 from models.errors import ServingError
 
@@ -11,6 +13,30 @@ open_url = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 _SETTINGS = "\x04"
 """The type of the first frame of HTTP/2, which follows three bytes of its length; a server of gRPC sends it at once."""
+
+
+Headers = Iterable[tuple[str, str]]
+"""Names and values."""
+
+
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what says where the server is, and what it demands of those who ask."""
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (default %(default)s)")
+    parser.add_argument(
+        "--header",
+        type=_header,
+        action="append",
+        default=[],
+        metavar="'NAME: VALUE'",
+        help="sent along, as to a server where a key is needed for this",
+    )
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not (colon and len(name.split()) == 1 and text.isprintable() and text.isascii()):
+        raise argparse.ArgumentTypeError(f"expected 'NAME: VALUE', got '{text}'")
+    return name.strip(), value.strip()
 
 
 def check_url(url: str) -> None:

@@ -21,7 +21,7 @@ from gateway.compression import (
     is_encoded,
 )
 from gateway.dataplane import EXPLAIN_HEADER, REQUEST_HEADER, DataPlane, asks_for_explanation, respond
-from gateway.form import Form
+from gateway.form import Form, JsonForm
 from gateway.request import MAX_VERSION_DIGITS
 from gateway.signature import Signature
 from gateway.status import error_message, http_status, retry_after_s
@@ -50,7 +50,7 @@ class Client(Protocol):
     """What an exchange needs of its client's connection."""
 
     transport: asyncio.Transport
-    form: Form | None
+    form: Form | JsonForm | None
     """That of the request before, if the next one may have it again."""
 
     def common_headers(self) -> bytes:
@@ -179,10 +179,10 @@ class Exchange:
             if self._error is not None:
                 raise self._error
             signature = dataplane.signature(self._name, self._version)
-            form = self._client.form
+            form, inputs = self._client.form, None
             if form is not None and form.fits(body, self._json_length, signature):
                 inputs = form.tensors(body)
-            else:
+            if form is None or inputs is None:
                 form, inputs = self._read(body, signature)
             self._form = form
             self._submission = dataplane.submit(signature, inputs, form.terms)
@@ -192,10 +192,14 @@ class Exchange:
         else:
             self._submission.future.add_done_callback(self._answered)
 
-    def _read(self, body: bytes | bytearray, signature: Signature) -> tuple[Form, dict[str, Tensor]]:
+    def _read(self, body: bytes | bytearray, signature: Signature) -> tuple[Form | JsonForm, dict[str, Tensor]]:
         request, flags = decode_request(body, self._json_length, signature)
         inputs, terms = self._route.dataplane.check(signature, request)
-        form = Form(body, self._json_length, signature, inputs, terms, flags)
+        form: Form | JsonForm
+        if self._json_length is None and not request.shared:
+            form = JsonForm(body, signature, inputs, terms, flags)
+        else:
+            form = Form(body, self._json_length, signature, inputs, terms, flags)
         self._client.form = form if form.repeatable else None
         return form, inputs
 
@@ -220,7 +224,9 @@ class Exchange:
             if self.disconnected:
                 return
             form = self._form
-            encoded = encode_response(respond(answer, form.terms), form.flags, form.signature)
+            encoded = encode_response(
+                respond(answer, form.terms, self._route.dataplane.statuses), form.flags, form.signature
+            )
             if self._accepted and encoded.length >= MIN_BYTES:
                 self._compress(encoded)
                 return

@@ -23,7 +23,7 @@ def partition_router(states: PartitionStates, restrictions: Restrictions) -> API
 
     @routes.get("/v2/sluice/partitions")
     async def partitions() -> Response:
-        body = msgspec.json.encode({"partitions": list(states.all().values())})
+        body = msgspec.json.encode({"partitions": states.report()})
         return Response(body, media_type="application/json")
 
     return routes

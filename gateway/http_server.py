@@ -10,7 +10,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.form import Form
+from gateway.form import Form, JsonForm
 from gateway.http_infer import Exchange, InferRoute
 from gateway.restricted import Group, Restrictions
 
@@ -31,7 +31,7 @@ class Connection(HttpToolsProtocol):
         self._restrictions = restrictions
         self._turn: Exchange | None = None
         self._last_path: tuple[bytes, tuple[str, str] | None] = b"", None
-        self.form: Form | None = None
+        self.form: Form | JsonForm | None = None
         self._default_headers: list[tuple[bytes, bytes]] = []
         self._common_headers = b""
 

@@ -71,7 +71,7 @@ class InitialResidency(NamedTuple):
 
 def initial_residency(spec: SchedulerSpec, settings: ResidencySettings) -> InitialResidency:
     """Place all models, pinned ones and those of a high priority first where there is no room for all."""
-    needs = _needs(spec.models, spec.partitions)
+    needs = model_needs(spec.models, spec.partitions)
     placement = place_models(needs, spec.partitions)
     largest = max(partition.memory_bytes for partition in spec.partitions)
     crowded = any(needs[key].memory_bytes <= largest for key in placement.unplaced)
@@ -82,7 +82,7 @@ def initial_residency(spec: SchedulerSpec, settings: ResidencySettings) -> Initi
     return InitialResidency(spec, placement.residency, placement.unplaced)
 
 
-def _needs(models: Iterable[ModelConfig], partitions: Iterable[PartitionConfig]) -> dict[str, ModelNeed]:
+def model_needs(models: Iterable[ModelConfig], partitions: Iterable[PartitionConfig]) -> dict[str, ModelNeed]:
     """What models take; what they are asked for is not known yet, and is taken to be as they rank."""
     models = tuple(models)
     kinds = {partition.kind for partition in partitions}
@@ -91,7 +91,7 @@ def _needs(models: Iterable[ModelConfig], partitions: Iterable[PartitionConfig])
     ranked = any(ranks.values())
     return {
         model.key: ModelNeed(
-            model.memory_bytes,
+            model.most_bytes,
             dict.fromkeys(kinds, float(ranks[model.key])) if ranked else {},
             model.replicas,
             model.pinned,

@@ -18,7 +18,14 @@ from gateway.lifecycle_names import Names
 from gateway.lifecycle_override import Override
 from gateway.lifecycle_revision import Deployed, Revision, Source, read_revision
 from gateway.logs import log
-from models.errors import ConfigError, ModelNotFound, RejectedError, RequestError, ServingError
+from models.errors import (
+    ConfigError,
+    ModelNotFound,
+    RejectedError,
+    RequestError,
+    ServingError,
+    UnsupportedModel,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -71,13 +78,15 @@ class Lifecycle:
             raise
 
     async def unload(self, name: str, *, with_needs: bool = False, recycle: bool = False) -> None:
-        """Serve a name no more, nor what needs it; nothing happens when it is not served.
+        """Serve a name no more, nor what needs it; what could not be served is forgotten.
 
         `with_needs` unloads what it needs as well, as far as nothing else does. With `recycle`, returns when the
         workers that held any of it have given all their memory back; otherwise its last requests may still run.
         """
         async with self._alone(name, {}):
             leaving, stranded = self.names.take(name, with_needs=with_needs)
+            if name not in leaving:
+                self._catalogue.give_up(name)
             for each, was in leaving.items():
                 state = ModelState.UNLOADING, ""
                 if each in stranded:
@@ -132,7 +141,8 @@ class Lifecycle:
             for override in overrides.values():
                 reason = override.told(reason)
             if name not in served:
-                self._catalogue.set_aside(name, {"": (ModelState.UNAVAILABLE, reason)})
+                unsupported = isinstance(error, UnsupportedModel)
+                self._catalogue.set_aside(name, {"": (ModelState.UNAVAILABLE, reason)}, unsupported=unsupported)
             log(logger, logging.ERROR, "load failed", name=name, reason=reason)
             if not isinstance(error, ConfigError | RejectedError | OSError):
                 raise
@@ -278,6 +288,7 @@ def _models(deployed: Mapping[str, Deployed]) -> set[str]:
 
 def _whole(revision: Revision, returning: Collection[str]) -> Mapping[str, Deployed]:
     """What was read, if nothing is broken but what is only returning. Raises ConfigError."""
-    if reasons := [reason for name, reason in revision.broken.items() if name not in returning]:
-        raise ConfigError("; ".join(reasons))
+    if reasons := {name: reason for name, reason in revision.broken.items() if name not in returning}:
+        kind = UnsupportedModel if revision.unsupported.issuperset(reasons) else ConfigError
+        raise kind("; ".join(reasons.values()))
     return revision.deployed

@@ -9,13 +9,13 @@ import msgspec
 from batcher.build import build_spec
 from batcher.config import ModelConfig, SchedulerSpec
 from batcher.events import ServingChanged
-from batcher.planner.residency import ModelNeed
 from batcher.residency_config import Loading
 from batcher.scheduler import Scheduler
 from gateway.catalogue import Catalogue
 from gateway.config import ServerConfig
 from gateway.executors.triton import MixedExecutor
 from gateway.executors.worker import WorkerExecutor
+from gateway.initial_residency import model_needs
 from gateway.instance_counts import log_missing_instances
 from gateway.lifecycle_loads import Loads
 from gateway.lifecycle_revision import Deployed
@@ -154,7 +154,7 @@ class Deployment:
     def memory_of(self, partition: str) -> int:
         """Bytes that the models take which a partition holds, or is being given."""
         held = self._scheduler.served.residency.held(partition)
-        return sum(model.memory_bytes for model in self._scheduler.spec.models if model.key in held)
+        return sum(model.most_bytes for model in self._scheduler.spec.models if model.key in held)
 
     async def recycle(self, partitions: Sequence[str]) -> None:
         """Have new workers take the place of those of partitions, one after the other, whoever asks."""
@@ -183,6 +183,7 @@ class Deployment:
             default_policy=config.policy.config(),
             memory_of={key: model_memory(new[key], entries) for key, entries in stored.items()},
             verdicts_of={model.key: model.verdicts for model in self._scheduler.spec.models},
+            recalls=config.cache_bytes > 0,
         )
         return config.residency.apply(spec, {key: footprints(new[key], entries) for key, entries in stored.items()})
 
@@ -195,15 +196,15 @@ class Deployment:
         spec, ours = self._scheduler.spec, {partition.name for partition in self._partitions}
         residency, fleet = self._scheduler.served.residency, self._scheduler.dispatcher.fleet.partitions
         partitions = [msgspec.structs.replace(each, models=None) for each in spec.partitions if each.name in ours]
-        needs = {
-            model.key: ModelNeed(model.memory_bytes, replicas=model.replicas)
-            for model in spec.models
-            if model.key not in self._remote
-        }
-        new = {model.key: ModelNeed(model.memory_bytes, replicas=model.replicas) for model in models}
+        needs = model_needs([*(each for each in spec.models if each.key not in self._remote), *models], partitions)
+        new = {model.key: needs[model.key] for model in models}
         held = {name: residency.held(name) for name in ours}
         serving = {name: fleet[name].models if fleet[name].ready else () for name in ours}
-        room = find_room({**needs, **new}, new, partitions, held, serving)
+        # A worker that is gone may not come back: what it would hold is only for it if nobody else has room.
+        up = [each for each in partitions if fleet[each.name].ready or not each.memory_bytes]
+        room = find_room(needs, new, up or partitions, held, serving)
+        if room.placed < new.keys():
+            room = find_room(needs, new, partitions, held, serving)
         largest = max(partition.memory_bytes for partition in partitions)
         for key in sorted(new.keys() - room.placed):
             size = _mib(new[key].memory_bytes)

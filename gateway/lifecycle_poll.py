@@ -17,8 +17,8 @@ logger = logging.getLogger(__name__)
 class Poll:
     """Loads what is new or has changed in a repository, and unloads what is gone from it, or is there twice.
 
-    What does not load is left alone until it, or something that it needs, changes again; what there is no room for just
-    now is tried at every look.
+    What does not load is left alone until it, or something that it needs, changes again, and forgotten when it is gone;
+    what there is no room for just now is tried at every look.
     """
 
     def __init__(self, lifecycle: Lifecycle, interval_s: float) -> None:
@@ -43,6 +43,7 @@ class Poll:
         """Look once, and bring what is served to what is there; raises OSError."""
         found, changed = await asyncio.to_thread(self._look)
         gone = [name for name, each in self._served().items() if each.files is not None and not found.get(name)]
+        gone += sorted(self._failed - found.keys())
         self._seen = found
         self._failed &= found.keys()
         for name in gone:

@@ -74,10 +74,11 @@ class Source(NamedTuple):
 
 
 class Revision(NamedTuple):
-    """What was read: by name, what may be served, and why something cannot be."""
+    """What was read: by name, what may be served, and why something cannot be; `unsupported` is so by its kind."""
 
     deployed: dict[str, Deployed]
     broken: dict[str, str]
+    unsupported: frozenset[str] = frozenset()
 
 
 def read_revision(
@@ -121,7 +122,7 @@ def read_revision(
             pipelines = (found.pipelines[name],)
         if pipelines:
             revision[name] = Deployed(models, pipelines, needs[name], files.get(name), overrides.get(name))
-    return Revision(revision, broken)
+    return Revision(revision, broken, frozenset(each.name for each in found.broken if each.unsupported))
 
 
 def deployed_from(repository: Repository, source: Source) -> dict[str, Deployed]:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import msgspec
 
 from gateway import validate_command
-from gateway.http_client import check_url, open_url, unreachable
+from gateway.http_client import Headers, add_server_arguments, check_url, open_url, unreachable
 from gateway.text_table import aligned
 from models.errors import ConfigError, ServingError
 
@@ -60,12 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _action(actions: Any, name: str, command: Any, help: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(name, help=help)
     parser.set_defaults(command=command)
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (default %(default)s)")
+    add_server_arguments(parser)
     return parser
 
 
 def _list(options: argparse.Namespace) -> int:
-    body = call(options.url, "/v2/repository/index", {"ready": options.ready})
+    body = call(options.url, "/v2/repository/index", {"ready": options.ready}, options.header)
     entries = _decoded(options.url, body, list[dict[str, str]])
     if options.json:
         print(body.decode())
@@ -87,7 +87,8 @@ def _load(options: argparse.Namespace) -> int:
 
 def _unload(options: argparse.Namespace) -> int:
     # The protocol's unload of what there is not succeeds.
-    index = _decoded(options.url, call(options.url, "/v2/repository/index", {}), list[dict[str, str]])
+    body = call(options.url, "/v2/repository/index", {}, options.header)
+    index = _decoded(options.url, body, list[dict[str, str]])
     if all(entry.get("name") != options.name for entry in index):
         print(f"sluice: {options.url}: there is no model or pipeline '{options.name}'", file=sys.stderr)
         return 1
@@ -97,7 +98,7 @@ def _unload(options: argparse.Namespace) -> int:
 
 def _config(options: argparse.Namespace) -> int:
     version = f"/versions/{quote(options.version, safe='')}" if options.version else ""
-    body = call(options.url, f"/v2/models/{quote(options.name, safe='')}{version}/config", None)
+    body = call(options.url, f"/v2/models/{quote(options.name, safe='')}{version}/config", None, options.header)
     print(json.dumps(_decoded(options.url, body, dict[str, Any]), indent=2))
     return 0
 
@@ -114,7 +115,7 @@ def _register(options: argparse.Namespace) -> int:
         if not isinstance(config, dict):
             raise ConfigError(f"{options.config}: expected an object, the configuration of a model")
     if options.labels is not None:
-        outputs = config.get("output")
+        outputs = config.setdefault("output", _outputs(options.file))
         if not isinstance(outputs, list) or not outputs or not isinstance(outputs[0], dict):
             raise ConfigError("--labels: expected a --config that names the output that the labels are for")
         outputs[0].setdefault("label_filename", "labels.txt")
@@ -123,13 +124,22 @@ def _register(options: argparse.Namespace) -> int:
     return _change(options, "load", {"config": json.dumps(config), **parameters}, given)
 
 
+def _outputs(path: Path) -> list[dict[str, str]]:
+    """The outputs of a model in a configuration that leaves all else to its file, if it is one that says so."""
+    if path.suffix != ".onnx":
+        return []
+    from models.onnx_file import read_tensors  # which takes long to import
+
+    return [{"name": output.name} for output in read_tensors(path).outputs]
+
+
 def _change(
     options: argparse.Namespace, what: str, parameters: dict[str, Any], given: Mapping[str, object] | None = None
 ) -> int:
     """Have a model changed; `given` are files of the user's by the names that the server has for them."""
     body = {"parameters": parameters} if parameters else {}
     try:
-        call(options.url, f"/v2/repository/models/{quote(options.name, safe='')}/{what}", body)
+        call(options.url, f"/v2/repository/models/{quote(options.name, safe='')}/{what}", body, options.header)
     except ServingError as error:
         message = str(error)
         for theirs, ours in (given or {}).items():
@@ -140,7 +150,7 @@ def _change(
     return 0
 
 
-def call(url: str, path: str, body: object | None) -> bytes:
+def call(url: str, path: str, body: object | None, headers: Headers = ()) -> bytes:
     """What a server at `url` answers: to a POST of `body` in JSON, or to a GET without one.
 
     Raises ServingError, with what the server says if it refuses, and when it cannot be reached.
@@ -148,7 +158,7 @@ def call(url: str, path: str, body: object | None) -> bytes:
     check_url(url)
     data = None if body is None else json.dumps(body).encode()
     try:
-        request = urllib.request.Request(url.rstrip("/") + path, data)
+        request = urllib.request.Request(url.rstrip("/") + path, data, dict(headers))
         with open_url(request, timeout=LOAD_TIMEOUT_S) as response:
             answer: bytes = response.read()
     except urllib.error.HTTPError as error:

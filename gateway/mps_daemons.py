@@ -2,13 +2,13 @@
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from gateway.logs import log
 from mps.mps_control import MpsControl
-from mps.mps_daemon import MpsDaemon
+from mps.mps_daemon import DaemonKept, MpsDaemon
 from mps.mps_keeper import MpsKeeper
 from mps.partition import MpsPartition, Partition, ShareMode
 
@@ -16,11 +16,13 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def mps_daemons(partitions: Iterable[Partition]) -> Iterator[Mapping[str, MpsControl]]:
+def mps_daemons(
+    partitions: Iterable[Partition], adopted: Callable[[str], None] | None = None
+) -> Iterator[Mapping[str, MpsControl]]:
     """The control of a daemon for each device that is shared under MPS, by UUID; the daemons end with the context.
 
     A daemon that ends before is started again. Raises ControlFailed when one cannot be started: workers would run
-    without MPS, and not know.
+    without MPS, and not know. With `adopted`, that of another process is used where there is one, and `adopted` told.
     """
     shares: dict[str, list[MpsPartition]] = {}
     for each in partitions:
@@ -35,7 +37,12 @@ def mps_daemons(partitions: Iterable[Partition]) -> Iterator[Mapping[str, MpsCon
             daemon = MpsDaemon(device, sets=sets, protocol=protocol)
             keeper = MpsKeeper(daemon, partial(logger.error, "%s"))
             stack.callback(keeper.stop)
-            keeper.start()
+            try:
+                keeper.start()
+            except DaemonKept as error:
+                if adopted is None:
+                    raise
+                adopted(f"{error}; its clients may disturb what is measured beside them")
             controls[device] = daemon.control
             log(logger, logging.INFO, "mps daemon ready", device=device, pid=daemon.pid, pipes=str(daemon.pipes))
         yield controls

@@ -12,7 +12,6 @@ from models.errors import ConfigError
 from models.profile_file import ProfileMissing, read_profile
 from mps.packing.layout import Packed, lay_out
 from mps.packing.packing_file import Profiled, decode_packing
-from mps.packing.peak import highest_mib
 from mps.packing.policies import DEFAULT, POLICIES
 from mps.packing.policy import PackingPolicy, percent
 
@@ -31,7 +30,9 @@ def pack(options: argparse.Namespace) -> int:
     """Print where models go, and why others go nowhere; returns the exit status."""
     try:
         text = options.file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{options.file}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{options.file}: cannot be read: {error}") from error
     file = decode_packing(text, str(options.file), partial(_measured_mib, options.file.parent))
     name: str = options.policy or file.policy_name
@@ -76,7 +77,7 @@ def _lines(name: str, policy: PackingPolicy, packed: Packed) -> Iterator[str]:
         ]
     yield from (f"  {line}" for line in aligned(rows, 2))
     for device in packed.devices:
-        if (most_mib := highest_mib(device.residents)) > device.memory_mib:
+        if (most_mib := device.prospect.highest_mib) > device.memory_mib:
             yield f"{device.name} can run out of memory: by what was measured, its models come to {most_mib} MiB"
     for model, reasons in packed.refused.items():
         yield f"no place for {model}:"
@@ -94,7 +95,7 @@ def _document(name: str, policy: PackingPolicy, packed: Packed) -> dict[str, obj
             {
                 "name": device.name,
                 "memory_mib": device.memory_mib,
-                "highest_mib": highest_mib(device.residents),
+                "highest_mib": device.prospect.highest_mib,
                 "models": [
                     {
                         "name": each.tenant.name,

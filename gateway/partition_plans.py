@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from models.errors import ConfigError
 from mps.desired import GpuPlan, Present, plan_gpu
-from mps.geometry import Geometry, find_geometry
+from mps.geometry import GEOMETRIES, Geometry, find_geometry
 from mps.inventory import Gpu
 from mps.layout_file import LayoutFile
 
@@ -12,14 +12,15 @@ from mps.layout_file import LayoutFile
 def plans_here(file: LayoutFile, there: Sequence[Gpu]) -> list[tuple[str, GpuPlan]]:
     """A plan for each GPU of the file from how it is, with its UUID.
 
-    Raises ConfigError where the file names a GPU that is not there or has no MIG, and as `plan_gpu`.
+    Raises ConfigError where the file names a GPU that is not there, is of another model or has no MIG, and as
+    `plan_gpu`.
     """
     plans: list[tuple[str, GpuPlan]] = []
     for index in range(len(file.gpus)):
         gpu, geometry = _find(file, index, there)
         if gpu.uuid in dict(plans):
             raise ConfigError(f"{file.path}: gpus.{index}.device: GPU {gpu.index} is there twice")
-        present = Present(bool(gpu.mig), gpu.present, gpu.users)
+        present = Present(bool(gpu.mig), gpu.present, gpu.users, gpu.unusable)
         plans.append((gpu.uuid, plan_gpu(file, index, geometry, present)))
     return plans
 
@@ -27,7 +28,7 @@ def plans_here(file: LayoutFile, there: Sequence[Gpu]) -> list[tuple[str, GpuPla
 def plans_elsewhere(file: LayoutFile, present: LayoutFile | None = None) -> list[tuple[str, GpuPlan]]:
     """A plan for each GPU of the file from what another file says of it, or from an empty one, with its name.
 
-    Raises ConfigError where neither file tells the model of a GPU, and as `plan_gpu`.
+    Raises ConfigError where neither file tells the model of a GPU, or each another one, and as `plan_gpu`.
     """
     plans = []
     at = {} if present is None else {gpu.device: index for index, gpu in enumerate(present.gpus)}
@@ -35,7 +36,10 @@ def plans_elsewhere(file: LayoutFile, present: LayoutFile | None = None) -> list
         name, state = wanted.gpu, Present()
         if present is not None and wanted.device in at:
             there = at[wanted.device]
-            name = name or present.gpus[there].gpu
+            model = present.gpus[there].gpu
+            if None not in (name, model) and name != model:
+                raise ConfigError(f"{file.path}: gpus.{index}.gpu: it is {model} in {present.path}, not {name}")
+            name = name or model
             if name is not None:
                 state = Present(present.gpus[there].mig, present.present(there, find_geometry(name)))
         if name is None:
@@ -50,11 +54,16 @@ def _find(file: LayoutFile, index: int, there: Sequence[Gpu]) -> tuple[Gpu, Geom
     at = f"{file.path}: gpus.{index}.device"
     found = [gpu for gpu in there if gpu.is_named(device)]
     if len(found) != 1:
-        names = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in there) or "none"
+        names = ", ".join(f"{gpu.index} ({gpu.uuid or 'lost'})" for gpu in there) or "none"
         raise ConfigError(f"{at}: {device} names {len(found)} GPUs, expected one of {names}")
     (gpu,) = found
+    if gpu.lost:
+        raise ConfigError(f"{at}: GPU {gpu.index} is lost (NVML: {gpu.lost})")
     if gpu.mig is None:
         raise ConfigError(f"{at}: GPU {gpu.index}, {gpu.name}, has no MIG")
     if gpu.geometry is None or gpu.unplaced:
         raise ConfigError(f"{at}: the driver tells the layout of GPU {gpu.index}, {gpu.name}, to root only")
+    model, known = file.gpus[index].gpu, GEOMETRIES.get(gpu.geometry.gpu)
+    if model is not None and known is not None and find_geometry(model).profiles != known.profiles:
+        raise ConfigError(f"{file.path}: gpus.{index}.gpu: GPU {gpu.index}, {gpu.name}, is {known.gpu}, not {model}")
     return gpu, gpu.geometry

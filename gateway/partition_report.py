@@ -32,11 +32,14 @@ def _device(partition: Partition) -> str:
         case MigPartition():
             return f"{partition.profile} {partition.uuid}"
         case _:
-            return f"{partition.share_percent} % ({partition.mode}) of {partition.uuid}"
+            device = f"{partition.profile} {partition.uuid}".lstrip()
+            return f"{partition.share_percent} % ({partition.mode}) of {device}"
 
 
 def gpu_lines(gpu: Gpu) -> list[str]:
     """A GPU, then its instances, with who uses them, and what there is room for."""
+    if gpu.lost:
+        return [f"GPU {gpu.index}: it is lost (NVML: {gpu.lost})"]
     mode = {None: "no MIG", False: "MIG off", True: "MIG on"}[gpu.mig]
     lines = [f"GPU {gpu.index}: {gpu.name}, {gpu.memory_mib} MiB, {gpu.uuid}, {mode}{_used(gpu.users)}"]
     for each in sorted(gpu.instances, key=lambda instance: instance.placement.start):

@@ -1,7 +1,7 @@
 """How the partitions of our workers are, and whether it is proved that they hold what they promise."""
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -21,7 +21,8 @@ class Enforcement(enum.StrEnum):
 class PartitionState(msgspec.Struct, frozen=True):
     """A partition; `reasons` tell why it is unenforced, `worker` is its process while one is up.
 
-    `evidence` is that of the latest worker, and `lost` how that came to its end, and what follows from it.
+    `evidence` is that of the latest worker, and `lost` how that came to its end, and what follows from it. `models` are
+    the bytes that each model takes that is held, as far as that is asked for.
     """
 
     partition: Partition
@@ -31,17 +32,25 @@ class PartitionState(msgspec.Struct, frozen=True):
     reasons: tuple[str, ...] = ()
     evidence: Evidence | None = None
     lost: str = ""
+    models: dict[str, int] = {}
 
 
 class PartitionStates:
-    """The states of all partitions of our workers, by name."""
+    """The states of all partitions of our workers, by name; `held` tells what the models take that one holds."""
 
-    def __init__(self, partitions: Sequence[Partition]) -> None:
+    def __init__(
+        self, partitions: Sequence[Partition], held: Callable[[str], dict[str, int]] = lambda name: {}
+    ) -> None:
+        self._held = held
         self._states = {each.name: PartitionState(each, each.profile_kind) for each in partitions}
 
     def all(self) -> Mapping[str, PartitionState]:
         """The states as they are now."""
         return self._states
+
+    def report(self) -> list[PartitionState]:
+        """The states with the models that are held."""
+        return [msgspec.structs.replace(state, models=self._held(name)) for name, state in self._states.items()]
 
     def enforced(self) -> dict[str, bool]:
         """Whether the partitions of which it is known are enforced."""

@@ -169,7 +169,9 @@ def _drift(file: LayoutFile, nvml: Nvml) -> list[str]:
 def _read(path: Path) -> LayoutFile:
     try:
         return decode_layouts(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
 
 

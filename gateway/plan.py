@@ -20,7 +20,7 @@ class Wire(NamedTuple):
 
 
 class StagePlan(NamedTuple):
-    """One stage: `inputs` by name, in order for a combiner, whose output is called `output`.
+    """One stage, of a `model` ("" for a combiner): `inputs` by name, in order for a combiner, which makes `output`.
 
     `names` are what a combiner calls its inputs, `weights` those that it gives them, if any.
     """
@@ -31,6 +31,7 @@ class StagePlan(NamedTuple):
     verdicts: tuple[Verdict, ...]
     names: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
+    model: str = ""
 
 
 class PipelinePlan(NamedTuple):
@@ -55,7 +56,7 @@ def plan_pipeline(
     for stage, reports in zip(pipeline.stages, verdicts, strict=True):
         wires = {name: Wire(numbers[source.stage], source.tensor) for name, source in stage.inputs.items()}
         if stage.model is not None:
-            plans.append(StagePlan(wires, None, "", ()))
+            plans.append(StagePlan(wires, None, "", (), model=stage.model))
         else:
             names = tuple(map(str, stage.inputs.values()))
             plans.append(StagePlan(wires, stage.combine, wires["0"].tensor, reports, names, stage.weights))

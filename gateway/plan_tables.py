@@ -5,6 +5,7 @@ from pathlib import Path
 
 from gateway.plan_answer import TableSource, TableUsed
 from gateway.stored_profiles import look_up, shortfall
+from gateway.worker_files import file_to_measure
 from models.errors import ConfigError
 from models.partition_kind import parse_kind
 from models.profile import LatencyTable
@@ -66,9 +67,7 @@ def latency_tables(
             else:
                 partition = _here(model, kinds[kind], stored, repository)
                 told(f"timing {model.spec.key} on {kind}: {stored}")
-                table = time_on(
-                    partition, model.path, model.backend, model.spec.batchable, model.spec.menu, model.spec.config
-                )
+                table = time_on(partition, file_to_measure(model, model.spec.menu))
                 source, notes = TableSource.TIMED_NOW, (stored,)
             tables[model.spec.key][kind] = table
             used.append(TableUsed(model.spec.key, kind, source, notes))
@@ -76,7 +75,10 @@ def latency_tables(
 
 
 def _stored(model: ModelEntry, kinds: Iterable[str]) -> dict[str, Entry | str]:
-    """The stored profile by kind, or why there is none that can be used; a server takes the same measured ones."""
+    """The stored profile by kind, or why there is none that can be used.
+
+    A server takes the same measured ones, but for those of partitions that did not hold, whose warnings say so.
+    """
     return {kind: _usable(model, found) for kind, found in look_up(model, kinds).items()}
 
 

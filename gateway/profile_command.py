@@ -3,20 +3,23 @@
 import argparse
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gateway.config import ServerConfig, read_config
-from gateway.configured_partitions import configured_partitions
+from gateway.mps_daemons import mps_daemons
+from gateway.partition_report import partition_lines
 from gateway.profile_report import report, summary
+from gateway.profiled_partitions import profiled_partitions
 from gateway.wiring import read_models
+from gateway.worker_files import file_to_measure
 from models.errors import ConfigError, ServingError
 from models.fingerprint import SIMULATED, fingerprint
-from models.partition_kind import parse_kind
+from models.measurement import Measurement
 from models.profile_csv import read_csv, write_csv
 from models.profile_file import (
     Entry,
-    Measurement,
     Profile,
     ProfileMissing,
     Source,
@@ -27,9 +30,11 @@ from models.profile_file import (
 )
 from models.repository import ModelEntry
 from models.simulated_gpu import simulate
-from mps.cpu import available_cores, default_partitions
-from mps.partition import CpuPartition
-from mps.profiling import measure_on
+from mps.capacity import free_capacity
+from mps.partition import MpsPartition, Partition
+from mps.profiling import measure_on, measured_as
+from mps.proof import shortfalls
+from mps.shares import check_shares
 
 INTERRUPTED = 130
 """Exit status after a keyboard interrupt, as shells have it."""
@@ -40,10 +45,10 @@ def add_arguments(profile: argparse.ArgumentParser) -> None:
     actions = profile.add_subparsers(required=True, metavar="[measure] | show | export | import")
     measure = _action(actions, "measure", _measure_all, "time models and store the profiles beside them (the default)")
     add = measure.add_argument
-    add("--partitions", metavar="N|KIND,KIND", help="as many equal sets of cores, or kinds such as cpu1,cpu2")
+    add("--partitions", metavar="N|KIND,KIND", help="as many equal sets of cores, or kinds such as cpu1,cpu2,mps-30")
     add("--batches", type=_sizes, metavar="N,N", help="batch sizes (default: 1, 2, 4 and so on, as the server takes)")
     add("--simulate", metavar="NAME", help="a well-known model to compute figures of, for GPU partitions not at hand")
-    _action(actions, "show", lambda options: _each(_chosen(options), _show), "tables and plots of what is stored")
+    _action(actions, "show", _show_all, "tables and plots of what is stored")
     export = _action(actions, "export", _export, "write the stored profile of one model as CSV")
     import_ = _action(actions, "import", _import, "add what a CSV file holds to the stored profile of one model")
     for parser in (export, import_):
@@ -64,20 +69,27 @@ def _measure_all(options: argparse.Namespace) -> int:
     config, batches = _config(options), options.batches
     entries = _chosen(options)
     if options.simulate is None:
-        partitions = _partitions(options.partitions, config)
-        return _each(entries, lambda entry: _measure(entry, partitions, batches))
+        partitions, configured = profiled_partitions(options.partitions, config)
+        devices = {each.uuid for each in partitions if isinstance(each, MpsPartition)}
+        sharing = [each for each in configured if isinstance(each, MpsPartition) and each.uuid in devices]
+        with mps_daemons(sharing, adopted=_tell):
+            return _each(
+                (entry, partial(_measure, entry, partition, batches, config.strict))
+                for entry in entries
+                for partition in partitions
+            )
     if options.partitions is None:
         raise ConfigError("--simulate: expected --partitions with the kinds to compute, e.g. mig-1g,mig-2g,mps-20")
     kinds = options.partitions.split(",")
-    return _each(entries, lambda entry: _simulate(entry, options.simulate, kinds, batches))
+    return _each((entry, partial(_simulate, entry, options.simulate, kinds, batches)) for entry in entries)
 
 
-def _each(entries: Iterable[ModelEntry], do: Callable[[ModelEntry], None]) -> int:
-    """Do it for every model; one that fails does not keep the rest from it."""
+def _each(work: Iterable[tuple[ModelEntry, Callable[[], None]]]) -> int:
+    """Do all the work on models; what fails does not keep the rest from it."""
     status = 0
-    for entry in entries:
+    for entry, do in work:
         try:
-            do(entry)
+            do()
         except (ServingError, OSError) as error:
             print(f"sluice: {entry.spec.key}: {error}", file=sys.stderr)
             status = 1
@@ -87,13 +99,16 @@ def _each(entries: Iterable[ModelEntry], do: Callable[[ModelEntry], None]) -> in
     return status
 
 
-def _measure(entry: ModelEntry, partitions: Iterable[CpuPartition], batches: tuple[int, ...] | None) -> None:
+def _measure(entry: ModelEntry, partition: Partition, batches: tuple[int, ...] | None, strict: bool) -> None:
     _stored(entry)  # what is wrong with a file is to be known before the work, not after it
-    sizes = _batches(entry, batches)
-    for partition in partitions:
-        print(f"{entry.spec.key}: measuring on {partition.profile_kind} (cores {_listed(partition.cores)})", flush=True)
-        measurement = measure_on(partition, entry.path, entry.backend, entry.spec.batchable, sizes, entry.spec.config)
-        _store(entry, fingerprint(), partition.profile_kind, Source.MEASURED, measurement)
+    file = file_to_measure(entry, _batches(entry, batches))
+    (line,) = partition_lines([measured_as(partition)])
+    print(f"{entry.spec.key}: measuring on {partition.profile_kind} ({line})", flush=True)
+    check_shares([partition], free_capacity([partition]))
+    measured = measure_on(partition, file, strict=strict)
+    assert measured.measurement is not None, "what cannot be measured is raised"
+    reasons = tuple(shortfalls(measured_as(partition), measured.evidence))
+    _store(entry, fingerprint(), partition.profile_kind, Source.MEASURED, measured.measurement, reasons)
 
 
 def _simulate(entry: ModelEntry, name: str, kinds: Iterable[str], batches: tuple[int, ...] | None) -> None:
@@ -101,14 +116,26 @@ def _simulate(entry: ModelEntry, name: str, kinds: Iterable[str], batches: tuple
         _store(entry, SIMULATED, kind, Source.SIMULATED, simulate(name, kind, _batches(entry, batches)))
 
 
-def _store(entry: ModelEntry, hardware: str, kind: str, source: Source, measurement: Measurement) -> None:
+def _store(
+    entry: ModelEntry,
+    hardware: str,
+    kind: str,
+    source: Source,
+    measurement: Measurement,
+    unenforced: tuple[str, ...] = (),
+) -> None:
     fields = {name: getattr(measurement, name) for name in measurement.__struct_fields__}
-    measured = Entry(fingerprint=hardware, kind=kind, source=source, sha256=model_hash(entry.path), **fields)
+    sha256 = model_hash(entry.path)
+    measured = Entry(fingerprint=hardware, kind=kind, source=source, sha256=sha256, unenforced=unenforced, **fields)
     path = profile_path(entry.path, entry.spec.name)
     write_profile(path, _stored(entry).merged([measured]))
     print(f"{entry.spec.key}: {summary(measured)} -> {path}")
     for warning in measured.warnings:
         print(f"{entry.spec.key}: warning: {measured.label}: {warning}")
+
+
+def _show_all(options: argparse.Namespace) -> int:
+    return _each((entry, partial(_show, entry)) for entry in _chosen(options))
 
 
 def _show(entry: ModelEntry) -> None:
@@ -172,31 +199,8 @@ def _chosen(options: argparse.Namespace) -> list[ModelEntry]:
     return list((chosen if names else found.models).values())
 
 
-def _partitions(text: str | None, config: ServerConfig) -> list[CpuPartition]:
-    """One partition of every kind that is asked for: those of one kind are equally fast."""
-    if text is None:
-        partitions = tuple(each for each in configured_partitions(config) if isinstance(each, CpuPartition))
-        if not partitions:
-            raise ConfigError("partitions: expected one of cores: models cannot be measured on GPUs yet")
-    elif text.isdecimal():
-        partitions = default_partitions(int(text))
-    else:
-        partitions = tuple(_partition(kind) for kind in text.split(","))
-    return list({partition.profile_kind: partition for partition in partitions}.values())
-
-
-def _partition(kind: str) -> CpuPartition:
-    cores = available_cores()
-    parsed = parse_kind(kind)
-    if parsed is None or not parsed.cores:
-        expected = f"expected kinds cpu1 to cpu{len(cores)}, or slower ones such as cpu1/x3"
-        raise ConfigError(f"--partitions: {kind} cannot be measured here, {expected}")
-    if parsed.cores > len(cores):
-        raise ConfigError(f"--partitions: {kind} has more than the {len(cores)} cores that this process may use")
-    try:
-        return CpuPartition(kind, cores[: parsed.cores], parsed.slowdown)
-    except ValueError as error:
-        raise ConfigError(f"--partitions: {kind}: {error}") from error
+def _tell(sentence: str) -> None:
+    print(f"sluice: {sentence}", file=sys.stderr)
 
 
 def _batches(entry: ModelEntry, batches: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -213,7 +217,3 @@ def _sizes(text: str) -> tuple[int, ...]:
     if not all(size.isdecimal() and int(size) for size in sizes):
         raise argparse.ArgumentTypeError(f"expected batch sizes of at least 1 such as 1,2,4, got '{text}'")
     return tuple(sorted(set(map(int, sizes))))
-
-
-def _listed(numbers: Iterable[int]) -> str:
-    return ", ".join(map(str, numbers))

@@ -23,7 +23,9 @@ def report(profile: Profile, fingerprint: str, sha256: str) -> str:
 def summary(entry: Entry) -> str:
     """A line on an entry."""
     first, last = entry.cells[0], entry.cells[-1]
-    medians = f"p50 {ns_to_ms(first.p50_ns):.3f} ms at batch {first.batch}, {ns_to_ms(last.p50_ns):.3f} at {last.batch}"
+    medians = f"p50 {ns_to_ms(first.p50_ns):.3f} ms at batch {first.batch}"
+    if last is not first:
+        medians += f", {ns_to_ms(last.p50_ns):.3f} at {last.batch}"
     return f"{entry.label}: {medians}"
 
 

@@ -9,7 +9,7 @@ from gateway.catalogue import Catalogue, ModelState
 from gateway.config import Control
 from gateway.lifecycle import Lifecycle
 from gateway.lifecycle_override import read_override
-from models.errors import BackendUnavailable, RequestError, UnsupportedRequest
+from models.errors import RejectedError, RequestError, UnsupportedRequest
 
 
 class IndexEntry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -92,8 +92,9 @@ def _check_name(what: str, name: str) -> None:
         raise RequestError(f"failed to {what} '{name:.80}': expected the name of a model: {expected}")
 
 
-def _not_allowed(what: str, name: str, control: Control) -> BackendUnavailable:
-    return BackendUnavailable(
+def _not_allowed(what: str, name: str, control: Control) -> RejectedError:
+    return RejectedError(
         f"failed to {what} '{name:.80}', explicit model load / unload is not allowed if polling is enabled or the "
-        f"model control mode is none; it is {control}"
+        f"model control mode is none; it is {control}",
+        retry_after_s=None,
     )

@@ -5,6 +5,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from gateway.http_client import add_server_arguments
 from gateway.model_command import call
 from models.errors import ServingError
 from mps.partition import CpuPartition, Partition
@@ -16,13 +17,13 @@ def add_resize_arguments(parser: argparse.ArgumentParser) -> None:
     share = parser.add_mutually_exclusive_group(required=True)
     share.add_argument("--cores", type=_cores, metavar="N,N", help="of a set of cores: all that it is to have")
     share.add_argument("--share", type=int, metavar="PERCENT", help="of a share of a GPU: its part of it")
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (default %(default)s)")
+    add_server_arguments(parser)
 
 
 def resize(options: argparse.Namespace) -> int:
     """Have the server do it; returns when the partition serves on its new share."""
     body = {"share_percent": options.share} if options.cores is None else {"cores": options.cores}
-    answer = call(options.url, f"/v2/sluice/partitions/{quote(options.name, safe='')}/resize", body)
+    answer = call(options.url, f"/v2/sluice/partitions/{quote(options.name, safe='')}/resize", body, options.header)
     try:
         partition: Partition = msgspec.json.decode(answer, type=Partition)
     except msgspec.MsgspecError as error:

@@ -1,7 +1,9 @@
 """Partitions that get another share of the machine while they serve."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,10 +26,21 @@ RESIZE_TIMEOUT_S = 300.0
 """Time for a new worker to load, warm and time all models."""
 
 
+class Asked(NamedTuple):
+    """Who asked for another share: `client`, `plan` or `load`; and why, in a word."""
+
+    by: str
+    reason: str
+
+
+BY_CLIENT = Asked("client", "request")
+
+
 class Resizing:
     """Has new workers, on other shares, take the place of those that serve.
 
     `beside` are partitions of other processes, `configure` tells how the scheduler is to know one of ours.
+    `done` counts resizes by partition and who asked.
     """
 
     def __init__(
@@ -45,6 +58,7 @@ class Resizing:
         self._executor = executor
         self._beside = beside
         self._configure = configure
+        self.done: Counter[tuple[str, Asked]] = Counter()
         # What is free is free for one: memory is looked at before the new worker takes it.
         self._one_at_a_time = asyncio.Lock()
 
@@ -54,7 +68,11 @@ class Resizing:
         return self._one_at_a_time.locked()
 
     async def resize(
-        self, name: str, cores: Sequence[int] | None = None, share_percent: int | None = None
+        self,
+        name: str,
+        cores: Sequence[int] | None = None,
+        share_percent: int | None = None,
+        asked: Asked = BY_CLIENT,
     ) -> Partition:
         """Give a partition these cores or this share of its GPU, after what is under way; returns when it serves there.
 
@@ -62,9 +80,9 @@ class Resizing:
         not take over: then all is as it was.
         """
         async with self._one_at_a_time:
-            return await self._resize(name, self._wanted(name, cores, share_percent))
+            return await self._resize(name, self._wanted(name, cores, share_percent), asked)
 
-    async def _resize(self, name: str, wanted: Partition) -> Partition:
+    async def _resize(self, name: str, wanted: Partition, asked: Asked) -> Partition:
         if wanted == self._states.all()[name].partition:
             return wanted
         others = [state.partition for other, state in self._states.all().items() if other != name]
@@ -80,6 +98,7 @@ class Resizing:
             await self._executor.resize(wanted, self._configure(wanted), tables, RESIZE_TIMEOUT_S)
         except PartitionError as error:
             raise PartitionError(f"partition {name} stays as it is: {error}") from error
+        self.done[name, asked] += 1
         return wanted
 
     def _wanted(self, name: str, cores: Sequence[int] | None, share_percent: int | None) -> Partition:

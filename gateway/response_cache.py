@@ -34,9 +34,9 @@ class ResponseCache:
 
     def __init__(self, capacity: int, statistics: Statistics, clock: Callable[[], int]) -> None:
         self.used_bytes = 0
+        self.clock = clock
         self._capacity = capacity
         self._statistics = statistics
-        self._clock = clock
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
 
     def look_up(self, key: Key, since_ns: int) -> Mapping[str, Tensor] | None:
@@ -45,23 +45,26 @@ class ResponseCache:
         if entry is None:
             return None
         self._entries.move_to_end(key)
-        self._statistics.of(key.pipeline).cache_hit(self._clock() - since_ns)
+        self._statistics.of(key.pipeline).cache_hit(self.clock() - since_ns)
         return entry.outputs
 
     def insert(self, key: Key, lookup_ns: int, future: asyncio.Future[Answer]) -> None:
-        """Keep a copy of an answer for which the look-up took that long, if it is one; others go for it."""
-        if future.cancelled() or not (answer := future.result()).outcome.answered:
-            return
-        began_ns = self._clock()
-        size = ENTRY_BYTES + sum(tensor.nbytes for tensor in answer.outputs.values())
+        """Keep what is answered, if it is; otherwise as `keep`."""
+        if not future.cancelled() and (answer := future.result()).outcome.answered:
+            self.keep(key, lookup_ns, answer.outputs)
+
+    def keep(self, key: Key, lookup_ns: int, outputs: Mapping[str, Tensor]) -> None:
+        """Keep a copy of outputs for which the look-up took that long; others go for it."""
+        began_ns = self.clock()
+        size = ENTRY_BYTES + sum(tensor.nbytes for tensor in outputs.values())
         if size <= self._capacity:
             if (known := self._entries.pop(key, None)) is not None:
                 self.used_bytes -= known.size
-            self._entries[key] = _Entry({name: _copy(tensor) for name, tensor in answer.outputs.items()}, size)
+            self._entries[key] = _Entry({name: _copy(tensor) for name, tensor in outputs.items()}, size)
             self.used_bytes += size
             while self.used_bytes > self._capacity:
                 self.used_bytes -= self._entries.popitem(last=False)[1].size
-        self._statistics.of(key.pipeline).cache_miss(lookup_ns + self._clock() - began_ns)
+        self._statistics.of(key.pipeline).cache_miss(lookup_ns + self.clock() - began_ns)
 
 
 def request_key(pipeline: str, inputs: Mapping[str, Tensor]) -> Key:

@@ -20,6 +20,7 @@ from batcher.decisions import (
     EvictRequest,
     FailRequest,
     LoadModel,
+    RecallOutputs,
     RejectRequest,
     RevokeBatch,
     UnloadModel,
@@ -30,10 +31,8 @@ from batcher.events import (
     BatchCompleted,
     BatchFailed,
     BatchRevoked,
-    CombinationFailed,
     DrainStarted,
     FailureCause,
-    OutputsCombined,
     PlanBuilt,
     RequestArrived,
     RequestCancelled,
@@ -45,6 +44,7 @@ from batcher.scheduler import Scheduler
 from gateway.answer import Answer, Tensor
 from gateway.batch_runs import BatchRuns
 from gateway.executors.base import Executor
+from gateway.local_stages import LocalStages
 from gateway.metrics import Metrics
 from gateway.submission import Submission
 from gateway.trace import TRACE_REQUESTS, Trace, Traces
@@ -55,6 +55,7 @@ logger = logging.getLogger(__name__)
 
 MAX_ROUNDS = 1000
 """Rounds of events and wake-ups in one flush before other callbacks of the loop get their turn."""
+_FROM_CACHE = "it was answered from the cache"
 
 
 class Timer(Protocol):
@@ -130,10 +131,12 @@ class Runtime:
         self._closed = False
         self._idle = asyncio.Event()
         self.failed = asyncio.Event()
+        stages = LocalStages(self._open, executor, self.post)
         self._apply: dict[type[AnyDecision], Callable[[Any], None]] = {
             DispatchBatch: self._dispatch,
             RevokeBatch: self._revoke,
-            CombineOutputs: self._combine,
+            CombineOutputs: stages.combine,
+            RecallOutputs: stages.recall,
             BuildPlan: self._build,
             LoadModel: executor.load,
             UnloadModel: executor.unload,
@@ -204,7 +207,8 @@ class Runtime:
         submission = self._open[request] = Submission(request, future, trace, self._metrics.pipeline(pipeline))
         self.traces.add(trace)
         self._now_ns = self._clock()
-        self._settle(request, Answer(Outcome.COMPLETED, "it was answered from the cache", outputs=outputs))
+        known = Answer(Outcome.COMPLETED, _FROM_CACHE, outputs=outputs)
+        self._settle(request, known, counted=True)
         return submission
 
     def serve(self, change: ServingChanged) -> None:
@@ -344,19 +348,6 @@ class Runtime:
             logger.error("plan %d: pipeline %s keeps the one before: %s", build, pipeline, reason)
         self.post(PlanBuilt(build, plan))
 
-    def _combine(self, decision: CombineOutputs) -> None:
-        member = decision.member
-        meter = self._open[member.request].meter
-        try:
-            verdicts, batch_key = self._executor.combine(member)
-        except Exception as error:  # whatever it is, it ends this request and nothing else
-            message = f"stage '{meter.stages[member.stage]}': {error}"
-            logger.warning("request %d: %s", member.request, message, exc_info=not isinstance(error, ValueError))
-            self.post(CombinationFailed(member.request, member.stage, message))
-        else:
-            meter.stage_ran(member.stage, member.rows)
-            self.post(OutputsCombined(member.request, member.stage, verdicts, batch_key))
-
     def _complete(self, decision: CompleteRequest) -> None:
         try:
             tensors, release = self._executor.take(decision.request)
@@ -365,11 +356,14 @@ class Runtime:
             self._executor.forget(decision.request)
             self._settle(decision.request, Answer(Outcome.FAILED_BACKEND, f"the answer could not be built: {error}"))
         else:
-            self._settle(decision.request, Answer(decision.outcome, outputs=tensors, release=release))
+            # Each stage may have been known.
+            reason = "" if self._open[decision.request].trace.runs else _FROM_CACHE
+            self._settle(decision.request, Answer(decision.outcome, reason, outputs=tensors, release=release))
 
     def _refuse(self, decision: RejectRequest | EvictRequest) -> None:
         self._executor.forget(decision.request)
-        retry_after_s = max(1, -(-decision.retry_after_ns // NS_PER_S))
+        wait_ns = decision.retry_after_ns
+        retry_after_s = None if wait_ns is None else max(1, -(-wait_ns // NS_PER_S))
         self._settle(decision.request, Answer(decision.outcome, decision.reason, retry_after_s))
 
     def _fail(self, decision: FailRequest) -> None:
@@ -380,14 +374,14 @@ class Runtime:
         self._executor.forget(decision.request)
         self._settle(decision.request, Answer(decision.outcome, "the client cancelled the request"))
 
-    def _settle(self, request: int, answer: Answer) -> None:
+    def _settle(self, request: int, answer: Answer, *, counted: bool = False) -> None:
         opened = self._open.pop(request)
         trace = opened.trace
         trace.outcome, trace.reason, trace.ended_ns = answer.outcome, answer.reason, self._now_ns
         if answer.outcome is not Outcome.COMPLETED:
             self.traces.add_missed(trace)
         opened.meter.request_ended(answer.outcome, self._now_ns - trace.arrived_ns)
-        if answer.outcome is not Outcome.COMPLETED or trace.composed:
+        if answer.outcome is not Outcome.COMPLETED or (trace.composed and not counted):
             self._metrics.statistics.request_ended(trace)
         if self._on_ended is not None:
             self._on_ended(trace)

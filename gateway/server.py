@@ -22,6 +22,7 @@ from gateway.lifecycle_loads import Loads
 from gateway.lifecycle_poll import Poll
 from gateway.logs import log
 from gateway.metrics import Metrics
+from gateway.metrics_server import MetricsServer
 from gateway.partition_states import PartitionState, PartitionStates
 from gateway.runtime import Runtime
 from models.errors import PartitionError
@@ -183,6 +184,7 @@ class Server:
     lifecycle: Lifecycle
     poll: Poll | None = None
     auto_resize: AutoResize | None = None
+    metrics: MetricsServer | None = None
 
     async def run(self, ready_file: Path | None) -> int:
         """Serve until SIGTERM or SIGINT, then finish what is in flight; a second signal ends it at once.
@@ -197,6 +199,8 @@ class Server:
             loop.add_signal_handler(number, lambda: force.set() if stop.is_set() else stop.set())
         self.runtime.start()
         await self.grpc.start()
+        if self.metrics is not None:
+            await self.metrics.start()
         http = asyncio.create_task(self.http.serve())
         host, http_port, grpc_port = self.address
         log(
@@ -234,16 +238,17 @@ class Server:
         if self.catalogue.server_ready():
             log(logger, logging.INFO, "server ready")
         else:
-            log(logger, logging.ERROR, "server not ready: nothing that it was to serve did load")
+            log(logger, logging.ERROR, "server not ready: what it was to serve did not load")
         if ready_file is not None:
             self._write_ready_file(ready_file)
 
     def _write_ready_file(self, path: Path) -> None:
         host, http_port, grpc_port = self.address
         scratch = path.with_name(f"{path.name}.{os.getpid()}")
-        scratch.write_text(
-            json.dumps({"host": host, "http_port": http_port, "grpc_port": grpc_port, "pid": os.getpid()})
-        )
+        told = {"host": host, "http_port": http_port, "grpc_port": grpc_port, "pid": os.getpid()}
+        if self.metrics is not None:
+            told["metrics_port"] = self.metrics.port
+        scratch.write_text(json.dumps(told))
         scratch.replace(path)
 
     async def _drain(self, force: asyncio.Event) -> int:
@@ -268,5 +273,7 @@ class Server:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(http), LAST_RESPONSES_S)
         self.http.force_exit = True
+        if self.metrics is not None:
+            await self.metrics.stop()
         await asyncio.gather(http, closing)
         await self.executor.drain()

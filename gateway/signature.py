@@ -49,6 +49,7 @@ class Signature:
         self.outputs = {spec.name: spec for spec in pipeline.outputs}
         self.output_names = tuple(self.outputs)
         self.datatypes = {spec.name: spec.datatype.value for spec in pipeline.outputs}
+        self.input_datatypes = {spec.name: spec.datatype.value for spec in pipeline.inputs}
         self._inputs = {spec.name: _Input(spec) for spec in pipeline.inputs}
         self.binary_only = tuple(spec.name for spec in pipeline.outputs if spec.datatype in RAW_ONLY)
         self._keyed = [spec.name for spec in pipeline.inputs if spec.keyed]

@@ -182,7 +182,7 @@ class Statistics:
         pipeline = trace.arrival.pipeline
         assert outcome is not None
         if outcome.answered:
-            if trace.composed and trace.runs:
+            if trace.composed:
                 self.of(pipeline).pipeline_completed(trace)
             return
         reason = _REASONS.get(outcome, FailureReason.REJECTED)

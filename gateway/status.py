@@ -5,6 +5,7 @@ import logging
 import grpc
 
 from batcher.outcome import Outcome
+from gateway.status_settings import TRITONS, StatusSettings
 from models import errors
 
 MAX_MESSAGE = 2000
@@ -17,6 +18,8 @@ _CODES: dict[type[Exception], tuple[int, grpc.StatusCode]] = {
     errors.UnsupportedRequest: (501, grpc.StatusCode.UNIMPLEMENTED),
     errors.AlreadyExists: (400, grpc.StatusCode.ALREADY_EXISTS),
     errors.RequestError: (400, grpc.StatusCode.INVALID_ARGUMENT),
+    errors.TooManyRequests: (429, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    errors.TimeoutExpired: (504, grpc.StatusCode.DEADLINE_EXCEEDED),
     errors.OverloadError: (503, grpc.StatusCode.UNAVAILABLE),
     errors.CancelledError: (400, grpc.StatusCode.CANCELLED),
     errors.BackendUnavailable: (503, grpc.StatusCode.UNAVAILABLE),
@@ -37,6 +40,7 @@ _ERRORS: dict[Outcome, tuple[type[errors.ServingError], str]] = {
     Outcome.FAILED_WORKER_LOST: (errors.BackendFailed, "the worker died with the request"),
     Outcome.FAILED_UNAVAILABLE: (errors.BackendUnavailable, "the model is not at ready state"),
 }
+_OVERLOAD = frozenset({Outcome.REJECTED_DEADLINE, Outcome.REJECTED_QUEUE_FULL, Outcome.REJECTED_MEMORY})
 
 
 def _codes(error: Exception) -> tuple[int, grpc.StatusCode]:
@@ -59,7 +63,7 @@ def grpc_status(error: Exception) -> grpc.StatusCode:
 def retry_after_s(error: Exception) -> int | None:
     """After how many seconds another try may succeed; None when it would fail the same way."""
     if isinstance(error, errors.OverloadError):
-        return max(1, error.retry_after_s)
+        return None if error.retry_after_s is None else max(1, error.retry_after_s)
     return 1 if http_status(error) == 503 else None
 
 
@@ -71,9 +75,15 @@ def error_message(error: Exception) -> str:
     return "internal error: the log of the server tells more"
 
 
-def outcome_error(outcome: Outcome, reason: str, retry_after: int) -> errors.ServingError:
+def outcome_error(
+    outcome: Outcome, reason: str, retry_after: int | None, statuses: StatusSettings = TRITONS
+) -> errors.ServingError:
     """The error that tells a client of an outcome without an answer."""
     kind, sentence = _ERRORS[outcome]
+    if statuses.overload == 429 and outcome in _OVERLOAD:
+        kind = errors.TooManyRequests
+    elif statuses.expired == 504 and outcome is Outcome.EVICTED_DEADLINE:
+        kind = errors.TimeoutExpired
     message = f"{sentence}: {reason}" if reason not in ("", sentence) else sentence
     if issubclass(kind, errors.OverloadError):
         return kind(message, retry_after)

@@ -59,6 +59,8 @@ def stored_tables(model: ModelEntry, entries: Mapping[str, Entry]) -> dict[str, 
     for kind, entry in entries.items():
         if entry.source is not Source.MEASURED:
             _not_used(model, f"the one for {kind} is simulated")
+        elif entry.unenforced:
+            _not_used(model, f"the one for {kind} was measured where the partition did not hold: {entry.unenforced[0]}")
         elif lacking := shortfall(model, entry):
             _not_used(model, f"the one for {kind} {lacking}")
         else:
@@ -85,7 +87,7 @@ def footprints(model: ModelEntry, entries: Mapping[str, Entry]) -> dict[str, Foo
     found: dict[str, Footprint] = {}
     for kind, entry in entries.items():
         if entry.source is Source.MEASURED and entry.memory_rest_bytes is not None:
-            table = None if shortfall(model, entry) else entry.table(50)
+            table = None if entry.unenforced or shortfall(model, entry) else entry.table(50)
             # A worker runs every size once before it says that the model is there.
             load_ns = (entry.load_ns or 0) + (entry.warm_up_ns or 0) + sum(cell.p50_ns for cell in entry.cells)
             found[kind] = Footprint(entry.memory_rest_bytes, entry.memory_row_bytes or 0, load_ns, table)

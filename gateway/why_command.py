@@ -3,12 +3,13 @@
 import http
 import http.client
 import urllib.error
+import urllib.request
 from urllib.parse import quote
 
 import msgspec
 
 from gateway.explanation import Explanation, StageTrace
-from gateway.http_client import check_url, open_url, unreachable
+from gateway.http_client import Headers, check_url, open_url, unreachable
 from gateway.text_table import aligned
 from models.errors import NotFoundError, ServingError
 
@@ -37,7 +38,7 @@ class _Refusal(msgspec.Struct):
     error: str
 
 
-def fetch(url: str, request: str) -> tuple[str, Explanation]:
+def fetch(url: str, request: str, headers: Headers = ()) -> tuple[str, Explanation]:
     """What a server at `url` knows of a request, as JSON and decoded.
 
     Raises NotFoundError when it knows nothing of it, ServingError when it cannot be reached, fails, or does not answer
@@ -46,7 +47,7 @@ def fetch(url: str, request: str) -> tuple[str, Explanation]:
     check_url(url)
     where = f"{url.rstrip('/')}/v2/sluice/requests/{quote(request, safe='')}"
     try:
-        with open_url(where, timeout=TIMEOUT_S) as response:
+        with open_url(urllib.request.Request(where, headers=dict(headers)), timeout=TIMEOUT_S) as response:
             body = response.read(MAX_BODY_BYTES)
     except urllib.error.HTTPError as error:
         with error:

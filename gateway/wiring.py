@@ -22,8 +22,10 @@ from gateway.executors.triton_discovery import NOTHING, Discovery, discover
 from gateway.executors.triton_process import TritonProcess
 from gateway.executors.worker import WorkerExecutor
 from gateway.fault_metrics import FaultMetrics
-from gateway.front_ends import front_ends
+from gateway.front_ends import front_ends, response_cache
+from gateway.held_memory import held_memory
 from gateway.initial_residency import initial_residency
+from gateway.known_sizes import KnownSizes
 from gateway.lifecycle import Lifecycle
 from gateway.lifecycle_deployment import Deployment
 from gateway.lifecycle_loads import Loads
@@ -32,12 +34,16 @@ from gateway.lifecycle_poll import Poll
 from gateway.lifecycle_revision import Source, deployed_from
 from gateway.logs import log
 from gateway.metrics import Metrics
+from gateway.metrics_server import MetricsServer
 from gateway.partition_states import PartitionStates
 from gateway.plan import PipelinePlan, plan_pipeline
+from gateway.plan_steps import PlanSteps, watched
 from gateway.residency_metrics import ResidencyMetrics
+from gateway.resize_metrics import ResizeMetrics
 from gateway.resizing import Resizing
 from gateway.runtime import Runtime
 from gateway.server import PartitionWatch, Server
+from gateway.stage_cache import StageCache
 from gateway.stored_profiles import footprints, model_memory, stored_entries
 from gateway.trace_settings import TraceSettings
 from gateway.version import server_version
@@ -59,6 +65,7 @@ from models.repository import (
 )
 from models.spec import ModelSpec
 from mps.alarm import Alarm
+from mps.balance import AskedBy
 from mps.capacity import free_capacity
 from mps.mps_control import MpsControl
 from mps.partition import CpuPartition, Partition
@@ -162,9 +169,13 @@ def build_server(
     spec = begin.spec
     scheduler = Scheduler(spec, LivePlanner())
     partition_names = [each.name for each in configs]
-    catalogue = Catalogue(server_version(), pipelines, repository.broken, partition_names)
+    catalogue = Catalogue(
+        server_version(), pipelines, repository.broken, partition_names, strict=config.strict_readiness
+    )
     begin.announce(catalogue)
-    states = PartitionStates(partitions)
+    states = PartitionStates(
+        partitions, lambda name: {key: held.memory_bytes for key, held in held_memory(scheduler, name).items()}
+    )
     metrics = Metrics(
         {scheduled.name: [stage.name for stage in scheduled.stages] for scheduled in spec.pipelines},
         partition_names,
@@ -176,6 +187,7 @@ def build_server(
     )
     loads = Loads()
     watch = PartitionWatch(catalogue, metrics, loads, states, strict=config.strict)
+    cache = response_cache(config, catalogue, metrics)
     workers = WorkerExecutor(
         _worker_specs(config, repository, spec, partitions, stored, begin.residency),
         _pipeline_plans(pipelines, spec, specs),
@@ -184,6 +196,7 @@ def build_server(
         watch,
         quarantine=config.quarantine,
         controls=mps,
+        cache=None if cache is None else StageCache(cache),
     )
     metrics.include(ResidencyMetrics(scheduler))
     metrics.include(FaultMetrics(scheduler, metrics.failures, partition_names, lambda: workers.recovery.quarantined))
@@ -216,9 +229,28 @@ def build_server(
     auto_resize = None
     if config.balance is not None:
         taken = [core for each in beside for core in each.cores]
-        auto_resize = AutoResize(config.balance, states, resizing, metrics.busy_ns, taken)
+        plan = None
+        if config.balance.by is AskedBy.PLAN:
+            plan = PlanSteps(
+                config.balance,
+                {each.name: each.cores for each in partitions if isinstance(each, CpuPartition)},
+                lambda: watched(scheduler, monotonic_ns(), _corrections(scheduler)),
+                KnownSizes(names).tables,
+                lambda partition: partition_config(config, partition),
+            )
+        auto_resize = AutoResize(config.balance, states, resizing, metrics.busy_ns, taken, plan)
+    metrics.include(ResizeMetrics(resizing.done))
     http, grpc, grpc_port = front_ends(
-        config, catalogue, lifecycle, runtime, metrics, trace_settings, states, resizing, spec.limits.memory_bytes
+        config,
+        catalogue,
+        lifecycle,
+        runtime,
+        metrics,
+        trace_settings,
+        states,
+        resizing,
+        spec.limits.memory_bytes,
+        cache,
     )
     return Server(
         catalogue=catalogue,
@@ -232,6 +264,7 @@ def build_server(
         lifecycle=lifecycle,
         poll=Poll(lifecycle, config.poll_s) if config.control is Control.POLL else None,
         auto_resize=auto_resize,
+        metrics=None if config.metrics_port is None else MetricsServer(metrics, config.host, config.metrics_port),
     )
 
 
@@ -274,6 +307,7 @@ def _scheduler_spec(
         policies=config.policies(specs),
         default_policy=config.policy.config(),
         memory_of={key: model_memory(repository.models[key], entries) for key, entries in stored.items()},
+        recalls=config.cache_bytes > 0,
     )
     known = {key: footprints(repository.models[key], entries) for key, entries in stored.items()}
     return config.residency.apply(spec, known)

@@ -12,6 +12,12 @@ from mps.messages import ModelFile
 from mps.partition import Partition
 
 
+def file_to_measure(entry: ModelEntry, menu: tuple[int, ...]) -> ModelFile:
+    """A model's file with the batch sizes that it is to be measured at; nobody asks for its verdicts."""
+    spec = entry.spec
+    return ModelFile(spec.key, str(entry.path.resolve()), entry.backend, menu, spec.batchable, config=spec.config)
+
+
 def worker_files(
     models: Iterable[ModelConfig],
     entries: Mapping[str, ModelEntry],

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from models.errors import ConfigError
+from models.errors import ConfigError, UnsupportedModel
 
 HONOURED = frozenset(
     {
@@ -90,12 +90,19 @@ REFUSED = {
 }
 """Why each of the other fields cannot be set; one that has its default value is not set."""
 
+_KINDS = frozenset({"sequence_batching", "model_transaction_policy.decoupled"})
+"""Those that make a model of another kind, for requests that are not served."""
+
 
 def refuse_fields(message: Any, path: str) -> None:
-    """Raise ConfigError for the first field that is set in a `ModelConfig` and not honoured."""
-    for field in _set_fields(message, ""):
-        if (reason := REFUSED.get(field)) is not None:
-            raise ConfigError(f"{path}: {field}: not supported: {reason}; leave it out")
+    """Raise ConfigError for the first field that is set in a `ModelConfig` and not honoured.
+
+    It is UnsupportedModel where one of them makes a model of a kind that is not served.
+    """
+    refused = [field for field in _set_fields(message, "") if field in REFUSED]
+    for field in sorted(refused, key=lambda field: field not in _KINDS):
+        kind = UnsupportedModel if field in _KINDS else ConfigError
+        raise kind(f"{path}: {field}: not supported: {REFUSED[field]}; leave it out")
 
 
 def _set_fields(message: Any, prefix: str) -> Iterator[str]:

@@ -9,6 +9,10 @@ class ConfigError(ServingError):
     """A file or a value is wrong; the message starts with the place (`file: path.to.key: reason`)."""
 
 
+class UnsupportedModel(ConfigError):
+    """A model of a kind that is not served: it may answer more than once, or keeps state between requests."""
+
+
 class NotFoundError(ServingError):
     """Something named in a request does not exist."""
 
@@ -50,9 +54,12 @@ class AlreadyExists(RequestError):
 
 
 class OverloadError(ServingError):
-    """The request cannot be served in time or space; `retry_after_s` is when it may be worth another try."""
+    """The request cannot be served in time or space.
 
-    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+    `retry_after_s` is when it may be worth another try; None where it would end in the same way.
+    """
+
+    def __init__(self, message: str, retry_after_s: int | None = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
@@ -63,6 +70,14 @@ class RejectedError(OverloadError):
 
 class EvictedError(OverloadError):
     """Given up after it was queued."""
+
+
+class TooManyRequests(RejectedError):
+    """The same, for clients that are to be told so by a status of its own."""
+
+
+class TimeoutExpired(EvictedError):
+    """The same, for clients that are to be told so by a status of its own."""
 
 
 class CancelledError(ServingError):

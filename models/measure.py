@@ -9,6 +9,7 @@ import numpy as np
 from models.arrays import Array, numpy_dtype
 from models.backends.base import Backend
 from models.device_errors import is_out_of_memory
+from models.memory_peaks import MemoryPeaks
 from models.profile import LatencyTable
 from models.tensor import VARIABLE, DataType, TensorSpec
 from models.units import NS_PER_MS
@@ -30,27 +31,37 @@ def finish(steps: Generator[None, None, _T]) -> _T:
 
 
 def warming(
-    backend: Backend, batchable: bool, menu: Iterable[int], shapes: Shapes | None = None
+    backend: Backend,
+    batchable: bool,
+    menu: Iterable[int],
+    shapes: Shapes | None = None,
+    peaks: MemoryPeaks | None = None,
 ) -> Generator[None, None, None]:
     """Run every batch size of the menu once, one a step, so that no request pays for a first run.
 
     It ends before the first size that there is no memory for. Raises BackendFailed, also when that is the first of all.
+    `peaks` are told what is taken meanwhile.
     """
-    for _ in _warm(backend, batchable, menu, shapes):
+    for _ in _warm(backend, batchable, menu, shapes, peaks or MemoryPeaks(None)):
         yield
 
 
 def measuring(
-    backend: Backend, batchable: bool, menu: Iterable[int], repeats: int = 5, shapes: Shapes | None = None
+    backend: Backend,
+    batchable: bool,
+    menu: Iterable[int],
+    repeats: int = 5,
+    shapes: Shapes | None = None,
+    peaks: MemoryPeaks | None = None,
 ) -> Generator[None, None, LatencyTable]:
     """Warm every batch size of the menu, time it, and return the medians; a step is one run.
 
-    Where it ends for want of memory, and what it raises, are as for `warming`. The inputs are zeros, with variable
-    dimensions of 1 where `shapes` has no other. A size takes a warming run and up to `repeats` timed ones, at least
-    one, of which no further begins after a quarter of a second. What happens between two steps does not count.
+    Where it ends for want of memory, `peaks`, and what it raises, are as for `warming`. The inputs are zeros, with
+    variable dimensions of 1 where `shapes` has no other. A size takes a warming run and up to `repeats` timed ones, at
+    least one, of which no further begins after a quarter of a second. What happens between two steps does not count.
     """
     cells: list[tuple[int, int]] = []
-    for rows, inputs in _warm(backend, batchable, menu, shapes):
+    for rows, inputs in _warm(backend, batchable, menu, shapes, peaks or MemoryPeaks(None)):
         yield
         times: list[int] = []
         while not times or (len(times) < repeats and sum(times) < _BUDGET_NS):
@@ -68,10 +79,11 @@ def measure_table(backend: Backend, batchable: bool, menu: Iterable[int], repeat
 
 
 def _warm(
-    backend: Backend, batchable: bool, menu: Iterable[int], shapes: Shapes | None
+    backend: Backend, batchable: bool, menu: Iterable[int], shapes: Shapes | None, peaks: MemoryPeaks
 ) -> Iterator[tuple[int, dict[str, Array]]]:
     """Each size that there is memory for, with inputs that have run once."""
     for number, rows in enumerate(menu):
+        peaks.begin()
         try:
             inputs = blank_batch(backend, batchable, rows, shapes)
             backend.run(inputs)
@@ -79,6 +91,7 @@ def _warm(
             if not number or not is_out_of_memory(error):
                 raise
             return
+        peaks.end(rows)
         yield rows, inputs
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 _KIND = re.compile(
     r"cpu(?P<cores>[1-9][0-9]{0,3})(/x(?P<slowdown>[0-9]+(\.[0-9]+)?))?"
-    r"|mig-(?P<profile>[1-7]g(\.[0-9]+gb)?)"
+    r"|mig-(?P<profile>[1-7]g(\.[0-9]+gb)?([+-][a-z0-9.]+)*)"
     r"|mps-(?P<percent>[0-9]{1,3})"
 )
 

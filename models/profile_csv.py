@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from models.errors import ConfigError
-from models.profile_file import Cell, Entry, Profile
+from models.measurement import Cell
+from models.profile_file import Entry, Profile
 
 _ENTRY = (
     "fingerprint",
@@ -22,7 +23,12 @@ _ENTRY = (
     "warm_up_ns",
 )
 _CELL = ("batch", "p50_ns", "p90_ns", "p99_ns", "samples")
-COLUMNS = (*_ENTRY, *_CELL)
+_SELDOM = ("no_memory_batch", "unenforced")
+"""Columns of the entry that may be missing."""
+COLUMNS = (*_ENTRY, *_CELL, *_SELDOM)
+
+_BETWEEN = "; "
+"""What stands between the reasons of `unenforced`."""
 
 _PLACE = re.compile(r"(?P<what>.*) - at `\$\.(?P<column>\w+)`", re.DOTALL)
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
@@ -35,7 +41,8 @@ def write_csv(path: Path, profile: Profile) -> None:
         writer.writerow(COLUMNS)
         for entry in profile.entries:
             own = [getattr(entry, column) for column in _ENTRY]
-            writer.writerows([*own, *(getattr(cell, column) for column in _CELL)] for cell in entry.cells)
+            seldom = [entry.no_memory_batch, _BETWEEN.join(entry.unenforced)]
+            writer.writerows([*own, *(getattr(cell, column) for column in _CELL), *seldom] for cell in entry.cells)
 
 
 def read_csv(path: Path) -> Profile:
@@ -44,17 +51,18 @@ def read_csv(path: Path) -> Profile:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             header = tuple(reader.fieldnames or ())
-            if sorted(header) != sorted(COLUMNS):
+            if sorted({*header, *_SELDOM}) != sorted(COLUMNS) or len(set(header)) < len(header):
                 raise ConfigError(f"{path}: line 1: expected the columns {', '.join(COLUMNS)}")
             lines = [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     entries = []
-    for _, group in groupby(lines, key=lambda line: [line[1][column] for column in _ENTRY]):
+    of_entry = [column for column in header if column not in _CELL]
+    for _, group in groupby(lines, key=lambda line: [line[1][column] for column in of_entry]):
         members = list(group)
         first_line, first = members[0]
         cells = [_convert({column: row[column] for column in _CELL}, Cell, path, line) for line, row in members]
-        entries.append(_convert({column: first[column] for column in _ENTRY}, Entry, path, first_line, cells=cells))
+        entries.append(_convert({column: first[column] for column in of_entry}, Entry, path, first_line, cells=cells))
     try:
         return Profile(entries=tuple(entries))
     except ValueError as error:
@@ -72,7 +80,9 @@ def _convert(row: dict[str, str | None], form: type[Any], path: Path, line: int,
         raise ConfigError(f"{path}: {place}") from error
 
 
-def _value(column: str, text: str | None) -> str | int | None:
+def _value(column: str, text: str | None) -> str | int | list[str] | None:
+    if column == "unenforced":
+        return text.split(_BETWEEN) if text else []
     if not text:
         return None
     number = column not in ("fingerprint", "kind", "source", "sha256") and _NUMBER.fullmatch(text)

@@ -7,23 +7,17 @@ import re
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
 from models.errors import ConfigError
 from models.fingerprint import SIMULATED
+from models.measurement import Measurement
 from models.profile import LatencyTable
-from models.units import NS_PER_S
 
 FORMAT = 1
-PERCENTILES = (50, 90, 99)
 
-_Positive = Annotated[int, msgspec.Meta(ge=1)]
-_Latency = Annotated[int, msgspec.Meta(ge=1, le=365 * 86_400 * NS_PER_S)]
-_Count = Annotated[int, msgspec.Meta(ge=0)]
 _PLACE = re.compile(r"(?P<what>.*) - at `\$\.?(?P<where>.*)`", re.DOTALL)
 _VERSION = re.compile(r"[1-9][0-9]*")
 
@@ -43,62 +37,17 @@ class Source(enum.StrEnum):
     SIMULATED = "simulated"
 
 
-class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Percentiles of the latency of one batch size over `samples` runs (0: simulated)."""
-
-    batch: _Positive
-    p50_ns: _Latency
-    p90_ns: _Latency
-    p99_ns: _Latency
-    samples: _Count
-
-    def __post_init__(self) -> None:
-        if not self.p50_ns <= self.p90_ns <= self.p99_ns:
-            raise ValueError("expected p50_ns <= p90_ns <= p99_ns")
-
-
-class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What one process found out about a model; None is what was not measured.
-
-    A batch of b rows takes `memory_rest_bytes + b * memory_row_bytes` beyond what a process takes without the model.
-    `warm_up_ns` is how much longer than usual the first run after a load takes.
-    """
-
-    cells: tuple[Cell, ...]
-    memory_rest_bytes: _Count | None = None
-    memory_row_bytes: _Count | None = None
-    load_ns: _Count | None = None
-    warm_up_ns: _Count | None = None
-
-    def __post_init__(self) -> None:
-        sizes = [cell.batch for cell in self.cells]
-        if not sizes or sizes != sorted(set(sizes)):
-            raise ValueError(f"expected cells with ascending batch sizes, got {sizes}")
-
-    def table(self, percentile: int) -> LatencyTable:
-        """The latencies at a percentile, which is one of `PERCENTILES`."""
-        if percentile not in PERCENTILES:
-            raise ConfigError(f"percentile {percentile}: profiles have {', '.join(map(str, PERCENTILES))}")
-        return LatencyTable(tuple((cell.batch, getattr(cell, f"p{percentile}_ns")) for cell in self.cells))
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Sentences on what is odd but usable: larger batches whose median is lower. Such cells stay as they are."""
-        return tuple(
-            f"batch {larger.batch} is quicker than batch {smaller.batch} at the median "
-            f"({larger.p50_ns} against {smaller.p50_ns} ns)"
-            for smaller, larger in pairwise(self.cells)
-            if larger.p50_ns < smaller.p50_ns
-        )
-
-
 class Entry(Measurement, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A measurement of the model file `sha256` on partitions of one `kind` of the hardware `fingerprint`."""
+    """A measurement of the model file `sha256` on partitions of one `kind` of the hardware `fingerprint`.
+
+    `unenforced` are the reasons why the partition that it was measured on did not hold; none where it was proved.
+    """
 
     fingerprint: str
     kind: str
     source: Source
     sha256: str
+    unenforced: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,8 +56,16 @@ class Entry(Measurement, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """The kind, marked where the figures are simulated."""
-        return f"{self.kind} SIMULATED" if self.source is Source.SIMULATED else self.kind
+        """The kind, marked where the figures are simulated, or those of a partition that did not hold."""
+        if self.source is Source.SIMULATED:
+            return f"{self.kind} SIMULATED"
+        return f"{self.kind} UNENFORCED" if self.unenforced else self.kind
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Those of the measurement, and why the partition did not hold."""
+        reasons = tuple(f"the partition did not hold: {reason}" for reason in self.unenforced)
+        return (*super().warnings, *reasons)
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -11,7 +11,7 @@ import msgspec
 from models import onnx_file, timed_file
 from models.config_check import PLATFORMS, check_config
 from models.ensemble_nesting import inner_first
-from models.errors import ConfigError
+from models.errors import ConfigError, UnsupportedModel
 from models.family_file import Family, read_family
 from models.file_tensors import FileTensors
 from models.instance_groups import CPU
@@ -60,11 +60,20 @@ class ModelEntry(NamedTuple):
 
 
 class Broken(NamedTuple):
-    """Something in the repository that cannot be served; `version` is None for a pipeline, a family, a whole model."""
+    """Something in the repository that cannot be served; `version` is None for a pipeline, a family, a whole model.
+
+    `unsupported` says that there is nothing wrong with it but its kind.
+    """
 
     name: str
     version: int | None
     reason: str
+    unsupported: bool = False
+
+    @classmethod
+    def of(cls, name: str, error: ConfigError, version: int | None = None) -> "Broken":
+        """What an error says of something."""
+        return cls(name, version, str(error), isinstance(error, UnsupportedModel))
 
 
 class Selection(NamedTuple):
@@ -132,7 +141,7 @@ class Repository:
                 else:
                     reading.model(entry, config, models, broken)
             except ConfigError as error:
-                broken.append(Broken(entry.name, None, str(error)))
+                broken.append(Broken.of(entry.name, error))
         inner: dict[str, Pipeline | None] = {}
         for name, problem in inner_first({name: config for name, (_, config) in ensembles.items()}).items():
             entry, config = ensembles[name]
@@ -142,7 +151,7 @@ class Repository:
                     raise ConfigError(f"{entry / CONFIG_FILE}: ensemble_scheduling: {problem}")
                 pipelines[name] = inner[name] = _read_ensemble(entry, config, models, inner)
             except ConfigError as error:
-                broken.append(Broken(name, None, str(error)))
+                broken.append(Broken.of(name, error))
         specs = _specs(models)
         alone = {name: single_family(family, specs) for name, family in families.items()}
         found = {
@@ -243,7 +252,7 @@ class _Reading(NamedTuple):
                     model = model._replace(spec=spec)
                 models[model.spec.key] = model
             except ConfigError as error:
-                broken.append(Broken(entry.name, version, str(error)))
+                broken.append(Broken.of(entry.name, error, version))
 
 
 def _versions(entry: Path) -> list[int]:

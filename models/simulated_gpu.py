@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from models.errors import ConfigError
+from models.measurement import Cell, Measurement
 from models.partition_kind import parse_kind
-from models.profile_file import Cell, Measurement
 from models.units import ms_to_ns
 
 SIGMA = 0.03

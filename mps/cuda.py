@@ -15,6 +15,7 @@ _MULTIPROCESSOR_COUNT = 16
 """CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT."""
 _NO_DEVICE = 100
 _UUID_BYTES = 16
+_NAME_BYTES = 256
 
 
 def visible_gpu(library: Any = None, attach: bool = False) -> VisibleGpu:
@@ -30,6 +31,7 @@ def visible_gpu(library: Any = None, attach: bool = False) -> VisibleGpu:
     count, device, multiprocessors = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     context = ctypes.c_void_p()
     identity = (ctypes.c_char * _UUID_BYTES)()
+    device_name = ctypes.create_string_buffer(_NAME_BYTES)
     # The second tells the UUID of a MIG instance; drivers without it know those of GPUs only.
     get_uuid = getattr(cuda, "cuDeviceGetUuid_v2", None) or cuda.cuDeviceGetUuid
 
@@ -42,6 +44,7 @@ def visible_gpu(library: Any = None, attach: bool = False) -> VisibleGpu:
         ("cuDeviceGetCount", lambda: cuda.cuDeviceGetCount(ctypes.byref(count))),
         ("cuDeviceGet", lambda: cuda.cuDeviceGet(ctypes.byref(device), 0)),
         ("cuDeviceGetUuid", lambda: get_uuid(identity, device)),
+        ("cuDeviceGetName", lambda: cuda.cuDeviceGetName(device_name, _NAME_BYTES, device)),
         *([("cuDevicePrimaryCtxRetain", retain)] if attach else []),
         (
             "cuDeviceGetAttribute",
@@ -52,7 +55,8 @@ def visible_gpu(library: Any = None, attach: bool = False) -> VisibleGpu:
         if status := call():
             what = "no device is visible" if status == _NO_DEVICE else f"{name} failed with error {status}"
             return VisibleGpu(count.value, error=what)
-    return VisibleGpu(count.value, f"{uuid.UUID(bytes=bytes(identity))}", multiprocessors.value)
+    name = device_name.value.decode(errors="replace")
+    return VisibleGpu(count.value, f"{uuid.UUID(bytes=bytes(identity))}", multiprocessors.value, name=name)
 
 
 if __name__ == "__main__":

@@ -10,15 +10,19 @@ from mps.geometry import Geometry
 from mps.layout import DestroyInstance, SetMig, Step, steps
 from mps.layout_file import LayoutFile
 from mps.packer import Wanted, pack
-from mps.placements import Layout, Placement
+from mps.placements import Layout, Placement, largest_first
 
 
 class Present(msgspec.Struct, frozen=True):
-    """A GPU as it is: the MIG mode, who uses each instance, and who uses the GPU as a whole."""
+    """A GPU as it is: the MIG mode, who uses each instance, and who uses the GPU as a whole.
+
+    Those of the instances that are `unusable` have no compute instance: programs do not see them.
+    """
 
     mig: bool = False
     instances: Mapping[Placement, tuple[str, ...]] = {}
     users: tuple[str, ...] = ()
+    unusable: Layout = frozenset()
 
 
 class GpuPlan(msgspec.Struct, frozen=True):
@@ -45,11 +49,13 @@ def plan_gpu(file: LayoutFile, index: int, geometry: Geometry, present: Present)
     instances = served or file.wanted(index, geometry)
     there = frozenset(present.instances)
     in_use = {each for each, users in present.instances.items() if users}
+    usable = there - present.unusable
     try:
-        wanted = pack(geometry, instances, there, in_use)
+        wanted = pack(geometry, instances, usable, in_use)
     except InfeasibleLayout as error:
         raise InfeasibleLayout(f"{file.path}: gpus.{index}.instances: {error}") from None
-    found = steps(geometry, there, wanted, mig=(present.mig, file.gpus[index].mig), in_use=in_use)
+    found: list[Step] = [DestroyInstance(each) for each in largest_first(present.unusable)]
+    found += steps(geometry, usable, wanted, mig=(present.mig, file.gpus[index].mig), in_use=in_use)
     refusals = [reason for step in found if (reason := _refusal(step, present)) is not None]
     return GpuPlan(geometry, there, wanted, tuple(found), tuple(refusals), shares)
 

@@ -4,13 +4,15 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from models.errors import ControlFailed
+from models.process_family import family, threads_of
 from mps.cuda import visible_gpu
 from mps.launch import module_environment
 from mps.mps_channel import MpsChannel
@@ -18,6 +20,9 @@ from mps.mps_environment import NO_DAEMON
 from mps.mps_inventory import answering_control
 from mps.partition import CpuPartition, MpsPartition, Partition
 from mps.proof import Evidence, MpsFacts, ThreadPlace, VisibleGpu
+
+if TYPE_CHECKING:
+    from mps.runner import Runner
 
 MAX_PLACES = 16
 """Threads that are told of one by one."""
@@ -29,13 +34,11 @@ PROBE_TIMEOUT_S = 20.0
 _PROC = Path("/proc")
 
 
-def gather(
-    partition: Partition, providers: Mapping[str, str], refusals: Sequence[str], before: Evidence | None = None
-) -> Evidence:
-    """The evidence of this process, which has just loaded models; of its device it may have been found `before`."""
+def gather(partition: Partition, models: "Runner | None" = None, before: Evidence | None = None) -> Evidence:
+    """The evidence of this process, which has just loaded `models`; of its device it may have been found `before`."""
     cores = tuple(sorted(os.sched_getaffinity(0)))
-    processes = tuple(_family(os.getpid()))
-    threads = [(pid, tid) for pid in processes for tid in _threads(pid)]
+    processes = tuple(family(os.getpid()))
+    threads = [(pid, tid) for pid in processes for tid in threads_of(pid)]
     strays = _strays(threads, frozenset(partition.cores or cores))
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if before is not None:
@@ -50,10 +53,11 @@ def gather(
         len(threads),
         tuple(islice(strays, MAX_PLACES)),
         None if limit == resource.RLIM_INFINITY else limit,
-        dict(providers),
-        tuple(refusals[-MAX_REFUSALS:]),
+        {} if models is None else models.providers,
+        () if models is None else models.refusals[-MAX_REFUSALS:],
         gpu,
         mps,
+        {} if models is None else models.threads,
     )
 
 
@@ -86,38 +90,8 @@ def whole_device() -> VisibleGpu:
         return VisibleGpu(error=f"the process that asks ended with status {done.returncode}")
 
 
-def _family(pid: int) -> Iterator[int]:
-    """A process and all that descend from it: models may run in processes of their own."""
-    yield pid
-    if pid == os.getpid() and not _has_children():
-        return
-    for tid in _threads(pid):
-        try:
-            children = (_task(pid, tid) / "children").read_text(encoding="ascii").split()
-        except OSError:  # it has just ended, or this kernel does not tell
-            continue
-        for child in children:
-            yield from _family(int(child))
-
-
-def _has_children() -> bool:
-    """Whether it is worth to ask thousands of threads for theirs."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
-
-
 def _task(pid: int, tid: int) -> Path:
     return _PROC / str(pid) / "task" / str(tid)
-
-
-def _threads(pid: int) -> list[int]:
-    try:
-        return [int(name) for name in os.listdir(_PROC / str(pid) / "task")]
-    except OSError:
-        return []
 
 
 def _strays(threads: Iterable[tuple[int, int]], allowed: frozenset[int]) -> Iterator[ThreadPlace]:

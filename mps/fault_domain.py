@@ -5,12 +5,15 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from models.errors import ControlFailed
+from mps.client_contexts import TERMINATE_S, destroy_contexts
 from mps.mps_control import MpsControl
+from mps.process import all_gone
 
 DRAIN_S = 2.0
 """How long workers may take to end by themselves: what they still run fails at once, or never ends."""
 KILL_S = 5.0
-ANSWER_S = 15.0
+ANSWER_S = 45.0
+"""How long a daemon may take to be there again: also one that hangs, which is noticed late (`MpsKeeper`)."""
 LOOK_S = 0.1
 """How long to wait between two looks whether a daemon that ended is there again."""
 
@@ -30,7 +33,12 @@ class Client(Protocol):
 
 
 async def end_clients(
-    workers: Sequence[Client], control: MpsControl, reason: str, drain_s: float = DRAIN_S, kill_s: float = KILL_S
+    workers: Sequence[Client],
+    control: MpsControl,
+    reason: str,
+    drain_s: float = DRAIN_S,
+    terminate_s: float = TERMINATE_S,
+    kill_s: float = KILL_S,
 ) -> bool:
     """End the workers of an MPS daemon: drain, terminate_client, kill; whether all are gone then.
 
@@ -39,13 +47,14 @@ async def end_clients(
     """
     for worker in workers:
         worker.close(reason)
-    if await _gone(workers, drain_s):
+    gone = [worker.gone for worker in workers]
+    if await all_gone(gone, drain_s):
         return True
-    await asyncio.to_thread(_terminate, control)
+    await destroy_contexts(control, terminate_s)  # it has no other clients
     for worker in workers:
         if not worker.gone.is_set():
             worker.kill(reason)
-    return await _gone(workers, kill_s)
+    return await all_gone(gone, kill_s)
 
 
 async def answering(control: MpsControl, timeout_s: float = ANSWER_S) -> bool:
@@ -60,26 +69,3 @@ async def answering(control: MpsControl, timeout_s: float = ANSWER_S) -> bool:
             await asyncio.sleep(LOOK_S)
         else:
             return True
-
-
-def _terminate(control: MpsControl) -> None:
-    """Have the daemon, which has no other clients than our workers, destroy all contexts that are left."""
-    try:
-        clients = control.clients()
-    except ControlFailed:  # a daemon that is gone has no contexts either
-        return
-    for client in clients:
-        try:
-            control.terminate_client(client)
-        except ControlFailed:  # it may just have ended; what is left is killed
-            continue
-
-
-async def _gone(workers: Sequence[Client], timeout_s: float) -> bool:
-    try:
-        async with asyncio.timeout(timeout_s):
-            for worker in workers:
-                await worker.gone.wait()
-    except TimeoutError:
-        return False
-    return True

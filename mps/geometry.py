@@ -13,6 +13,7 @@ from models.errors import ConfigError
 
 _NAME = re.compile(r"(?P<slices>\d+)g(\.(?P<gb>\d+)gb)?(?P<attributes>[+-][a-z0-9.+-]+)?")
 _MEDIA = "+me"
+_MOST_SLICES = 7
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -56,17 +57,28 @@ class Geometry(msgspec.Struct, frozen=True):
         names (`7g.79gb`, `7g.80gb`): both are found.
         """
         text = name.strip().lower().removeprefix("mig ")
-        match = _NAME.fullmatch(text)
-        if match is not None:
-            slices, attributes = int(match["slices"]), match["attributes"] or ""
-            alike = [each for each in self.profiles if each.compute == slices and _attributes(each.name) == attributes]
-            if match["gb"] is None and alike:
-                return min(alike, key=lambda profile: profile.memory)
-            near = [each for each in alike if abs(_gigabytes(each.name) - int(match["gb"])) <= 1]
-            if near:
-                return min(near, key=lambda profile: abs(_gigabytes(profile.name) - int(match["gb"])))
+        alike = [each for each in self.profiles if same_profile(each.name, text)]
+        if alike and not _gigabytes(text):
+            return min(alike, key=lambda profile: profile.memory)
+        if alike:
+            return min(alike, key=lambda profile: abs(_gigabytes(profile.name) - _gigabytes(text)))
         there = ", ".join(profile.name for profile in self.profiles)
         raise ConfigError(f"'{name}' is no profile of {self.gpu}; there are {there}")
+
+
+def same_profile(name: str, other: str) -> bool:
+    """Whether two names may be those of one profile: drivers disagree by a gigabyte, and one may have none."""
+    one, two = _NAME.fullmatch(name), _NAME.fullmatch(other)
+    if one is None or two is None or (one["slices"], one["attributes"]) != (two["slices"], two["attributes"]):
+        return False
+    return one["gb"] is None or two["gb"] is None or abs(int(one["gb"]) - int(two["gb"])) <= 1
+
+
+def share_of_gpu(profile: str) -> float:
+    """The part of a GPU's compute slices that an instance of a profile has; of one in no table by sevenths."""
+    slices = int(profile.partition("g")[0])
+    wholes = (table.compute for table in GEOMETRIES.values() if profile in {each.name for each in table.profiles})
+    return slices / next(wholes, _MOST_SLICES)
 
 
 def geometry_of(gpu: str, profiles: Iterable[Profile]) -> Geometry:
@@ -87,11 +99,6 @@ def find_geometry(gpu: str) -> Geometry:
 def _gigabytes(name: str) -> int:
     match = _NAME.fullmatch(name)
     return int(match["gb"]) if match is not None and match["gb"] else 0
-
-
-def _attributes(name: str) -> str:
-    match = _NAME.fullmatch(name)
-    return (match["attributes"] or "") if match is not None else name
 
 
 _SHAPES = {

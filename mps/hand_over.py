@@ -23,9 +23,7 @@ class HandOver:
     when it cannot take over. No model is handed over that the one before could not load either.
     """
 
-    def __init__(
-        self, before: Post, partition: Partition, tables: Mapping[str, LatencyTable], known: Tables, limit_s: float
-    ) -> None:
+    def __init__(self, before: Post, partition: Partition, tables: Mapping[str, LatencyTable], known: Tables) -> None:
         self._before = before
         self._stored = tables
         self._known = known
@@ -36,7 +34,7 @@ class HandOver:
             for key, file in before.models.items()
         )
         spec = msgspec.structs.replace(before.spec, partition=partition, models=files, initial=None)
-        self.successor = Post(spec, limit_s)
+        self.successor = before.another(spec)
         self.ready: Ready | None = None
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -85,9 +83,8 @@ class HandOver:
         return dict(successor.tables)
 
     def fail(self, reason: str) -> None:
-        """Kill the new worker, and tell who waits why it has not taken over."""
-        if self.successor.process is not None:
-            self.successor.process.kill(reason)
+        """Have the new worker ended, and tell who waits why it has not taken over."""
+        self.successor.end(reason)
         if not self.done.done():
             self.done.set_exception(PartitionError(reason))
 

@@ -21,7 +21,8 @@ class Gpu(msgspec.Struct, frozen=True):
     """A GPU. `mig` is its mode, None where it has none; `users` are the processes on the GPU while it is whole.
 
     `geometry` is None without MIG, and where the driver tells it to nobody but root and no table has it. `unplaced`
-    are the UUIDs of MIG devices whose places are told to nobody but root; there are no `instances` then.
+    are the UUIDs of MIG devices whose places are told to nobody but root; there are no `instances` then. Of one that is
+    `lost`, which says how, there is nothing else than its index.
     """
 
     index: int
@@ -33,6 +34,7 @@ class Gpu(msgspec.Struct, frozen=True):
     instances: tuple[Instance, ...] = ()
     users: tuple[str, ...] = ()
     unplaced: tuple[str, ...] = ()
+    lost: str = ""
 
     @property
     def layout(self) -> Layout:
@@ -43,6 +45,11 @@ class Gpu(msgspec.Struct, frozen=True):
     def present(self) -> dict[Placement, tuple[str, ...]]:
         """Who uses each instance."""
         return {each.placement: each.users for each in self.instances}
+
+    @property
+    def unusable(self) -> Layout:
+        """The instances without a compute instance."""
+        return frozenset(each.placement for each in self.instances if not each.uuid)
 
     def is_named(self, device: int | str) -> bool:
         """Whether `device` is its index, or its UUID or the beginning of it, with or without the prefix."""

@@ -21,12 +21,6 @@ class DemandFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rate: float
     rates: dict[str, float]
 
-    def __post_init__(self) -> None:
-        if not 0 < self.rate < math.inf:
-            raise ValueError(f"expected a finite rate above 0, got {self.rate:g}")
-        if not self.rates or not all(0 < rate < math.inf for rate in self.rates.values()):
-            raise ValueError("expected finite rates above 0, of at least one profile")
-
 
 class GpuLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A GPU as written. `device` is an index or a UUID; `gpu` names the table to plan with where no driver answers.
@@ -52,6 +46,11 @@ class GpuLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             for name, count in self.instances.items():
                 if not 1 <= count <= _MOST_OF_ONE:
                     raise ValueError(f"expected 1 to {_MOST_OF_ONE} of {name}, got {count}")
+        for name, demand in self.demands.items():
+            if not 0 < demand.rate < math.inf:
+                raise ValueError(f"demands.{name}: expected a finite rate above 0, got {demand.rate:g}")
+            if not demand.rates or not all(0 < rate < math.inf for rate in demand.rates.values()):
+                raise ValueError(f"demands.{name}: expected finite rates above 0, of at least one profile")
         if self.gpu is not None and self.gpu not in GEOMETRIES:
             raise ValueError(f"gpu '{self.gpu}' is not known; there are {', '.join(GEOMETRIES)}")
 

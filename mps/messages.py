@@ -8,6 +8,8 @@ import enum
 
 import msgspec
 
+from models.measurement import Measurement
+from models.model_memory import ModelMemory
 from models.pipeline import Confidence
 from models.profile import LatencyTable
 from models.tensor import DataType
@@ -18,7 +20,8 @@ from mps.proof import Evidence
 class ModelFile(msgspec.Struct, frozen=True, array_like=True):
     """A model to load. `backend` names a module of `models.backends`; `menu` are the batch sizes to warm and time.
 
-    A worker that is given the `table`, as one that restarts is, only warms. `config` is the model's configuration in
+    A worker that is given the `table`, as one that restarts is, only warms. It weighs what it begins with, and of what
+    comes later the models that nobody has `weighed`. `config` is the model's configuration in
     JSON, as Triton prints it; "" without one.
     """
 
@@ -30,6 +33,7 @@ class ModelFile(msgspec.Struct, frozen=True, array_like=True):
     verdicts: tuple[tuple[str, Confidence], ...] = ()
     table: LatencyTable | None = None
     config: str = ""
+    weighed: bool = False
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
@@ -94,6 +98,15 @@ class UnloadModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
     key: str
 
 
+class MeasureModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Measure a model thoroughly at the sizes of its menu, and hold it; answered by `Measured`.
+
+    It is for a worker that holds no model, and is sent nothing else meanwhile.
+    """
+
+    file: ModelFile
+
+
 class MapRegion(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Map the region whose descriptor comes with this message, under this number."""
 
@@ -122,19 +135,21 @@ class Revoke(msgspec.Struct, frozen=True, tag=True, array_like=True):
     batch: int
 
 
-ToWorker = Load | LoadModel | UnloadModel | MapRegion | UnmapRegion | Run | Revoke
+ToWorker = Load | LoadModel | UnloadModel | MeasureModel | MapRegion | UnmapRegion | Run | Revoke
 
 
 class LoadedModel(msgspec.Struct, frozen=True, array_like=True):
     """A model after loading: its latency table, or the reason why it did not load.
 
-    `evidence` is what the worker finds of itself since, when it has loaded others before.
+    `memory` is what it takes, if that could be told. `evidence` is what the worker finds of itself since, when it has
+    loaded others before.
     """
 
     key: str
     table: LatencyTable | None
     error: str = ""
     evidence: Evidence | None = None
+    memory: ModelMemory | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -155,6 +170,14 @@ class Loaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A model that was to be loaded is held from now on, or could not be loaded."""
 
     model: LoadedModel
+
+
+class Measured(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """What measuring a model came to, or the reason why it cannot be measured; `evidence` as in `LoadedModel`."""
+
+    measurement: Measurement | None = None
+    error: str = ""
+    evidence: Evidence = Evidence()
 
 
 class Unloaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -213,4 +236,4 @@ class Revoked(msgspec.Struct, frozen=True, tag=True, array_like=True):
     batch: int
 
 
-FromWorker = Ready | Loaded | Unloaded | Done | Overflow | Failed | Revoked
+FromWorker = Ready | Loaded | Unloaded | Measured | Done | Overflow | Failed | Revoked

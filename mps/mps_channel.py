@@ -21,6 +21,10 @@ def mps_variables(pipes: Path, logs: Path | None = None) -> dict[str, str]:
     return found if logs is None else found | {"CUDA_MPS_LOG_DIRECTORY": str(logs)}
 
 
+class NoAnswer(ControlFailed):
+    """The daemon said nothing in time: it may be busy, or hang."""
+
+
 class MpsChannel:
     """The daemon that listens in `pipes`, which need not be there yet; every command starts a short process."""
 
@@ -54,7 +58,7 @@ def run(command: Sequence[str], text: str, name: str, environment: Mapping[str, 
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise ControlFailed(f"MPS command '{name}': no answer within {timeout_s:g} s") from None
+        raise NoAnswer(f"MPS command '{name}': no answer within {timeout_s:g} s") from None
     except OSError as error:
         raise ControlFailed(f"MPS command '{name}': {command[0]} cannot be run: {error.strerror}") from None
     output = done.stdout.strip()

@@ -23,15 +23,6 @@ class MpsClient(msgspec.Struct, frozen=True):
     server: int
 
 
-class SmPartition(msgspec.Struct, frozen=True):
-    """A static set of multiprocessors; `name` is `<device>/<partition>`, the device perhaps shortened."""
-
-    name: str
-    chunks: int
-    multiprocessors: int
-    used: bool
-
-
 class MpsControl(Protocol):
     """One daemon of one device; every method is bounded in time and raises ControlFailed when it cannot."""
 
@@ -51,40 +42,12 @@ class MpsControl(Protocol):
         """The clients of all servers, by process id."""
         ...
 
-    def default_share(self) -> float:
-        """Percentage of the multiprocessors that later servers give to each client at most."""
-        ...
-
-    def set_default_share(self, percent: int) -> None:
-        """Set it; clients may ask for less by themselves, never for more."""
-        ...
-
-    def share(self, server: int) -> float:
-        """The same of a server that runs."""
-        ...
-
-    def set_share(self, server: int, percent: int) -> None:
-        """Set it, for clients that come later: those that are there keep theirs."""
-        ...
-
-    def set_default_memory_limit(self, device: str, memory_bytes: int) -> None:
-        """What each client of later servers may take of a device's memory, unless it asks for less."""
-        ...
-
     def terminate_client(self, client: MpsClient) -> None:
         """Destroy a client's contexts; only then it may be killed while it has work on the GPU."""
         ...
 
     def add_partition(self, device: str, chunks: int) -> str:
         """Set multiprocessors apart; returns the partition's name, which its clients have to be told."""
-        ...
-
-    def remove_partition(self, name: str) -> None:
-        """Give them back; refused while it has clients."""
-        ...
-
-    def partitions(self) -> tuple[SmPartition, ...]:
-        """The sets that there are."""
         ...
 
     def free_chunks(self) -> int:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from models.errors import ControlFailed
 from mps.launch import launcher
-from mps.mps_channel import MpsChannel, mps_variables, shown
+from mps.log_files import bound
+from mps.mps_channel import MpsChannel, NoAnswer, mps_variables, shown
 from mps.mps_control import MpsControl
 from mps.mps_environment import SETS, checked_pipe_directory, device_directory, pipe_directory
 from mps.mps_processes import PROGRAM, end_processes, mps_processes
@@ -27,10 +28,15 @@ QUIT_S = 10.0
 """How long a daemon may take to end its servers by itself."""
 
 _LOOK_S = 0.02
+_SOCKET = "control"
 _LOG = "control.log"
 _TAIL = 2000
 _OTHERS = 0o077
 """What others than the owner may do."""
+
+
+class DaemonKept(ControlFailed):
+    """Another process keeps the daemon of that device, and may have it end at any time."""
 
 
 class MpsDaemon:
@@ -46,23 +52,21 @@ class MpsDaemon:
         root: Path | None = None,
         *,
         sets: Mapping[str, int] = {},
-        static: bool = False,
         protocol: int = 2,
         program: str = PROGRAM,
     ) -> None:
-        """`device` is a UUID. `static` asks for static sets of multiprocessors, `protocol` may be 3.
+        """`device` is a UUID. `protocol` may be 3, and becomes what the driver has when the daemon starts.
 
-        Both become what the driver has when the daemon starts. `sets` are percentages by partition, for which sets are
-        made then; a driver without them is an error.
+        `sets` are percentages by partition, for which static sets of multiprocessors are made then; a driver without
+        them is an error.
         """
         self.device = device
         self.directory = device_directory(device, root)
         self.pipes = checked_pipe_directory(pipe_directory(device, root))
         self.logs = self.directory / "log"
         self._sets = sets
-        wished = static or bool(sets)
-        self._wishes = list(dict.fromkeys([(protocol, wished), (2, wished), (2, False)]))
-        self.protocol, self.static = self._wishes[0]
+        self._wishes = list(dict.fromkeys([(protocol, bool(sets)), (2, bool(sets)), (2, False)]))
+        self.protocol, self._static = self._wishes[0]
         self._program = program
         self._lock = -1
         self._log_start = 0
@@ -72,7 +76,7 @@ class MpsDaemon:
     @property
     def control(self) -> MpsControl:
         """What the daemon is asked and told by."""
-        return Protocol3(self._channel) if self.protocol == 3 else Protocol2(self._channel)
+        return self._control(self._channel)
 
     @property
     def pid(self) -> int | None:
@@ -83,7 +87,7 @@ class MpsDaemon:
         """Start the daemon and return when it answers; raises ControlFailed, which tells what the daemon said.
 
         The daemon ends with the thread that calls this. Whether the driver has protocol 3 and static sets is found out
-        by trying, the first time: without sets `static` becomes False, and clients are limited by percentages.
+        by trying, the first time.
         """
         if self.pid is not None:
             return
@@ -91,15 +95,15 @@ class MpsDaemon:
         try:
             if self._lock == -1:
                 self._take_directory()
-            for self.protocol, self.static in better:
+            for self.protocol, self._static in better:
                 with contextlib.suppress(ControlFailed):
                     self._start()
                     break
             else:
-                self.protocol, self.static = last
+                self.protocol, self._static = last
                 self._start()
             self._set_apart()
-            self._wishes = [(self.protocol, self.static)]
+            self._wishes = [(self.protocol, self._static)]
         except OSError as error:
             self.stop()
             raise ControlFailed(f"the MPS daemon of {self.device} cannot be started: {error}") from error
@@ -107,13 +111,33 @@ class MpsDaemon:
             self.stop()
             raise
 
+    def restart(self) -> None:
+        """As `start`, after what there still is of a daemon that has ended, or does not answer, was ended by force."""
+        if self._lock != -1:
+            self._clear()
+        self.start()
+
+    def probe(self, timeout_s: float) -> None:
+        """Return when the daemon answers; raises ControlFailed when it refuses, NoAnswer when it does not in time.
+
+        Without its socket it never will.
+        """
+        if not (self.pipes / _SOCKET).exists():
+            raise NoAnswer(f"the MPS daemon of {self.device} has no socket in {self.pipes} any more")
+        self._control(MpsChannel(self.pipes, self._program, timeout_s)).ping()
+
+    def bound_logs(self) -> None:
+        """Cut the daemon's and its servers' logs down when they have become long."""
+        for log in self.logs.glob("*.log"):
+            bound(log)
+
     def stop(self) -> None:
         """End the daemon, its servers and so its clients' contexts; bounded, and by force where nothing else helps."""
         if self._lock == -1:
             return
         try:
             if self.pid is not None:
-                with contextlib.suppress(ControlFailed, subprocess.TimeoutExpired):
+                with contextlib.suppress(ControlFailed):
                     self.control.quit(QUIT_S)
                     self._ended(QUIT_S)
             self._clear()
@@ -121,11 +145,15 @@ class MpsDaemon:
             os.close(self._lock)
             self._lock = -1
 
+    def _control(self, channel: MpsChannel) -> MpsControl:
+        return Protocol3(channel) if self.protocol == 3 else Protocol2(channel)
+
     def _start(self) -> None:
         self._clear()
         self.pipes.mkdir(mode=0o700)
         self.logs.mkdir(mode=0o700, exist_ok=True)
-        flags = ["-f", *(["-S"] if self.static and self.protocol == 2 else [])]
+        self.bound_logs()
+        flags = ["-f", *(["-S"] if self._static and self.protocol == 2 else [])]
         flags += ["-p", str(self.protocol)] if self.protocol != 2 else []
         variables = mps_variables(self.pipes, self.logs) | {"CUDA_VISIBLE_DEVICES": self.device}
         # To what the last one has said, and the daemon says there itself.
@@ -156,7 +184,7 @@ class MpsDaemon:
         """Make the sets, and tell the workers that are to start in them."""
         if not self._sets:
             return
-        if not self.static:
+        if not self._static:
             raise ControlFailed(
                 f"the driver of {self.device} has no static sets of multiprocessors; expected mode hard"
             )
@@ -176,7 +204,7 @@ class MpsDaemon:
         (self.directory / SETS).write_text(json.dumps(names), encoding="utf-8")
 
     def _answers(self) -> bool:
-        if not (self.pipes / "control").exists():
+        if not (self.pipes / _SOCKET).exists():
             return False
         try:
             self.control.ping()
@@ -205,7 +233,7 @@ class MpsDaemon:
         except OSError:
             owner = os.read(lock, 20).decode(errors="replace").strip()
             os.close(lock)
-            raise ControlFailed(f"the MPS daemon of {self.device} is kept by another process (pid {owner})") from None
+            raise DaemonKept(f"the MPS daemon of {self.device} is kept by another process (pid {owner})") from None
         os.truncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         self._lock = lock
@@ -221,5 +249,9 @@ class MpsDaemon:
 
     def _ended(self, timeout_s: float) -> None:
         if self._process is not None:
-            self._process.wait(timeout_s)
+            try:
+                self._process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                pid = self._process.pid
+                raise ControlFailed(f"the MPS daemon of {self.device} (pid {pid}) does not end") from None
             self._process = None

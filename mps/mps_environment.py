@@ -22,6 +22,7 @@ JOIN_S = 10.0
 """How long a daemon that has ended may take to be there again."""
 
 _SOCKET = "control"
+_BELOW_NORMAL = "1"
 _LOOK_S = 0.05
 _MIB = 1 << 20
 
@@ -35,14 +36,17 @@ def mps_environment(partition: MpsPartition, pipes: Path) -> dict[str, str]:
     """The environment of a worker on `partition` whose daemon listens in `pipes`.
 
     The device is named by UUID, which means the same to every daemon; to the worker it is device 0, and the memory
-    limit is of that one. A worker on a static set finds out by itself which it is (`await_daemon`). Raises
-    PartitionError when the directory's path is too long for a socket.
+    limit is of that one. A share that is promised nothing has a lower priority, which is no more than a hint. A worker
+    on a static set finds out by itself which it is (`await_daemon`). Raises PartitionError when the directory's path is
+    too long for a socket.
     """
     variables = {
         "CUDA_MPS_PIPE_DIRECTORY": str(checked_pipe_directory(pipes)),
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(partition.cap_percent),
         "CUDA_VISIBLE_DEVICES": partition.uuid,
     }
+    if partition.mode is ShareMode.UNCAPPED:
+        variables["CUDA_MPS_CLIENT_PRIORITY"] = _BELOW_NORMAL
     if partition.memory_bytes:
         variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={memory_limit(partition.memory_bytes)}"
     return variables
@@ -70,7 +74,7 @@ def await_daemon(partition: MpsPartition, timeout_s: float = JOIN_S) -> None:
 
 def device_directory(device: str, root: Path | None = None) -> Path:
     """Where the daemon of a GPU or MIG device has its files, in `root`; by default one of this user's own."""
-    return (root or default_root()) / device.replace("/", "-")
+    return (root or default_root()) / device
 
 
 def pipe_directory(device: str, root: Path | None = None) -> Path:

@@ -1,4 +1,4 @@
-"""Keeps an MPS daemon running: its clients would run without MPS, and not be told, where there is none."""
+"""Keeps an MPS daemon running, and answering: without one clients would run without MPS, and not be told."""
 
 import os
 import select
@@ -9,20 +9,35 @@ from concurrent.futures import Future
 
 from models.errors import ControlFailed
 from mps.back_off import BackOff
+from mps.mps_channel import TIMEOUT_S, NoAnswer
 from mps.mps_daemon import MpsDaemon
 
+HEARTBEAT_S = 15.0
+"""How long a daemon runs before it is asked (again) whether it answers."""
+
+_QUESTIONS = 2
+"""How often in a row a daemon may leave the question without an answer; then it counts as lost."""
 _LOOK_S = 1.0
 
 
 class MpsKeeper:
-    """Starts a daemon, and starts it again when it ends, on a thread of its own, which the daemon ends with.
+    """Starts a daemon, and starts it again when it ends or hangs, on a thread of its own, which the daemon ends with.
 
-    `tell` gets a sentence whenever the daemon has ended, runs again or cannot be started, on that thread.
+    It is asked every `heartbeat_s` whether it answers, within `answer_s`. `tell` gets a sentence whenever the daemon
+    is lost, runs again or cannot be started, on that thread.
     """
 
-    def __init__(self, daemon: MpsDaemon, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        daemon: MpsDaemon,
+        tell: Callable[[str], None],
+        heartbeat_s: float = HEARTBEAT_S,
+        answer_s: float = TIMEOUT_S,
+    ) -> None:
         self._daemon = daemon
         self._tell = tell
+        self._heartbeat_s = heartbeat_s
+        self._answer_s = answer_s
         self._started: Future[None] = Future()
         self._stopping = os.eventfd(0, os.EFD_CLOEXEC)
         self._waiting = select.poll()
@@ -50,8 +65,8 @@ class MpsKeeper:
         self._started.set_result(None)
         back_off = BackOff()
         back_off.ready(time.monotonic())
-        while self._ended():
-            self._tell(f"the MPS daemon of {self._daemon.device} has ended and is started again")
+        while why := self._lost():
+            self._tell(f"the MPS daemon of {self._daemon.device} {why} and is started again")
             if not self._revived(back_off):
                 break
         self._daemon.stop()
@@ -60,7 +75,7 @@ class MpsKeeper:
         """Try until it runs; False when it is to stop."""
         while not self._stops_within(back_off.lost(time.monotonic())):
             try:
-                self._daemon.start()
+                self._daemon.restart()
             except (ControlFailed, OSError) as error:
                 self._tell(str(error))
             else:
@@ -69,22 +84,40 @@ class MpsKeeper:
                 return True
         return False
 
-    def _ended(self) -> bool:
-        """Wait for the daemon to end; False when it is to stop."""
+    def _lost(self) -> str:
+        """Wait until the daemon is of no use any more; returns why, "" when it is to stop."""
         while (pid := self._daemon.pid) is not None:
             try:
                 descriptor = os.pidfd_open(pid)
             except OSError:  # it has just ended, or there are too many open files
                 if self._stops_within(_LOOK_S):
-                    return False
+                    return ""
                 continue
             self._waiting.register(descriptor, select.POLLIN)
-            ready = dict(self._waiting.poll())
+            ready = dict(self._waiting.poll(self._heartbeat_s * 1000))
             self._waiting.unregister(descriptor)
             os.close(descriptor)
             if self._stopping in ready:
-                return False
-        return not self._stops_within(0)
+                return ""
+            if not ready:
+                self._daemon.bound_logs()
+                if not self._answers():
+                    return "does not answer"
+        return "" if self._stops_within(0) else "has ended"
+
+    def _answers(self) -> bool:
+        """Whether the daemon answers; an answer may be late once, on a busy machine."""
+        for _ in range(_QUESTIONS):
+            try:
+                self._daemon.probe(self._answer_s)
+            except NoAnswer:
+                if self._stops_within(0):
+                    return True
+            except ControlFailed:  # it says so, or has just ended
+                return True
+            else:
+                return True
+        return False
 
     def _stops_within(self, seconds: float) -> bool:
         return bool(self._waiting.poll(seconds * 1000))

@@ -6,10 +6,8 @@ There is one server, of this user, as protocol 2 has it: clients find it through
 import os
 import re
 
-from models.errors import ControlFailed
 from mps.mps_channel import MpsChannel, unexpected
-from mps.mps_control import ACTIVE, MpsClient, MpsServer, SmPartition
-from mps.mps_environment import memory_limit
+from mps.mps_control import ACTIVE, MpsClient, MpsServer
 from mps.mps_protocol2 import active_server
 
 _ROWS = "--format=csv,noheader"
@@ -48,31 +46,6 @@ class Protocol3:
                 found.add(MpsClient(int(pid), servers[server].pid))
         return tuple(sorted(found, key=lambda client: client.pid))
 
-    def default_share(self) -> float:
-        """Percentage that the server gives to each client at most, in its default namespace."""
-        arguments = ("namespace", "get", "default", self._name, "active-thread-percentage")
-        answer = self._channel.call(*arguments)
-        try:
-            return 100.0 if answer == "-" else float(answer.removesuffix("%"))
-        except ValueError:
-            raise unexpected(" ".join(arguments), answer, "a percentage") from None
-
-    def set_default_share(self, percent: int) -> None:
-        """Set it; a server has no share besides."""
-        self._set("active-thread-percentage", str(percent))
-
-    def share(self, server: int) -> float:
-        """The same: there is one server."""
-        return self.default_share()
-
-    def set_share(self, server: int, percent: int) -> None:
-        """Set it, for clients that come later."""
-        self.set_default_share(percent)
-
-    def set_default_memory_limit(self, device: str, memory_bytes: int) -> None:
-        """What each client may take of a device's memory; the daemon has but one device."""
-        self._set("pinned-memory-limit", memory_limit(memory_bytes))
-
     def terminate_client(self, client: MpsClient) -> None:
         """Destroy a client's contexts."""
         answer = self._channel.call("client", "terminate", str(client.pid))
@@ -89,23 +62,6 @@ class Protocol3:
         if match is None:
             raise unexpected(" ".join(arguments), answer, "CUDA_MPS_SM_PARTITION=…")
         return match[1]
-
-    def remove_partition(self, name: str) -> None:
-        """Give them back."""
-        device, uuid = name.split("/", 1)
-        for _, _, own_name, *others in self._sets():
-            if others[-1] == uuid:
-                self._channel.call("sm-partition", "delete", own_name, f"--server={self._name}", f"--device={device}")
-                return
-        raise ControlFailed(f"MPS partition {name} cannot be removed: there is no such partition")
-
-    def partitions(self) -> tuple[SmPartition, ...]:
-        """The sets that there are; who uses them is not told."""
-        return tuple(
-            SmPartition(f"{device}/{uuid}", int(chunks), int(sms), used=False)
-            for _, device, _, chunks, sms, _, status, uuid in self._sets()
-            if status == "created"
-        )
 
     def free_chunks(self) -> int:
         """How many chunks of multiprocessors are in none."""
@@ -126,9 +82,6 @@ class Protocol3:
     def _sets(self) -> list[list[str]]:
         rows = self._rows("sm-partition", "list", f"--server={self._name}", "--all")
         return [row for row in rows if len(row) == 8]
-
-    def _set(self, key: str, value: str) -> None:
-        self._channel.call("server", "set", self._name, f"--{key}={value}")
 
     def _rows(self, *arguments: str) -> list[list[str]]:
         answer = self._channel.call(*arguments, _ROWS)

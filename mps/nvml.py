@@ -2,11 +2,11 @@
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from models.errors import ControlFailed
+from models.errors import ConfigError, ControlFailed
 from mps.geometry import GEOMETRIES, Geometry, Profile, geometry_of
 from mps.inventory import Gpu, Instance
 from mps.mps_processes import process_name
@@ -43,16 +43,20 @@ class Nvml:
     def gpus(self) -> tuple[Gpu, ...]:
         """All GPUs as they are now, by index."""
         with self._told("the GPUs cannot be listed"):
-            return tuple(self._gpu(index) for index in range(self._nvml.nvmlDeviceGetCount()))
+            return tuple(map(self._gpu_or_lost, range(self._nvml.nvmlDeviceGetCount())))
 
     def events(self) -> NvmlEvents:
-        """The fatal errors of all GPUs and of their instances as they are now."""
+        """The fatal errors of all GPUs that are not lost already, and of their instances as they are now."""
         with self._told("the GPUs cannot be watched"):
             nvml = self._nvml
-            devices = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-            gpus = {nvml.nvmlDeviceGetUUID(device): device for device in devices}
-            instances = {uuid: self._mig_devices(device) for uuid, device in gpus.items()}
-            numbers = {gpu: {number: uuid for number, (_, uuid) in found.items()} for gpu, found in instances.items()}
+            gpus, instances = {}, {}
+            for index in range(nvml.nvmlDeviceGetCount()):
+                with suppress(*self._lost):
+                    device = nvml.nvmlDeviceGetHandleByIndex(index)
+                    uuid = nvml.nvmlDeviceGetUUID(device)
+                    instances[uuid] = self._mig_devices(device)
+                    gpus[uuid] = device
+            numbers = {gpu: {number: each[0][1] for number, each in found.items()} for gpu, found in instances.items()}
             return NvmlEvents(nvml, gpus, numbers)
 
     def free_memory_mib(self, device: str) -> int:
@@ -85,10 +89,10 @@ class Nvml:
                 # Of no use to anybody, and in the way of the next attempt.
                 nvml.nvmlGpuInstanceDestroy(instance)
                 raise
-            _, uuid = self._mig_devices(device).get(nvml.nvmlGpuInstanceGetInfo(instance).id, (None, ""))
-        if not uuid:
+            made = self._mig_devices(device).get(nvml.nvmlGpuInstanceGetInfo(instance).id)
+        if not made:
             raise ControlFailed(f"{placement} was created on {gpu}, but the driver lists no MIG device for it")
-        return uuid
+        return made[0][1]
 
     def destroy(self, gpu: str, placement: Placement) -> None:
         """Take away the instance there, with its compute instances."""
@@ -101,12 +105,22 @@ class Nvml:
             if not found:
                 raise ControlFailed(f"{refused}: there is no such instance")
             ((instance, info),) = found
-            mig_device, _ = self._mig_devices(device).get(info.id, (None, ""))
-            if mig_device is not None and (users := self._users(mig_device)):
+            if users := self._users(*(mig_device for mig_device, _ in self._mig_devices(device).get(info.id, ()))):
                 raise ControlFailed(f"{refused}: it is in use by {', '.join(users)}")
             for compute_instance in self._compute_instances(instance):
                 nvml.nvmlComputeInstanceDestroy(compute_instance)
             nvml.nvmlGpuInstanceDestroy(instance)
+
+    @property
+    def _lost(self) -> tuple[type[Exception], ...]:
+        """What a GPU answers that has fallen off the bus, or that only a reset brings back."""
+        return self._nvml.NVMLError_GpuIsLost, self._nvml.NVMLError_ResetRequired, self._nvml.NVMLError_Unknown
+
+    def _gpu_or_lost(self, index: int) -> Gpu:
+        try:
+            return self._gpu(index)
+        except self._lost as error:  # the others are there all the same
+            return Gpu(index, "", "", 0, None, lost=str(error))
 
     def _gpu(self, index: int) -> Gpu:
         nvml = self._nvml
@@ -123,7 +137,7 @@ class Nvml:
         try:
             instances = tuple(self._instances(device, geometry))
         except nvml.NVMLError_NoPermission:
-            unplaced = tuple(mig_uuid for _, mig_uuid in self._mig_devices(device).values())
+            unplaced = tuple(mig_uuid for each in self._mig_devices(device).values() for _, mig_uuid in each)
             return Gpu(index, uuid, name, memory_mib, mig, geometry, unplaced=unplaced)
         return Gpu(index, uuid, name, memory_mib, mig, geometry, instances)
 
@@ -155,8 +169,8 @@ class Nvml:
         mig_devices = self._mig_devices(device)
         for profile in geometry.profiles:
             for _, info in self._gpu_instances(device, profile):
-                mig_device, uuid = mig_devices.get(info.id, (None, ""))
-                users = () if mig_device is None else self._users(mig_device)
+                own = mig_devices.get(info.id, [])
+                uuid, users = own[0][1] if own else "", self._users(*(mig_device for mig_device, _ in own))
                 yield Instance(Placement(profile, info.placement.start), uuid, users)
 
     def _gpu_instances(self, device: Any, profile: Profile) -> list[tuple[Any, Any]]:
@@ -166,16 +180,17 @@ class Nvml:
         handles = self._filled(nvml.c_nvmlGpuInstance_t, len(profile.starts), list_instances)
         return [(handle, nvml.nvmlGpuInstanceGetInfo(handle)) for handle in handles]
 
-    def _mig_devices(self, device: Any) -> dict[int, tuple[Any, str]]:
-        """Handle and UUID of the MIG devices, by GPU instance."""
+    def _mig_devices(self, device: Any) -> dict[int, list[tuple[Any, str]]]:
+        """Handle and UUID of the MIG devices by GPU instance: several where others have divided one."""
         nvml = self._nvml
-        found = {}
+        found: dict[int, list[tuple[Any, str]]] = {}
         for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(device)):
             try:
                 mig_device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, index)
             except nvml.NVMLError_NotFound:  # the numbers have holes
                 continue
-            found[nvml.nvmlDeviceGetGpuInstanceId(mig_device)] = mig_device, nvml.nvmlDeviceGetUUID(mig_device)
+            own = found.setdefault(nvml.nvmlDeviceGetGpuInstanceId(mig_device), [])
+            own.append((mig_device, nvml.nvmlDeviceGetUUID(mig_device)))
         return found
 
     def _compute_profiles(self, instance: Any) -> Iterator[Any]:
@@ -208,13 +223,16 @@ class Nvml:
         call(array, ctypes.byref(count))
         return list(array[: count.value])
 
-    def _users(self, device: Any) -> tuple[str, ...]:
-        """The processes with a context there; none where they are not told: the driver itself guards what is in use."""
-        try:
-            processes = self._nvml.nvmlDeviceGetComputeRunningProcesses_v3(device)
-        except (self._nvml.NVMLError_NotSupported, self._nvml.NVMLError_NoPermission):
-            return ()
-        return tuple(process_name(process.pid) for process in processes)
+    def _users(self, *devices: Any) -> tuple[str, ...]:
+        """The processes with a context on one of them, those under MPS as well as their server.
+
+        None where they are not told: the driver itself guards what is in use.
+        """
+        nvml, found = self._nvml, dict[int, None]()
+        for ask in (nvml.nvmlDeviceGetComputeRunningProcesses_v3, nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3):
+            with suppress(nvml.NVMLError_NotSupported, nvml.NVMLError_NoPermission, nvml.NVMLError_FunctionNotFound):
+                found |= dict.fromkeys(process.pid for device in devices for process in ask(device))
+        return tuple(process_name(pid) for pid in found)
 
     @contextmanager
     def _told(self, failed: str) -> Iterator[None]:
@@ -234,8 +252,16 @@ class Nvml:
 def _known(multiprocessors: Mapping[str, int]) -> Geometry | None:
     """The table with these profiles, and their multiprocessors where it has them."""
     for geometry in GEOMETRIES.values():
-        if multiprocessors.keys() == {profile.name for profile in geometry.profiles} and all(
-            profile.multiprocessors in (None, multiprocessors[profile.name]) for profile in geometry.profiles
+        found = {name: _found(geometry, name) for name in multiprocessors}
+        if set(found.values()) == set(geometry.profiles) and all(
+            profile is not None and profile.multiprocessors in (None, multiprocessors[name])
+            for name, profile in found.items()
         ):
             return geometry
+    return None
+
+
+def _found(geometry: Geometry, name: str) -> Profile | None:
+    with suppress(ConfigError):
+        return geometry.find(name)
     return None

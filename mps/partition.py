@@ -6,6 +6,8 @@ import re
 
 import msgspec
 
+from mps.geometry import share_of_gpu
+
 LEAST_HARD_MEMORY_MB = 96
 """What a worker takes before it has a model, with some room; with less its libraries do not even load."""
 
@@ -82,8 +84,7 @@ class MigPartition(msgspec.Struct, frozen=True, tag="mig", tag_field="kind", for
     cores: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not _PROFILE.fullmatch(self.profile):
-            raise ValueError(f"partition {self.name}: expected a profile such as 2g or 2g.20gb, got '{self.profile}'")
+        _check_profile(self.name, self.profile)
         _check(self.name, self.price, memory_mb=self.memory_mb)
 
     @property
@@ -92,13 +93,18 @@ class MigPartition(msgspec.Struct, frozen=True, tag="mig", tag_field="kind", for
         return f"mig-{self.profile}"
 
     @property
+    def gpu_share(self) -> float:
+        """The part of a whole GPU that it is."""
+        return share_of_gpu(self.profile)
+
+    @property
     def memory_bytes(self) -> int:
         """The bound in bytes; 0 without one."""
         return 0 if self.memory_mb is None else round(self.memory_mb * _MIB)
 
 
 class MpsPartition(msgspec.Struct, frozen=True, tag="mps", tag_field="kind", forbid_unknown_fields=True):
-    """A share of the multiprocessors of a GPU or MIG instance under MPS.
+    """A share of the multiprocessors of a GPU, or of a MIG instance of the `profile`, under MPS.
 
     `memory_mb` is all device memory that its worker may take (None: no limit), and bounds the models that it holds.
     Only a share that is `hard` is a cap, and one that is `static`, whose multiprocessors nobody else has; one that is
@@ -112,8 +118,11 @@ class MpsPartition(msgspec.Struct, frozen=True, tag="mps", tag_field="kind", for
     mode: ShareMode = ShareMode.HARD
     price: float | None = None
     cores: tuple[int, ...] = ()
+    profile: str = ""
 
     def __post_init__(self) -> None:
+        if self.profile:
+            _check_profile(self.name, self.profile)
         if not 1 <= self.share_percent <= 100:
             raise ValueError(f"partition {self.name}: expected a share_percent from 1 to 100, got {self.share_percent}")
         _check(self.name, self.price, memory_mb=self.memory_mb)
@@ -123,7 +132,13 @@ class MpsPartition(msgspec.Struct, frozen=True, tag="mps", tag_field="kind", for
     @property
     def profile_kind(self) -> str:
         """What latency tables are keyed by; an elastic share is as fast as a hard one while others are busy."""
-        return "mps-100" if self.mode is ShareMode.UNCAPPED else f"mps-{self.share_percent}"
+        kind = "mps-100" if self.mode is ShareMode.UNCAPPED else f"mps-{self.share_percent}"
+        return f"{kind}/{self.profile}" if self.profile else kind
+
+    @property
+    def gpu_share(self) -> float:
+        """The part of a whole GPU that it is."""
+        return self.share_percent / 100 * (share_of_gpu(self.profile) if self.profile else 1)
 
     @property
     def memory_bytes(self) -> int:
@@ -143,6 +158,11 @@ class MpsPartition(msgspec.Struct, frozen=True, tag="mps", tag_field="kind", for
 
 Partition = CpuPartition | MigPartition | MpsPartition
 GpuPartition = MigPartition | MpsPartition
+
+
+def _check_profile(name: str, profile: str) -> None:
+    if not _PROFILE.fullmatch(profile):
+        raise ValueError(f"partition {name}: expected a profile such as 2g or 2g.20gb, got '{profile}'")
 
 
 def _check(name: str, price: float | None, **sizes: float | None) -> None:

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class Post:
-    """One partition over all the workers that come and go on it; one that takes `limit_s` to load is killed.
+    """One partition over all the workers that come and go on it; one that takes `limit_s` to load is ended, by `end`.
 
     `models` are what the next worker is to hold: what this one holds now, but for what it was told to give up. `tables`
     are of the models that it holds, `shortfalls` why it does not have the partition that it should.
     """
 
-    def __init__(self, spec: "WorkerSpec", limit_s: float) -> None:
+    def __init__(self, spec: "WorkerSpec", limit_s: float, end: Callable[[str, WorkerProcess, str], None]) -> None:
         self.spec = spec
         self.name = spec.partition.name
         self.kind = spec.partition.profile_kind
@@ -36,8 +36,13 @@ class Post:
         self.back_off = BackOff()
         self.unclaimed_overflow: int | None = None
         self._limit_s = limit_s
+        self._end = end
         self._changes: deque[LoadModel | UnloadModel] = deque()
         self._timer: asyncio.TimerHandle | None = None
+
+    def another(self, spec: "WorkerSpec") -> "Post":
+        """The post of a worker that is to take the place of this one's."""
+        return Post(spec, self._limit_s, self._end)
 
     @property
     def changing(self) -> bool:
@@ -63,9 +68,14 @@ class Post:
     def started(self, process: WorkerProcess) -> None:
         """Give a new worker its first message; it is to be ready in time."""
         self.process = process
-        self.wait(self._limit_s, lambda: process.kill(f"not ready within {self._limit_s:g} s"))
+        self.wait(self._limit_s, lambda: self.end(f"not ready within {self._limit_s:g} s"))
         models = tuple(self.models.values())
         process.send(Load(self.spec.partition, self.output_region, self.spec.output_bytes, models))
+
+    def end(self, reason: str) -> None:
+        """Have the worker ended, if there is one, which may be in the middle of something; returns at once."""
+        if self.process is not None:
+            self._end(self.name, self.process, reason)
 
     def lost(self) -> None:
         """Note that the worker is gone, and its changes with it."""
@@ -109,6 +119,6 @@ class Post:
     def _limit_change(self) -> None:
         """Bound the time of the change that is under way now."""
         self.stop_waiting()
-        if self._changes and (process := self.process):
+        if self._changes:
             what = "load" if isinstance(self._changes[0], LoadModel) else "unload"
-            self.wait(self._limit_s, lambda: process.kill(f"it did not {what} a model within {self._limit_s:g} s"))
+            self.wait(self._limit_s, lambda: self.end(f"it did not {what} a model within {self._limit_s:g} s"))

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -27,7 +27,8 @@ class WorkerProcess:
     """A running `mps.worker`; all methods belong to the event loop's thread.
 
     `on_message` gets every message with its descriptors, which are then its own to close. `on_exit` is called once,
-    after the process is gone and its last message was delivered, with a sentence on how it ended.
+    after the process is gone and its last message was delivered, with a sentence on how it ended. `stdout` is the
+    descriptor that what libraries and models print goes to (None: ours).
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class WorkerProcess:
         partition: Partition,
         on_message: Callable[[FromWorker, tuple[int, ...]], None],
         on_exit: Callable[[str], None],
+        stdout: int | None = None,
     ) -> None:
         self.partition = partition
         self._on_message = on_message
@@ -46,7 +48,7 @@ class WorkerProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
-                self._process = _spawn(partition, theirs)
+                self._process = _spawn(partition, theirs, stdout)
             except BaseException:
                 ours.close()
                 raise
@@ -144,7 +146,18 @@ class WorkerProcess:
         self._on_exit(self._reason or _describe(status))
 
 
-def _spawn(partition: Partition, theirs: socket.socket) -> "subprocess.Popen[bytes]":
+async def all_gone(processes: Iterable[asyncio.Event], timeout_s: float) -> bool:
+    """Wait for the end of processes, by their `gone`; whether all ended in time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            for gone in processes:
+                await gone.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def _spawn(partition: Partition, theirs: socket.socket, stdout: int | None) -> "subprocess.Popen[bytes]":
     """Start the worker in a session of its own, so that a terminal's interrupt reaches the gateway alone."""
     cores = ",".join(map(str, partition.cores))
     return subprocess.Popen(
@@ -153,6 +166,7 @@ def _spawn(partition: Partition, theirs: socket.socket) -> "subprocess.Popen[byt
         pass_fds=[theirs.fileno()],
         env=module_environment() | environment(partition),
         stdin=subprocess.DEVNULL,
+        stdout=stdout,
         start_new_session=True,
     )
 

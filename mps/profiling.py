@@ -1,163 +1,140 @@
-"""Measures a model on a CPU partition, in a process pinned to it just as a worker is: `python -m mps.profiling`.
+"""Measures a model on a partition of any kind: in a worker that is started as for serving, and told to measure."""
 
-The process writes what it measured, or why it could not, to a file that it inherits: what libraries print is no part
-of that.
-"""
-
-import argparse
+import asyncio
 import os
-import subprocess
-import sys
-from collections.abc import Sequence
-from pathlib import Path
-from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import TypeVar
 
 import msgspec
 
-from models.errors import BackendFailed, ServingError
+from models.errors import BackendFailed, ControlFailed, PartitionError
 from models.profile import LatencyTable
-from models.profile_file import Measurement
-from mps.partition import CpuPartition
-from mps.pinning import environment, pin
-
-if TYPE_CHECKING:
-    from models.backends.base import Backend
+from mps.client_contexts import destroy_contexts
+from mps.cpu import check_partitions
+from mps.messages import FromWorker, Load, Measured, MeasureModel, ModelFile, Ready
+from mps.mps_channel import MpsChannel
+from mps.mps_environment import pipe_directory
+from mps.mps_inventory import answering_control
+from mps.partition import MpsPartition, Partition, ShareMode
+from mps.process import WorkerProcess, all_gone
+from mps.proof import shortfalls
 
 TIMEOUT_S = 900.0
 """Time that a measurement may take in all, of loading and of slow batches too."""
+READY_S = 120.0
+"""How long a worker without models may take to start."""
+END_S = 10.0
+"""How long a worker may take to end: the run that it is in the middle of."""
 
-_ROOT = str(Path(__file__).resolve().parents[1])
+_OUTPUT_BYTES = 1 << 16
+"""Of the output region, which nothing is written to."""
+_STANDARD_ERROR = 2
+_LATE = f"it takes more than {TIMEOUT_S:g} s; name fewer batch sizes"
 
-
-class _Failure(msgspec.Struct, tag="failure"):
-    """The model could not be measured."""
-
-    reason: str
-
-
-class _Profile(msgspec.Struct, tag="profile"):
-    """What `measure_on` asks for."""
-
-    measurement: Measurement
+_Answer = TypeVar("_Answer", Ready, Measured)
 
 
-class _Timing(msgspec.Struct, tag="timing"):
-    """What `time_on` asks for."""
+def measure_on(partition: Partition, file: ModelFile, *, strict: bool = False) -> Measured:
+    """Measure a model at the sizes of its menu, on all of a partition; blocks until it is done.
 
-    table: LatencyTable
-
-
-_Result = TypeVar("_Result", _Profile, _Timing)
-
-
-def measure_on(
-    partition: CpuPartition, path: Path, backend: str, batchable: bool, batches: Sequence[int], config: str = ""
-) -> Measurement:
-    """Measure a model file at ascending batch sizes, on all cores of a partition; blocks until it is done.
-
-    `config` is its configuration in JSON, "" without one.
-
-    Raises PartitionError for a partition that cannot be had, BackendFailed for a model that does not run there.
+    The evidence in the answer is for `mps.proof`, against `measured_as` of the partition. An MPS partition needs its
+    daemon. Raises PartitionError for a partition that cannot be had or, when `strict`, does not hold, BackendFailed for
+    a model that does not run there.
     """
-    return _run(partition, path, backend, batchable, batches, config, _Profile).measurement
+    check_partitions([partition])
+    return asyncio.run(_measure(measured_as(partition), file, strict))
 
 
-def time_on(
-    partition: CpuPartition, path: Path, backend: str, batchable: bool, batches: Sequence[int], config: str = ""
-) -> LatencyTable:
-    """Time a model file as a worker does that loads it, which is quick and rough; otherwise as `measure_on`."""
-    return _run(partition, path, backend, batchable, batches, config, _Timing).table
+def time_on(partition: Partition, file: ModelFile) -> LatencyTable:
+    """Time a model as a worker does that loads it, which is quick and rough; otherwise as `measure_on`."""
+    check_partitions([partition])
+    return asyncio.run(_time(partition, file))
 
 
-def _run(
-    partition: CpuPartition,
-    path: Path,
-    backend: str,
-    batchable: bool,
-    batches: Sequence[int],
-    config: str,
-    wanted: type[_Result],
-) -> _Result:
-    """What the process found."""
-    variables = environment(partition)
-    python_path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
-    with TemporaryFile() as result:
-        command = [sys.executable, "-P", "-m", "mps.profiling", "--result", str(result.fileno())]
-        command += ["--backend", backend, "--batches", _listed(batches), *(["--batchable"] if batchable else [])]
-        command += ["--cores", _listed(partition.cores), "--slowdown", str(partition.slowdown)]
-        command += [*(["--quick"] if wanted is _Timing else []), "--config", config, str(path.resolve())]
+def measured_as(partition: Partition) -> Partition:
+    """The partition as it is measured: a share that may have more, while others are idle, has what it is promised."""
+    if isinstance(partition, MpsPartition) and partition.mode is ShareMode.ELASTIC:
+        return msgspec.structs.replace(partition, mode=ShareMode.HARD)
+    return partition
+
+
+async def _measure(partition: Partition, file: ModelFile, strict: bool) -> Measured:
+    async with _running(partition, file) as worker:
+        ready = await worker.answer(Ready, READY_S, f"its worker is not ready within {READY_S:g} s")
+        if strict:
+            _refuse(partition, shortfalls(partition, ready.evidence))
+        worker.process.send(MeasureModel(file))
+        measured = await worker.answer(Measured, TIMEOUT_S, _LATE)
+    if measured.measurement is None:
+        raise worker.failed(measured.error)
+    if strict:
+        _refuse(partition, shortfalls(partition, measured.evidence))
+    return measured
+
+
+async def _time(partition: Partition, file: ModelFile) -> LatencyTable:
+    async with _running(partition, file, file) as worker:
+        (model,) = (await worker.answer(Ready, TIMEOUT_S, _LATE)).models
+    if model.table is None:
+        raise worker.failed(model.error)
+    return model.table
+
+
+def _refuse(partition: Partition, reasons: list[str]) -> None:
+    if reasons:
+        raise PartitionError(f"partition {partition.name} is not enforced: {'; '.join(reasons)}")
+
+
+class _Worker:
+    """A worker to measure `file`, and what it says."""
+
+    def __init__(self, partition: Partition, file: ModelFile) -> None:
+        self._partition = partition
+        self._file = file
+        self._said: asyncio.Queue[FromWorker | str] = asyncio.Queue()
+        self.process = WorkerProcess(partition, self._take, self._said.put_nowait, stdout=_STANDARD_ERROR)
+
+    async def answer(self, form: type[_Answer], timeout_s: float, late: str) -> _Answer:
+        """The next message; raises BackendFailed when it is another one, or, with `late`, when none comes in time."""
         try:
-            done = subprocess.run(
-                command,
-                env=os.environ | variables | {"PYTHONPATH": python_path},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                pass_fds=(result.fileno(),),
-                timeout=TIMEOUT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise BackendFailed(
-                f"{path}: measuring took more than {TIMEOUT_S:.0f} s; name fewer batch sizes"
-            ) from error
-        result.seek(0)
-        written = result.read()
+            async with asyncio.timeout(timeout_s):
+                said = await self._said.get()
+        except TimeoutError:
+            raise self.failed(late) from None
+        if not isinstance(said, form):
+            raise self.failed(said if isinstance(said, str) else f"the worker sent {type(said).__name__}")
+        return said
+
+    def failed(self, reason: str) -> BackendFailed:
+        """The error to raise."""
+        return BackendFailed(f"{self._file.path}: cannot be measured on {self._partition.name}: {reason}")
+
+    async def end(self) -> None:
+        """Have it end after the run that it is in the middle of, by force if need be; the daemon may have others."""
+        self.process.close()
+        if await all_gone([self.process.gone], END_S):
+            return
+        if isinstance(self._partition, MpsPartition):
+            with suppress(ControlFailed):
+                channel = MpsChannel(pipe_directory(self._partition.uuid))
+                control = await asyncio.to_thread(answering_control, channel)
+                await destroy_contexts(control, worker=self.process.pid)
+        self.process.kill("it did not end in time")
+        await all_gone([self.process.gone], END_S)
+
+    def _take(self, message: FromWorker, fds: tuple[int, ...]) -> None:
+        for fd in fds:
+            os.close(fd)
+        self._said.put_nowait(message)
+
+
+@asynccontextmanager
+async def _running(partition: Partition, file: ModelFile, *models: ModelFile) -> AsyncIterator[_Worker]:
+    """A worker on the partition that has been told to load `models`."""
+    worker = _Worker(partition, file)
     try:
-        found = msgspec.json.decode(written, type=wanted | _Failure)
-    except msgspec.DecodeError:  # it did not get as far as to say why
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        found = _Failure(said[-1] if said else f"the process ended with status {done.returncode}")
-    if isinstance(found, _Failure):
-        raise BackendFailed(f"{path}: cannot be measured on {partition.name}: {found.reason}")
-    return found
-
-
-def main() -> int:
-    """Pin, measure, write the result; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="mps.profiling", description="Measures a model on some cores.")
-    parser.add_argument("--result", required=True, type=int, help="the descriptor to write to")
-    parser.add_argument("--backend", required=True)
-    parser.add_argument("--config", default="")
-    parser.add_argument("--batchable", action="store_true")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--batches", required=True, type=_numbers)
-    parser.add_argument("--cores", required=True, type=_numbers)
-    parser.add_argument("--slowdown", required=True, type=float)
-    parser.add_argument("path")
-    options = parser.parse_args()
-    result: _Profile | _Timing | _Failure
-    try:
-        cores = pin(options.cores)
-        # Array libraries start threads when they are imported: not before the process is pinned.
-        from models.backends.configured import load_backend
-        from models.backends.timed import Slowed
-        from models.measure import measure_table
-        from models.measure_profile import measure_profile
-
-        def load() -> "Backend":
-            backend = load_backend(options.backend, options.path, len(cores), options.config)
-            return backend if options.slowdown == 1 else Slowed(backend, options.slowdown)
-
-        if options.quick:
-            result = _Timing(measure_table(load(), options.batchable, options.batches))
-        else:
-            result = _Profile(measure_profile(load, options.batchable, options.batches))
-    except (ServingError, OSError, MemoryError) as error:
-        result = _Failure(str(error) or type(error).__name__)
-    with open(options.result, "wb") as file:
-        file.write(msgspec.json.encode(result))
-    return int(isinstance(result, _Failure))
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ",".join(map(str, numbers))
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in text.split(","))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        worker.process.send(Load(partition, 1, _OUTPUT_BYTES, models))
+        yield worker
+    finally:
+        await worker.end()

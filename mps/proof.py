@@ -5,15 +5,18 @@ from collections.abc import Sequence
 
 import msgspec
 
+from mps.geometry import same_profile
 from mps.partition import CpuPartition, GpuPartition, MpsPartition, Partition
 
 CUDA = "CUDAExecutionProvider"
+_OF_MIG = " MIG "
+"""Before the profile, at the end of the name that the driver gives a MIG device."""
 _FEWEST_MULTIPROCESSORS = 2
 """What MPS grants at least, however small a share is."""
 
 
 class VisibleGpu(msgspec.Struct, frozen=True):
-    """The GPUs that a process sees: how many, and of number 0 the UUID and its multiprocessors for this process.
+    """The GPUs that a process sees: how many, and of number 0 the UUID, its multiprocessors for this process, its name.
 
     `uuid` has no prefix; `error` tells why CUDA could not say.
     """
@@ -22,6 +25,7 @@ class VisibleGpu(msgspec.Struct, frozen=True):
     uuid: str = ""
     multiprocessors: int = 0
     error: str = ""
+    name: str = ""
 
 
 class MpsFacts(msgspec.Struct, frozen=True):
@@ -49,7 +53,8 @@ class Evidence(msgspec.Struct, frozen=True):
     `processes` are the worker and those that it started; `places` are their threads, of `thread_count` in all, that may
     run on other cores than those of the partition. `data_limit_bytes` is RLIMIT_DATA as it is in force (None: no
     limit). `providers` are the first providers of the models' sessions on ONNX Runtime, `refusals` why models were not
-    loaded that would have run elsewhere. `gpu` is None on cores, `mps` on all but a share under MPS.
+    loaded that would have run elsewhere. `gpu` is None on cores, `mps` on all but a share under MPS. `threads` are
+    those that sessions on ONNX Runtime run a batch on.
     """
 
     cores: tuple[int, ...] = ()
@@ -61,6 +66,7 @@ class Evidence(msgspec.Struct, frozen=True):
     refusals: tuple[str, ...] = ()
     gpu: VisibleGpu | None = None
     mps: MpsFacts | None = None
+    threads: dict[str, int] = {}
 
 
 def shortfalls(partition: Partition, evidence: Evidence) -> list[str]:
@@ -90,6 +96,11 @@ def _cores(partition: Partition, evidence: Evidence) -> list[str]:
             f"thread {stray.name} ({stray.tid}){more} of {evidence.thread_count} may run on cores "
             f"{_listed(stray.cores)}, expected {_listed(partition.cores)}"
         )
+    reasons += [
+        f"model {key} runs on {threads} threads, expected at most {len(partition.cores)}"
+        for key, threads in evidence.threads.items()
+        if threads > len(partition.cores)
+    ]
     return reasons
 
 
@@ -107,6 +118,9 @@ def _device(partition: GpuPartition, gpu: VisibleGpu, mps: MpsFacts) -> list[str
     reasons = []
     if gpu.count != 1 or gpu.uuid != partition.uuid.removeprefix("GPU-").removeprefix("MIG-"):
         reasons.append(f"the worker sees {gpu.count} devices, the first of them {gpu.uuid}, expected {partition.uuid}")
+    _, of_mig, told = gpu.name.rpartition(_OF_MIG)
+    if of_mig and partition.profile and not same_profile(told, partition.profile):
+        reasons.append(f"the instance is a {told}, expected a {partition.profile}")
     if isinstance(partition, MpsPartition):
         reasons += _share(partition, gpu, mps)
     return reasons

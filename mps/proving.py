@@ -39,7 +39,7 @@ def main() -> None:
     """Read a partition, write the evidence."""
     partition: Partition = msgspec.json.decode(sys.stdin.buffer.read(), type=Partition)
     bind(partition)
-    sys.stdout.buffer.write(msgspec.json.encode(gather(partition, {}, ())))
+    sys.stdout.buffer.write(msgspec.json.encode(gather(partition)))
 
 
 if __name__ == "__main__":

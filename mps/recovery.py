@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from mps.device_watch import DeviceWatch
 from mps.fault_domain import answering, end_clients
+from mps.hung_client import end_client
 from mps.mps_control import MpsControl
 from mps.partition import CpuPartition, MpsPartition
 from mps.post import Post
@@ -38,6 +39,7 @@ class Recovery:
         self._quarantine = Quarantine(by_name, settings)
         self._excused: set[str] = set()
         self._ending: dict[str, asyncio.Task[None]] = {}
+        self._hung: dict[WorkerProcess, asyncio.Task[None]] = {}
         self._held: dict[Post, float] = {}
         self._watch: DeviceWatch | None = None
 
@@ -80,6 +82,19 @@ class Recovery:
         post.wait(delay_s, lambda: self._start(post))
         return self._told(post.name, reason)
 
+    def end(self, partition: str, process: WorkerProcess, reason: str) -> None:
+        """Have a worker of a partition ended that does not end by itself; a client of MPS loses its contexts first.
+
+        `process` as for `context_lost`.
+        """
+        control = self._controls.get(_daemon(self._by_name[partition]))
+        if control is None:
+            process.kill(reason)
+        elif process not in self._hung:
+            task = asyncio.get_running_loop().create_task(_end(process, control, reason))
+            self._hung[process] = task
+            task.add_done_callback(lambda _: self._hung.pop(process))
+
     def context_lost(self, partition: str, process: WorkerProcess, reason: str) -> dict[str, str]:
         """The context of a worker is of no use any more: have it ended, with all workers of its daemon if it has one.
 
@@ -93,7 +108,7 @@ class Recovery:
         if control is None:
             process.kill(reason)
             return {}
-        if device in self._ending:
+        if device in self._ending or process in self._hung:
             return {}
         self._quarantine.faulted(partition, reason, time.monotonic())
         domain = [other for other in self._by_name.values() if _daemon(other) == device]
@@ -149,6 +164,12 @@ class Recovery:
     def _start(self, post: Post) -> None:
         self._quarantine.over(post.name)
         self._launch(post)
+
+
+async def _end(process: WorkerProcess, control: MpsControl, reason: str) -> None:
+    await end_client(process, control, reason)
+    # Before it was killed it may have said that its context is lost, which it is on purpose.
+    await process.gone.wait()
 
 
 def _daemon(post: Post) -> str:

@@ -1,6 +1,5 @@
 """Runs batches: holds the models of a worker, turns one `Run` into its answer."""
 
-import ctypes
 import gc
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -9,19 +8,26 @@ from typing import NamedTuple
 
 from models.arrays import Array
 from models.backends.base import Backend, GpuOptions
-from models.backends.configured import load_backend, warm_up_runs, warm_up_shapes
+from models.backends.configured import load_backend, prepare, warm_up_runs, warm_up_shapes
 from models.backends.timed import Slowed
 from models.confidence import confidence
 from models.device_errors import is_context_lost, is_out_of_memory
 from models.errors import BackendFailed, PartitionError
 from models.measure import finish, measuring, warming
+from models.measure_profile import profiling
+from models.memory_meter import MemoryMeter, trim
+from models.memory_peaks import MemoryPeaks
 from models.profile import LatencyTable
 from mps.arena import Region
-from mps.messages import Blame, Done, Failed, LoadedModel, ModelFile, Overflow, Run
+from mps.messages import Blame, Done, Failed, LoadedModel, Measured, ModelFile, Overflow, Run
 from mps.tensors import WorkerTensors
 
-# glibc keeps what a model leaves behind until it is told not to; another C library has no such call.
-_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+class Made(NamedTuple):
+    """A cold backend, and the meter whose base is what was taken before it was made; None without one."""
+
+    backend: Backend
+    memory: MemoryMeter | None = None
 
 
 class _Model(NamedTuple):
@@ -33,44 +39,79 @@ class _Model(NamedTuple):
 class Runner:
     """The models of one worker over its `tensors`; each runs `slowdown` times as long as it could.
 
-    `gpu` is None on a partition of cores.
+    `gpu` is None on a partition of cores. `meter` makes a meter of the memory that models take there.
     """
 
     def __init__(
-        self, tensors: WorkerTensors, threads: int, slowdown: float = 1.0, gpu: GpuOptions | None = None
+        self,
+        tensors: WorkerTensors,
+        threads: int,
+        slowdown: float = 1.0,
+        gpu: GpuOptions | None = None,
+        meter: Callable[[], MemoryMeter | None] = lambda: None,
     ) -> None:
         self._tensors = tensors
         self._threads = threads
         self._slowdown = slowdown
         self._gpu = gpu
+        self._meter = meter
         self._refusals: dict[str, str] = {}
         self._models: dict[str, _Model] = {}
 
     def load(self, files: Sequence[ModelFile]) -> tuple[LoadedModel, ...]:
         """Load, warm and time models; one that fails is reported and does not keep the others from serving."""
-        return tuple(finish(self.loading(file, partial(self.backend, file))) for file in files)
+        return tuple(finish(self.loading(file, partial(self.make, file, weigh=True))) for file in files)
+
+    def make(self, file: ModelFile, *, weigh: bool) -> Made:
+        """The `backend` of a model; if it is to be weighed, with a meter, and without what loading it has left."""
+        if not weigh:
+            return Made(self.backend(file))
+        prepare(file.backend, self._gpu)
+        memory = self._meter()
+        backend = self.backend(file)
+        if memory is not None:
+            memory.restart()
+        return Made(backend, memory)
 
     def backend(self, file: ModelFile) -> Backend:
         """The backend of a model, cold; any thread may make it. Raises whatever its module does."""
         backend = load_backend(file.backend, file.path, self._threads, file.config, self._gpu)
         return backend if self._slowdown == 1 else Slowed(backend, self._slowdown)
 
-    def loading(self, file: ModelFile, backend: Callable[[], Backend]) -> Generator[None, None, LoadedModel]:
-        """Take what `backend` returns, warm and time it, a run a step, and hold it; never raises."""
+    def loading(self, file: ModelFile, make: Callable[[], Made]) -> Generator[None, None, LoadedModel]:
+        """Take what `make` returns, warm, time and weigh it, a run a step, and hold it; never raises."""
         try:
-            made, table, shapes = backend(), file.table, warm_up_shapes(file.config)
-            yield from warm_up_runs(made, file.config)
+            (backend, memory), table, shapes = make(), file.table, warm_up_shapes(file.config)
+            peaks = MemoryPeaks(memory)
+            yield from warm_up_runs(backend, file.config)
             if table is None:
-                table = yield from measuring(made, file.batchable, file.menu, shapes=shapes)
+                table = yield from measuring(backend, file.batchable, file.menu, shapes=shapes, peaks=peaks)
             else:
-                yield from warming(made, file.batchable, file.menu, shapes)
+                yield from warming(backend, file.batchable, file.menu, shapes, peaks)
         except Exception as error:
             if isinstance(error, PartitionError):
                 self._refusals[file.key] = f"model {file.key}: {_first_line(error)}"
             return LoadedModel(file.key, None, _first_line(error))
-        self._models[file.key] = _Model(file, made, table)
+        self._models[file.key] = _Model(file, backend, table)
         self._refusals.pop(file.key, None)
-        return LoadedModel(file.key, table)
+        return LoadedModel(file.key, table, memory=peaks.line())
+
+    def profiling(self, file: ModelFile, meter: Callable[[], MemoryMeter]) -> Generator[None, None, Measured]:
+        """Load and measure a model, a run a step, and hold it; never raises. It is to be the first one."""
+        made = []
+
+        def load() -> Backend:
+            made.append(self.backend(file))
+            return made[0]
+
+        try:
+            shapes = warm_up_shapes(file.config)
+            prepare(file.backend, self._gpu)
+            measurement = yield from profiling(load, file.batchable, file.menu, meter(), shapes)
+        except Exception as error:
+            return Measured(error=_first_line(error))
+        self._models[file.key] = _Model(file, made[0], measurement.table(50))
+        return Measured(measurement)
 
     @property
     def refusals(self) -> tuple[str, ...]:
@@ -82,6 +123,11 @@ class Runner:
         """What runs the models that are held, by key; those are left out that choose by themselves."""
         return {key: provider for key, model in self._models.items() if (provider := model.backend.provider)}
 
+    @property
+    def threads(self) -> dict[str, int]:
+        """How many threads run a batch of the models that are held, by key; those are left out that do not tell."""
+        return {key: threads for key, model in self._models.items() if (threads := model.backend.threads)}
+
     def held(self, key: str) -> LoadedModel | None:
         """What was said of a model when it was loaded; None when it is not held."""
         model = self._models.get(key)
@@ -91,8 +137,7 @@ class Runner:
         """Forget a model, if it is held, and give its memory back to the system."""
         if self._models.pop(key, None):
             gc.collect()
-            if _trim is not None:
-                _trim(ctypes.c_size_t(0))
+            trim()
 
     def run(self, run: Run) -> tuple[Done | Failed, tuple[Overflow, Region] | None]:
         """Run a batch; the overflow region, where there is one, is to be sent before the answer."""

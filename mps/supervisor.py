@@ -18,6 +18,7 @@ from models.errors import PartitionError
 from models.profile import LatencyTable
 from mps.arena import Region
 from mps.back_off import BackOff
+from mps.client_contexts import TERMINATE_S
 from mps.cpu import check_partitions
 from mps.hand_over import HandOver
 from mps.messages import (
@@ -39,13 +40,14 @@ from mps.messages import (
 from mps.mps_control import MpsControl
 from mps.partition import Partition
 from mps.post import Post
-from mps.process import WorkerProcess
+from mps.process import WorkerProcess, all_gone
 from mps.proof import shortfalls
 from mps.quarantine import USUAL, QuarantineSettings
 from mps.recovery import Recovery
 from mps.worker_callbacks import WorkerCallbacks
 
 KILL_TIMEOUT_S = 5.0
+LATE = "it did not end in time"
 
 
 class WorkerSpec(msgspec.Struct, frozen=True):
@@ -74,14 +76,14 @@ class Supervisor:
         controls: Mapping[str, MpsControl] = {},
     ) -> None:
         check_partitions([spec.partition for spec in workers])
-        self._posts = [Post(spec, ready_timeout_s) for spec in workers]
+        self._posts = [Post(spec, ready_timeout_s, self._end) for spec in workers]
         self._by_name = {post.name: post for post in self._posts}
         self.recovery = Recovery(self._posts, self._by_name, self._launch, quarantine, controls)
         self._hand_overs: dict[str, HandOver] = {}
         self._retiring: dict[WorkerProcess, Post] = {}
-        self._ready_timeout_s = ready_timeout_s
         self._callbacks = callbacks
         self._tables: dict[tuple[str, str], LatencyTable] = {}
+        self._weighed: set[tuple[str, str]] = set()
         self._regions: dict[int, Region] = {}
         self._numbers = itertools.count(1)
         self._draining = False
@@ -95,13 +97,15 @@ class Supervisor:
     def load(self, partition: str, file: ModelFile) -> None:
         """Have the worker of a partition hold one more model, as will those that follow it; `model_loaded` follows.
 
-        Without a `table`, one that was measured on a partition of the same kind is taken. Nothing happens, and nothing
-        follows, when there is no worker, or when it is lost first: `worker_ready` tells what the next one holds. One
-        that takes longer than a worker has to get ready is killed.
+        Without a `table`, one that was measured on a partition of the same kind is taken; nor is a model weighed again
+        that was weighed on one. Nothing happens, and nothing follows, when there is no worker, or when it is lost
+        first: `worker_ready` tells what the next one holds. One that takes longer than a worker has to get ready is
+        ended.
         """
         post = self._by_name[partition]
-        table = file.table or self._tables.get((post.kind, file.key))
-        self._change(post, LoadModel(msgspec.structs.replace(file, table=table)))
+        known = post.kind, file.key
+        table = file.table or self._tables.get(known)
+        self._change(post, LoadModel(msgspec.structs.replace(file, table=table, weighed=known in self._weighed)))
 
     def unload(self, partition: str, key: str) -> None:
         """Have the worker of a partition give up a model after the batches that were sent; as `load`.
@@ -116,7 +120,7 @@ class Supervisor:
         if post.ready and post.process:
             post.back_off = BackOff()
             self.recovery.excuse(partition)
-            post.process.kill("its memory is given back")
+            post.end("its memory is given back")
 
     def resize(self, partition: Partition, tables: Mapping[str, LatencyTable]) -> asyncio.Future[None]:
         """Have a worker on another share take the place of a partition's, which serves until that one is ready for it.
@@ -135,7 +139,7 @@ class Supervisor:
             raise PartitionError(f"partition {post.name}: it is being resized already")
         for posts in (self._by_name.values(), [each.successor for each in self._hand_overs.values()]):
             check_partitions([partition, *(each.spec.partition for each in posts if each is not post)])
-        hand_over = HandOver(post, partition, tables, self._tables, self._ready_timeout_s)
+        hand_over = HandOver(post, partition, tables, self._tables)
         self._hand_overs[post.name] = hand_over
         self._posts.append(hand_over.successor)
         self._launch(hand_over.successor)
@@ -149,7 +153,8 @@ class Supervisor:
     def retire(self, worker: WorkerProcess) -> None:
         """Have a worker end that another one has taken the place of; `worker_gone` follows."""
         worker.close()
-        self._retiring[worker].wait(KILL_TIMEOUT_S, lambda: worker.kill("it did not end in time"))
+        post = self._retiring[worker]
+        post.wait(KILL_TIMEOUT_S, lambda: post.end(LATE))
 
     def forget(self, key: str) -> None:
         """Have no worker begin with a model that is not served any more."""
@@ -157,6 +162,7 @@ class Supervisor:
             post.models.pop(key, None)
         for known in [each for each in self._tables if each[1] == key]:
             del self._tables[known]
+            self._weighed.discard(known)
 
     def share_region(self, region: Region) -> int:
         """Give a region of the gateway to every worker, present and future; returns its number (>= 1).
@@ -195,10 +201,11 @@ class Supervisor:
         processes = [post.process for post in self._posts if post.process]
         for process in processes:
             process.close()
-        if not await _all_gone(processes, timeout_s):
-            for process in processes:
-                process.kill("it did not end in time")
-            await _all_gone(processes, KILL_TIMEOUT_S)
+        gone = [process.gone for process in processes]
+        if not await all_gone(gone, timeout_s):
+            for post in self._posts:
+                post.end(LATE)
+            await all_gone(gone, TERMINATE_S + KILL_TIMEOUT_S)
         for region in self._regions.values():
             region.close()
         self._regions.clear()
@@ -215,6 +222,9 @@ class Supervisor:
             self._lost(post, f"the worker cannot be started: {error}")
             return
         post.started(process)
+
+    def _end(self, partition: str, process: WorkerProcess, reason: str) -> None:
+        self.recovery.end(partition, process, reason)
 
     def _change(self, post: Post, change: LoadModel | UnloadModel) -> None:
         if not self._draining:
@@ -292,6 +302,8 @@ class Supervisor:
     def _learn(self, post: Post, model: LoadedModel) -> None:
         if model.table is not None:
             self._tables[post.kind, model.key] = model.table
+        if model.memory is not None:
+            self._weighed.add((post.kind, model.key))
 
     def _lost(self, post: Post, reason: str) -> None:
         process = post.process
@@ -328,13 +340,3 @@ def _attach(fds: tuple[int, ...], nbytes: int) -> Region:
             os.close(fd)
         raise PartitionError(f"expected one descriptor of a region with the message, got {len(fds)}")
     return Region.attach(fds[0], nbytes)
-
-
-async def _all_gone(processes: Sequence[WorkerProcess], timeout_s: float) -> bool:
-    try:
-        async with asyncio.timeout(timeout_s):
-            for process in processes:
-                await process.gone.wait()
-    except TimeoutError:
-        return False
-    return True

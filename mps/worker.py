@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,6 +27,9 @@ from mps.messages import (
     Loaded,
     LoadModel,
     MapRegion,
+    Measured,
+    MeasureModel,
+    ModelFile,
     Ready,
     Revoke,
     Revoked,
@@ -110,14 +114,31 @@ class Worker:
                 self._tensors.unmap(message.region)
             case LoadModel() | UnloadModel():
                 self._loader.take(message)
+            case MeasureModel():
+                self._channel.send(self._measured(message.file))
             case Load():
                 raise PartitionError("worker: the partition is set up once, expected no second Load")
+
+    def _measured(self, file: ModelFile) -> Measured:
+        """What measuring comes to, with the proof of the partition; between two runs it looks whether it is to end."""
+        from mps.device_memory import memory_meter
+
+        steps = self._runner.profiling(file, partial(memory_meter, self._partition))
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                measured: Measured = end.value
+                break
+            for message, fds in self._channel.receive():
+                self.take(message, fds)
+        return msgspec.structs.replace(measured, evidence=gather(self._partition, self._runner, self._evidence))
 
     def _proved(self, change: Loaded | Unloaded) -> Loaded | Unloaded:
         """What changed, with the proof that the partition still holds: a model may place threads as it likes."""
         if isinstance(change, Unloaded):
             return change
-        evidence = gather(self._partition, self._runner.providers, self._runner.refusals, self._evidence)
+        evidence = gather(self._partition, self._runner, self._evidence)
         return Loaded(msgspec.structs.replace(change.model, evidence=evidence))
 
     def _revoke(self, batch: int) -> None:
@@ -139,19 +160,21 @@ def start(channel: Channel[ToWorker]) -> Worker:
         await_daemon(partition)
 
     from models.backends.base import GpuOptions
+    from mps.device_memory import load_meter
     from mps.loader import Loader
     from mps.runner import Runner
     from mps.tensors import WorkerTensors
 
     tensors = WorkerTensors(load.output_region, load.output_bytes)
+    meter = partial(load_meter, partition)
     if isinstance(partition, CpuPartition):
         threads = len(cores)
-        runner = Runner(tensors, threads, partition.slowdown)
+        runner = Runner(tensors, threads, partition.slowdown, meter=meter)
     else:
         threads = len(partition.cores) or 1  # the work is the GPU's
-        runner = Runner(tensors, threads, gpu=GpuOptions(partition.memory_bytes))
+        runner = Runner(tensors, threads, gpu=GpuOptions(partition.memory_bytes), meter=meter)
     models = runner.load(load.models)
-    evidence = gather(partition, runner.providers, runner.refusals)
+    evidence = gather(partition, runner)
     gc.collect()
     gc.freeze()
     channel.send(Ready(os.getpid(), evidence.cores, threads, models, evidence), [tensors.output.fd])

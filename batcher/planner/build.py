@@ -47,7 +47,7 @@ def residency_of(spec: SchedulerSpec, observed: Observed) -> dict[str, tuple[str
         for kind, capacity in demand.capacities(model.key).items():
             slowest[kind] = min(capacity, slowest.get(kind, capacity))
     needs = {
-        model.key: ModelNeed(model.memory_bytes, _load(demand, model.key, slowest), model.replicas, model.pinned)
+        model.key: ModelNeed(model.most_bytes, _load(demand, model.key, slowest), model.replicas, model.pinned)
         for model in spec.models
     }
     there = [partition for partition in spec.partitions if partition.name not in observed.gone]

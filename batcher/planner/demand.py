@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from statistics import fmean
 from typing import NamedTuple
 
 from batcher.config import PartitionConfig, PipelineConfig, PolicyName, SchedulerSpec, StageConfig
@@ -24,10 +25,10 @@ class Equals(NamedTuple):
 class Demand:
     """What all pipelines together ask of the models, and what the partitions can do.
 
-    `rates` are rows a second by model. `reach` is, by pipeline, the share of a request's rows that each stage runs for.
-    A stage that may be run by several variants counts for the first of them. A model is spread over the partitions that
-    hold it in proportion to what they can do of it: those that `residency` gives it to, or that may hold it where
-    `residency` does not name them.
+    `rates` are rows a second by model; `price` is that of a kind's partitions, their mean where they differ. `reach`
+    is, by pipeline, the share of a request's rows that each stage runs for. A stage that may be run by several variants
+    counts for the first of them. A model is spread over the partitions that hold it in proportion to what they can do
+    of it: those that `residency` gives it to, or that may hold it where `residency` does not name them.
     """
 
     def __init__(
@@ -40,7 +41,10 @@ class Demand:
         groups = Counter((partition.kind, _models(partition, residency or {})) for partition in there)
         self._groups = [Equals(*alike, size) for alike, size in groups.items()]
         self.partitions = Counter(partition.kind for partition in there)
-        self.price = {partition.kind: partition.price for partition in spec.partitions}
+        prices: dict[str, list[float]] = {}
+        for partition in spec.partitions:
+            prices.setdefault(partition.kind, []).append(partition.price)
+        self.price = {kind: fmean(each) for kind, each in prices.items()}
         self.share = {partition.kind: partition.share for partition in spec.partitions}
         self.models = {model.key: model for model in spec.models}
         self.reach = {pipeline.name: _reach(pipeline, observed) for pipeline in spec.pipelines}

@@ -121,8 +121,9 @@ class DeferringPolicy(DeadlinePolicy):
     That is the deadline of the head's stage, less the time of a batch with one row more and once more that of the batch
     as it is: so much is kept for another batch that is in the way when the time has come, as it will be when models
     share partitions. (Symphony, arXiv 2308.07470, defers without this guard.) A batch with most of the best rate
-    (`FULL_ENOUGH`) starts at once: to wait for the rest of it would save little, and leave it in the
-    way of a burst. A lone request waits like any other.
+    (`FULL_ENOUGH`) is not deferred: to wait for the rest of it would save little, and leave it in the way of a burst.
+    It starts as with objective `latency`, which gathers for a moment where more may be expected: under a burst batches
+    would never be full otherwise. A lone request waits like any other.
 
     A stage may use up only its share of what is left to the request, as its predicted time is to that of all that is
     ahead of the request (the slack of Llama, SoCC'21): early stages leave as much for later ones.
@@ -134,14 +135,12 @@ class DeferringPolicy(DeadlinePolicy):
         """Decide by the rows queued and the last moment at which they can safely start."""
         pending = queue.rows
         worthwhile = estimate.efficient_rows
-        if pending >= DEEP * worthwhile:
-            return Choice(worthwhile, FULL)
-        start_ns = partition.start_ns(now_ns)
         size = min(pending, worthwhile)
         # Rates compared by cross-multiplication.
         best_ns, batch_ns = estimate.service_ns(worthwhile), estimate.service_ns(size)
         if size * (best_ns + self._hand_off_ns) >= FULL_ENOUGH * worthwhile * (batch_ns + self._hand_off_ns):
-            return Choice(self._size(queue, estimate, size, start_ns), FULL)
+            return super().choose(queue, model, partition, estimate, now_ns)
+        start_ns = partition.start_ns(now_ns)
         reserve_ns = estimate.service_ns(pending + 1) + batch_ns
         latest_ns = self._stage_end_ns(queue.head(), model, estimate) - self._hand_off_ns - reserve_ns
         if start_ns >= latest_ns:

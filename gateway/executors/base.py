@@ -55,6 +55,13 @@ class Executor(Protocol):
         """
         ...
 
+    def recall(self, member: Member) -> str | None:
+        """Keep what is known of a stage's outputs as if it had run; the key of their shapes, or None if it has to run.
+
+        It is asked of stages that may be looked up only.
+        """
+        ...
+
     def take(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
         """The outputs of a request whose stages are done, by name, and what to call when they are no longer looked at.
 

@@ -74,6 +74,10 @@ class TimedExecutor:
         """Nothing is joined."""
         return self._service.combined_verdicts(CombineOutputs(member)), ""
 
+    def recall(self, member: Member) -> str | None:
+        """Nothing is known."""
+        return None
+
     def take(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
         """No outputs."""
         return {}, _nothing

@@ -44,6 +44,7 @@ class MixedExecutor:
         self.recycle = workers.recycle
         self.resize = workers.resize
         self.combine = workers.combine
+        self.recall = workers.recall
         self.take = workers.take
         self.forget = workers.forget
 

@@ -8,7 +8,7 @@ from batcher.config import Verdict
 from batcher.decisions import DispatchBatch
 from batcher.events import BatchCompleted, BatchFailed, BatchRevoked, FailureCause
 from gateway.answer import Tensor
-from gateway.assembly import Assembly, Outputs
+from gateway.assembly import Assembly
 from gateway.executors.base import Post
 from gateway.executors.batch_watch import LATENCY_FACTOR
 from gateway.executors.triton_client import TritonClient
@@ -16,6 +16,7 @@ from gateway.executors.triton_errors import ModelLost, ServerLost
 from gateway.executors.triton_memory import TritonMemory
 from gateway.executors.triton_models import TritonModels
 from gateway.executors.triton_wire import Encoded, decode_batch, encode_for
+from gateway.kept import Outputs
 from models.arrays import WireBytes
 from models.confidence import confidence
 from models.device_errors import is_out_of_memory

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from gateway.executors.triton_client import LOAD_TIMEOUT_S, OPTIONS, PROBE_TIMEO
 from gateway.executors.triton_errors import ServerLost
 from gateway.executors.triton_process import TritonProcess
 from gateway.executors.triton_settings import TritonSettings
-from models.errors import ConfigError
+from models.errors import ConfigError, UnsupportedModel
 from models.repository import Broken
 from models.spec import ModelSpec
 from models.tensor import DataType, TensorSpec
@@ -32,7 +33,7 @@ class Discovery:
 
     holds: dict[str, tuple[str, ...]] = field(default_factory=dict)
     specs: dict[str, ModelSpec] = field(default_factory=dict)
-    broken: dict[str, str] = field(default_factory=dict)
+    broken: dict[str, Broken] = field(default_factory=dict)
     unreachable: dict[str, str] = field(default_factory=dict)
 
     def may_hold(self, server: TritonSettings, specs: Mapping[str, ModelSpec]) -> dict[str, ModelSpec]:
@@ -44,11 +45,11 @@ class Discovery:
 
     def unknown(self, servers: Iterable[TritonSettings], known: Collection[str]) -> list[Broken]:
         """The models that servers should hold of which nothing is known, but for those whose names are `known`."""
-        reasons = dict(self.broken)
+        broken = dict(self.broken)
         for server in servers:
-            if server.name in self.unreachable:
-                reasons |= dict.fromkeys(server.models or (), self.unreachable[server.name])
-        return [Broken(name, None, reason) for name, reason in reasons.items() if name not in known]
+            if (reason := self.unreachable.get(server.name)) is not None:
+                broken |= {name: Broken(name, None, reason) for name in server.models or ()}
+        return [each for name, each in broken.items() if name not in known]
 
 
 NOTHING = Discovery()
@@ -60,34 +61,43 @@ def discover(
     largest_batch: Callable[[str], int],
     processes: Mapping[str, TritonProcess] = {},
 ) -> Discovery:
-    """Ask each server for the specs of its models, waiting for those that start; blocks.
+    """Ask the servers, all at once, for the specs of their models, waiting for those that start; blocks.
 
     `largest_batch` is what Sluice allows a model, by name; `processes` are those of the servers that were launched.
     Models that a server is to hold and does not are loaded.
     """
+    asked = tuple(servers)
     found = Discovery()
-    for server in servers:
-        with grpc.insecure_channel(server.url, options=OPTIONS) as channel:
-            service = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            try:
-                if process := processes.get(server.name):
-                    _wait_started(service, process, server.start_timeout_s)
-                else:
-                    _wait_ready(service, CONNECT_TIMEOUT_S)
-                names = server.models if server.models is not None else _ready_models(service)
-            except (grpc.RpcError, ServerLost) as error:
-                found.unreachable[server.name] = f"triton {server.name} at {server.url}: {_unreachable(error)}"
-                continue
-            keys: list[str] = []
-            for name in names:
-                try:
-                    for spec in _specs(service, name, largest_batch(name)):
-                        found.specs.setdefault(spec.key, spec)
-                        keys.append(spec.key)
-                except (grpc.RpcError, ConfigError) as error:
-                    found.broken[name] = f"triton {server.name}: {name}: {_reason(error)}"
-            found.holds[server.name] = tuple(keys)
+    with ThreadPoolExecutor(max(1, len(asked)), "triton") as threads:
+        for each in threads.map(lambda server: _ask(server, largest_batch, processes.get(server.name)), asked):
+            found.holds.update(each.holds)
+            found.specs.update({key: spec for key, spec in each.specs.items() if key not in found.specs})
+            found.broken.update(each.broken)
+            found.unreachable.update(each.unreachable)
     return found
+
+
+def _ask(server: TritonSettings, largest_batch: Callable[[str], int], process: TritonProcess | None) -> Discovery:
+    """What one server holds."""
+    with grpc.insecure_channel(server.url, options=OPTIONS) as channel:
+        service = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        try:
+            if process is not None:
+                _wait_started(service, process, server.start_timeout_s)
+            else:
+                _wait_ready(service, CONNECT_TIMEOUT_S)
+            names = server.models if server.models is not None else _ready_models(service)
+        except (grpc.RpcError, ServerLost) as error:
+            return Discovery(unreachable={server.name: f"triton {server.name} at {server.url}: {_unreachable(error)}"})
+        specs: dict[str, ModelSpec] = {}
+        broken: dict[str, Broken] = {}
+        for name in names:
+            try:
+                specs |= {spec.key: spec for spec in _specs(service, name, largest_batch(name))}
+            except (grpc.RpcError, ConfigError) as error:
+                reason = f"triton {server.name}: {name}: {_reason(error)}"
+                broken[name] = Broken(name, None, reason, isinstance(error, UnsupportedModel))
+        return Discovery({server.name: tuple(specs)}, specs, broken)
 
 
 def _wait_started(service: Any, process: TritonProcess, timeout_s: float) -> None:
@@ -133,9 +143,9 @@ def _specs(service: Any, name: str, largest_batch: int) -> list[ModelSpec]:
         metadata = service.ModelMetadata(service_pb2.ModelMetadataRequest(name=name), timeout=PROBE_TIMEOUT_S)
     config = service.ModelConfig(service_pb2.ModelConfigRequest(name=name), timeout=PROBE_TIMEOUT_S).config
     if config.model_transaction_policy.decoupled:
-        raise ConfigError("a decoupled model may answer more than once, which is not supported")
+        raise UnsupportedModel("a decoupled model may answer more than once, which is not supported")
     if config.HasField("sequence_batching"):
-        raise ConfigError("a sequence model keeps state between requests, which is not supported")
+        raise UnsupportedModel("a sequence model keeps state between requests, which is not supported")
     rows = min(config.max_batch_size, largest_batch)
     inputs = tuple(_tensor(each, rows) for each in metadata.inputs)
     outputs = tuple(_tensor(each, rows) for each in metadata.outputs)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -21,15 +22,18 @@ from batcher.events import (
     PartitionResized,
 )
 from gateway.answer import Tensor
-from gateway.assembly import Assembly, Outputs
+from gateway.assembly import Assembly
 from gateway.executors.base import Combined, Post
 from gateway.executors.batch_watch import BATCH_TIMEOUT_S
 from gateway.executors.worker_record import WorkerRecord
 from gateway.executors.worker_watcher import Watcher
 from gateway.input_slots import InputSlots
+from gateway.kept import Outputs
 from gateway.plan import PipelinePlan
+from gateway.stage_cache import StageCache
 from models.arrays import WireBytes, numpy_dtype
 from models.errors import PartitionError
+from models.model_memory import ModelMemory
 from models.pipeline import batch_key
 from models.profile import LatencyTable
 from models.spec import ModelSpec
@@ -47,7 +51,7 @@ class WorkerExecutor:
     `plans` are the pipelines by `name:version`, `models` the specs by key; `input_bytes` is the size of the arena for
     inputs. The workers start with `start` and end with `drain`, and hold any of the models of their specs. One that
     does not end a batch within `batch_timeout_s` (more for a slow model, see `BatchWatch`) is killed.
-    `quarantine` and `controls` are for its `recovery` from faults.
+    `quarantine` and `controls` are for its `recovery` from faults, `cache` is for stages that are looked up.
     """
 
     def __init__(
@@ -60,12 +64,13 @@ class WorkerExecutor:
         batch_timeout_s: float = BATCH_TIMEOUT_S,
         quarantine: QuarantineSettings = USUAL,
         controls: Mapping[str, MpsControl] = {},
+        cache: StageCache | None = None,
     ) -> None:
         self._supervisor = Supervisor(workers, self, quarantine=quarantine, controls=controls)
         self.recovery = self._supervisor.recovery
         self._files = {spec.partition.name: {file.key: file for file in spec.models} for spec in workers}
         self._slots = InputSlots(self._supervisor, input_bytes)
-        self._assembly = Assembly(plans, models, self._slots)
+        self._assembly = Assembly(plans, models, self._slots, cache)
         self._watcher = watcher
         self._batch_timeout_s = batch_timeout_s
         self._workers: dict[str, WorkerRecord] = {}
@@ -77,6 +82,7 @@ class WorkerExecutor:
         self._post: Post
         # Tensors are the assembly's business alone.
         self.admit = self._assembly.admit
+        self.recall = self._assembly.recall
         self.take = self._assembly.take
         self.forget = self._assembly.forget
 
@@ -135,13 +141,15 @@ class WorkerExecutor:
         taken_over = self._supervisor.resize(partition, tables)
         self._resizing[name] = partition, config, tables
         try:
-            async with asyncio.timeout(timeout_s):
-                await taken_over
-        except TimeoutError as error:
-            raise PartitionError(f"the new worker did not take over within {timeout_s:g} s") from error
+            await asyncio.wait((taken_over,), timeout=timeout_s)
+        except asyncio.CancelledError:
+            taken_over.cancel()  # nobody is left to hear how it ends
+            raise
         finally:
-            self._supervisor.keep(name, "it was given up")  # unless it is done
+            # Unless it is done, be it in this very moment.
+            self._supervisor.keep(name, f"the new worker did not take over within {timeout_s:g} s")
             del self._resizing[name]
+        await taken_over
 
     @property
     def assembly(self) -> Assembly:
@@ -207,9 +215,9 @@ class WorkerExecutor:
     def worker_ready(self, partition: str, worker: WorkerProcess, ready: Ready, output_region: int) -> None:
         """Take a new worker into service."""
         tables = {model.key: model.table for model in ready.models if model.table is not None}
-        self._workers[partition] = WorkerRecord(worker, output_region, tables, self._batch_timeout_s)
+        self._workers[partition] = self._record(partition, worker, output_region, tables)
         self._watcher.worker_ready(partition, ready)
-        self._post(PartitionReady(partition, tables))
+        self._post(PartitionReady(partition, tables, _memory(ready)))
 
     def worker_lost(self, partition: str, reason: str) -> None:
         """Report the loss, and the failure of each batch that the worker had, the running one first.
@@ -237,12 +245,15 @@ class WorkerExecutor:
         """Send what comes to another worker; the one before ends what it has."""
         share, config, stored = self._resizing[partition]
         before = self._workers[partition]
-        self._workers[partition] = WorkerRecord(worker, output_region, tables, self._batch_timeout_s)
+        self._workers[partition] = self._record(partition, worker, output_region, tables)
         self._files[partition] = {
             key: msgspec.structs.replace(file, table=stored.get(key)) for key, file in self._files[partition].items()
         }
         self._watcher.worker_replaced(share, ready)
-        self._post(PartitionResized(partition, config.kind, config.price, config.share, tables))
+        resized = PartitionResized(
+            partition, config.kind, config.price, config.share, tables, config.device, _memory(ready)
+        )
+        self._post(resized)
         self._replaced[before.process] = before
         before.retired = lambda: self._supervisor.retire(before.process)
         if not before.batches:
@@ -277,7 +288,7 @@ class WorkerExecutor:
         else:
             worker.tables[model.key] = model.table
             self._watcher.model_loaded(partition, model.key)
-            self._post(ModelLoaded(partition, model.key, model.table))
+            self._post(ModelLoaded(partition, model.key, model.table, model.memory))
 
     def model_unloaded(self, partition: str, key: str) -> None:
         """Report that a worker gave a model up, as `model_loaded`."""
@@ -327,6 +338,12 @@ class WorkerExecutor:
                 self._watcher.worker_lost(name, why)
                 self._post(PartitionLost(name, why))
 
+    def _record(
+        self, partition: str, worker: WorkerProcess, region: int, tables: Mapping[str, LatencyTable]
+    ) -> WorkerRecord:
+        overdue = partial(self.recovery.end, partition, worker)
+        return WorkerRecord(worker, region, tables, self._batch_timeout_s, overdue)
+
     def _retire(self, partition: str, worker: WorkerRecord) -> None:
         worker.retired = lambda: self._supervisor.recycle(partition)
         if not worker.batches:
@@ -353,3 +370,8 @@ class WorkerExecutor:
             return ""
         first = self._first_dimension[model]
         return batch_key((output.name, output.shape[first:]) for output in outputs if output.name in variable)
+
+
+def _memory(ready: Ready) -> dict[str, ModelMemory]:
+    """What the models that a worker began with take, as far as it could tell."""
+    return {model.key: model.memory for model in ready.models if model.memory is not None}

@@ -12,18 +12,24 @@ class WorkerRecord:
     """A worker that is, or was, up: what it runs, in order of dispatch, and which of its output slots are in use.
 
     `tables` are of all models that it has held, `loading` those that are on their way in, in order. One that is
-    `retired` gets nothing any more, and what that holds is to be called when it has answered all.
+    `retired` gets nothing any more, and what that holds is to be called when it has answered all. `overdue` is told of
+    a batch that does not end, as by `BatchWatch`.
     """
 
     def __init__(
-        self, process: WorkerProcess, region: int, tables: Mapping[str, LatencyTable], batch_timeout_s: float
+        self,
+        process: WorkerProcess,
+        region: int,
+        tables: Mapping[str, LatencyTable],
+        batch_timeout_s: float,
+        overdue: Callable[[str], None],
     ) -> None:
         self.process = process
         self.region = region
         self.batches: dict[int, DispatchBatch] = {}
         self.tables = dict(tables)
         self.loading: dict[str, None] = {}
-        self.watch = BatchWatch(self.batches, self.tables, self.loading, batch_timeout_s, process.kill)
+        self.watch = BatchWatch(self.batches, self.tables, self.loading, batch_timeout_s, overdue)
         self.slots_in_use = 0
         self.freed: list[int] = []
         self.retired: Callable[[], None] | None = None

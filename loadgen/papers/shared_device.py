@@ -1,33 +1,61 @@
-"""Jobs on one device whose shares are capped, elastic or not kept at all, in virtual time."""
+"""Jobs on one device whose shares are capped, elastic or not kept at all: the scheduler itself, in virtual time."""
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from heapq import heappop, heappush
 
 import msgspec
 
-_ROUNDING_S = 1e-9
+from batcher.config import (
+    DeviceShare,
+    Limits,
+    ModelConfig,
+    PartitionConfig,
+    PipelineConfig,
+    SchedulerSpec,
+    StageConfig,
+)
+from batcher.decisions import AnyDecision, CompleteRequest, DispatchBatch, RevokeBatch
+from batcher.device import parts
+from batcher.events import AnyEvent, BatchCompleted, BatchRevoked, PartitionReady, RequestArrived
+from batcher.scheduler import Scheduler
+from models.profile import LatencyTable
+from models.units import NS_PER_S
+
+_FAR_NS = 1 << 60
+Observer = Callable[[int, AnyEvent | None, list[AnyDecision]], object]
 
 
 class Cap(enum.StrEnum):
     """What a job may have of a device.
 
-    `hard` is its share and no more; `elastic` its share, and of what others leave idle as much as its share is of those
-    who want it (KNIX, HiPS '21); `uncapped` an equal part with all that run, whatever the shares.
+    `hard` is its share and no more; `elastic` its share, and what others leave idle (KNIX, HiPS '21); `uncapped` as
+    much as any other that runs, whatever the shares.
     """
 
     HARD = "hard"
     ELASTIC = "elastic"
     UNCAPPED = "uncapped"
 
+    def of(self, share: float) -> DeviceShare:
+        """What the scheduler is told of a share."""
+        promised = 0.0 if self is Cap.UNCAPPED else share
+        return DeviceShare("gpu", promised, share if self is Cap.HARD else 1.0)
+
 
 class Job(msgspec.Struct, frozen=True):
-    """Bursts of work, in seconds of the whole device, with pauses between them, at a share of the device."""
+    """Bursts of work, in seconds of the whole device, with pauses between them, at a share of the device.
+
+    `cap` is its own where others of a run have another.
+    """
 
     name: str
     share: float
     work_s: float
     bursts: int = 1
     pause_s: float = 0.0
+    cap: Cap | None = None
 
 
 class Shared(msgspec.Struct, frozen=True):
@@ -37,81 +65,122 @@ class Shared(msgspec.Struct, frozen=True):
     utilisation: float
 
 
-def grants(cap: Cap, jobs: Sequence[Job]) -> dict[str, float]:
-    """What each of the jobs that run gets; their shares come to 1 at most."""
-    if cap is Cap.HARD:
-        return {job.name: job.share for job in jobs}
-    if cap is Cap.UNCAPPED:
-        return {job.name: 1 / len(jobs) for job in jobs}
-    wanted = sum(job.share for job in jobs)
-    return {job.name: job.share / wanted for job in jobs}
+def run(cap: Cap, jobs: Sequence[Job], batch_s: float, observe: Observer = lambda *_: None) -> Shared:
+    """Run jobs that all start at 0, as requests that each take `batch_s` of the whole device and are not batched.
 
-
-def run(cap: Cap, jobs: Sequence[Job], interval_s: float = 0.0) -> Shared:
-    """Run jobs that all start at 0; grants of elastic shares change every `interval_s` (0: at once).
-
-    Who comes back from a pause between two changes waits for the next, or starts with its share where nobody ran at the
-    last.
+    Those that run at once have equal parts of the device, but no more than their caps. `observe` is called with every
+    step of the scheduler, as by the simulator.
     """
-    play = _Play(cap, jobs, interval_s)
+    play = _Play(cap, jobs, batch_s, observe)
     while play.step():
         pass
     return Shared(play.end_s, sum(job.work_s * job.bursts for job in jobs) / max(play.end_s.values()))
 
 
+def spec_of(cap: Cap, jobs: Sequence[Job]) -> SchedulerSpec:
+    """A partition and a model for each job."""
+    return SchedulerSpec(
+        tuple(ModelConfig(job.name, 1) for job in jobs),
+        tuple(PipelineConfig(job.name, (StageConfig(job.name, job.name),)) for job in jobs),
+        tuple(PartitionConfig(job.name, job.name, device=_share_of(cap, job)) for job in jobs),
+        Limits(queue_requests=1 << 20, hand_off_ns=0),
+    )
+
+
+def _share_of(cap: Cap, job: Job) -> DeviceShare:
+    return (job.cap or cap).of(job.share)
+
+
 class _Play:
-    def __init__(self, cap: Cap, jobs: Sequence[Job], interval_s: float) -> None:
-        assert sum(job.share for job in jobs) <= 1 + _ROUNDING_S, "the shares come to more than the device"
-        self.cap = cap
+    def __init__(self, cap: Cap, jobs: Sequence[Job], batch_s: float, observe: Observer) -> None:
+        assert sum(job.share for job in jobs) <= 1 + 1e-9, "the shares come to more than the device"
         self.jobs = {job.name: job for job in jobs}
-        self.interval_s = interval_s if cap is Cap.ELASTIC else 0.0
-        self.now_s = 0.0
-        self.left_s = {job.name: job.work_s for job in jobs}
-        self.bursts = {job.name: job.bursts for job in jobs}
-        self.resume_s: dict[str, float] = {}
         self.end_s: dict[str, float] = {}
-        self.ticks = 0
-        self.granted = grants(cap, jobs)
+        self._scheduler = Scheduler(spec_of(cap, jobs))
+        self._observe = observe
+        self._batch_ns = round(batch_s * NS_PER_S)
+        self._caps = {job.name: _share_of(cap, job).cap for job in jobs}
+        self._now_ns = 0
+        self._bursts_left = {job.name: job.bursts for job in jobs}
+        self._open = dict.fromkeys(self.jobs, 0)
+        self._starts: list[tuple[int, str]] = [(0, job.name) for job in jobs]
+        self._owners: list[str] = []
+        # By partition: what the running batch and the one behind it still need, and when the first one began.
+        self._batches: dict[str, list[tuple[int, float]]] = {job.name: [] for job in jobs}
+        self._began_ns = dict.fromkeys(self.jobs, 0)
+        for job in jobs:
+            table = LatencyTable(((1, round(self._batch_ns / job.share)),))
+            self._handle(PartitionReady(job.name, {job.name: table}))
 
     def step(self) -> bool:
-        """Go on to the next burst that ends or begins, or change of grants; false when all is done."""
-        next_s = min(self._next(), default=None)
-        if next_s is None:
+        """Go on to the next instant at which something happens; false when all is done."""
+        next_ns = min(self._next(), default=None)
+        if next_ns is None or len(self.end_s) == len(self.jobs):
             return False
-        rates = self._rates()
-        for name in self._active():
-            self.left_s[name] -= rates[name] * (next_s - self.now_s)
-        self.now_s = next_s
-        for name in [name for name, at in self.resume_s.items() if at <= next_s + _ROUNDING_S]:
-            del self.resume_s[name]
-        for name in [name for name in self._active() if self.left_s[name] <= _ROUNDING_S]:
-            self._finish(name)
-        if self.interval_s == 0 or next_s >= (self.ticks + 1) * self.interval_s - _ROUNDING_S:
-            self.ticks += 1
-            self.granted = grants(self.cap, [self.jobs[name] for name in self._active()])
+        for name, part in self._parts().items():
+            batch, left_ns = self._batches[name][0]
+            self._batches[name][0] = batch, left_ns - part * (next_ns - self._now_ns)
+        self._now_ns = next_ns
+        for name in [name for name, batches in self._batches.items() if batches and batches[0][1] < 1]:
+            batch, _ = self._batches[name].pop(0)
+            began_ns, self._began_ns[name] = self._began_ns[name], next_ns
+            self._handle(BatchCompleted(batch, began_ns, next_ns))
+        while self._starts and self._starts[0][0] <= next_ns:
+            self._begin(heappop(self._starts)[1])
+        wake_ns = self._scheduler.next_wakeup_ns()
+        if wake_ns is not None and wake_ns <= next_ns:
+            self._apply(None, self._scheduler.handle_wakeup(next_ns))
         return True
 
-    def _next(self) -> Iterator[float]:
-        yield from self.resume_s.values()
-        rates = self._rates()
-        active = self._active()
-        yield from (self.now_s + self.left_s[name] / rates[name] for name in active if rates[name] > 0)
-        if self.interval_s and len(self.end_s) < len(self.jobs):
-            yield (self.ticks + 1) * self.interval_s
+    def _next(self) -> Iterator[int]:
+        if self._starts:
+            yield self._starts[0][0]
+        if (wake_ns := self._scheduler.next_wakeup_ns()) is not None:
+            yield wake_ns
+        for name, part in self._parts().items():
+            yield self._now_ns + math.ceil(self._batches[name][0][1] / part)
 
-    def _active(self) -> list[str]:
-        return [name for name in self.jobs if name not in self.resume_s and name not in self.end_s]
+    def _parts(self) -> dict[str, float]:
+        """What each has of the device that runs now."""
+        running = [name for name, batches in self._batches.items() if batches]
+        return dict(zip(running, parts([self._caps[name] for name in running]), strict=True))
 
-    def _rates(self) -> dict[str, float]:
-        """What each gets that runs now: who came back since grants changed has nothing, unless nobody had any."""
-        if not self.granted:
-            return {name: self.jobs[name].share for name in self._active()}
-        return {name: self.granted.get(name, 0.0) for name in self._active()}
+    def _begin(self, name: str) -> None:
+        """A burst comes: all its requests at once."""
+        for _ in range(round(self.jobs[name].work_s * NS_PER_S / self._batch_ns)):
+            self._open[name] += 1
+            self._owners.append(name)
+            self._handle(RequestArrived(len(self._owners) - 1, name, 1, _FAR_NS))
 
-    def _finish(self, name: str) -> None:
-        self.bursts[name] -= 1
-        if self.bursts[name] == 0:
-            self.end_s[name] = self.now_s
+    def _handle(self, event: AnyEvent) -> None:
+        self._apply(event, self._scheduler.handle(event, self._now_ns))
+
+    def _apply(self, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
+        self._observe(self._now_ns, event, decisions)
+        for decision in decisions:
+            if isinstance(decision, DispatchBatch):
+                if not self._batches[decision.partition]:
+                    self._began_ns[decision.partition] = self._now_ns
+                self._batches[decision.partition].append((decision.batch, float(self._batch_ns)))
+            elif isinstance(decision, RevokeBatch):
+                self._revoke(decision.batch)
+            else:
+                assert isinstance(decision, CompleteRequest), f"nothing else can happen to a request: {decision}"
+                self._completed(self._owners[decision.request])
+
+    def _revoke(self, batch: int) -> None:
+        """Take a batch back that is behind another one."""
+        for batches in self._batches.values():
+            if any(each == batch for each, _ in batches[1:]):
+                del batches[1:]
+                self._handle(BatchRevoked(batch))
+
+    def _completed(self, name: str) -> None:
+        self._open[name] -= 1
+        if self._open[name]:
+            return
+        self._bursts_left[name] -= 1
+        if self._bursts_left[name]:
+            heappush(self._starts, (self._now_ns + round(self.jobs[name].pause_s * NS_PER_S), name))
         else:
-            self.resume_s[name] = self.now_s + self.jobs[name].pause_s
-            self.left_s[name] = self.jobs[name].work_s
+            self.end_s[name] = self._now_ns / NS_PER_S

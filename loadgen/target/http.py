@@ -24,6 +24,7 @@ MAX_BACKLOG = 8192
 
 _CONNECT_TIMEOUT_S = 5.0
 _OPENED_AT_START = 8
+_SHED = (429, 503, 504)
 _OK = Status.OK  # looking up a member of an enum takes half a microsecond
 _MAX_REASON_CHARACTERS = 200
 
@@ -101,7 +102,7 @@ class HttpTarget:
         if head.status == 200:
             self._sink.done(query, _OK, response if self._keep_answers else None)
         else:
-            status = Status.SHED if head.status == 503 else Status.ERROR
+            status = Status.SHED if head.status in _SHED else Status.ERROR
             self._sink.done(query, status, reason=f"HTTP {head.status}: {_reason(response.body)}")
 
     def lost(self, connection: "_Connection", query: int | None, reason: str) -> None:

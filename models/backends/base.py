@@ -35,6 +35,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def threads(self) -> int:
+        """How many threads run a batch; 0 where it does not tell."""
+        ...
+
+    @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """What `run` gives."""
         ...

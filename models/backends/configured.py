@@ -25,7 +25,7 @@ class Reshaped:
 
     def __init__(self, backend: Backend, config: ModelConfig) -> None:
         self._backend = backend
-        self.provider = backend.provider
+        self.provider, self.threads = backend.provider, backend.threads
         self._batch = 1 if config.max_batch_size else 0
         self._reshapes = {
             tensor.name: _Reshape(tensor.reshape.shape, tensor.dims)
@@ -66,6 +66,13 @@ def load_backend(backend: str, path: str, threads: int, config: str, gpu: GpuOpt
         return loaded
     form = decode_config(config)
     return Reshaped(loaded, form) if any(tensor.reshape is not None for tensor in form.tensors) else loaded
+
+
+def prepare(backend: str, gpu: GpuOptions | None = None) -> None:
+    """Have what the models of a backend share in a process, its library, so that none of them is charged with it."""
+    module = importlib.import_module(f"models.backends.{backend}")
+    if hasattr(module, "prepare"):
+        module.prepare(gpu)
 
 
 def warm_up_shapes(config: str) -> dict[str, tuple[int, ...]]:

@@ -2,6 +2,8 @@
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
 
 import numpy as np
 import onnxruntime as ort
@@ -17,6 +19,12 @@ CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 _ONNX_BF16 = 16
 """The number of the type in ONNX."""
+_LEAST = bytes.fromhex(
+    "08083a370a100a01781201792208"
+    + b"Identity".hex()
+    + "1201675a0f0a0178120a0a08080112040a020801620f0a0179120a0a08080112040a02080142040a00100d"
+)
+"""A model file: y is x, a float."""
 _LEVELS = {
     ALL: ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
     BASIC: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -54,6 +62,7 @@ class OnnxRuntimeBackend:
         self.inputs = _specs(session.get_inputs(), path)
         self.outputs = _specs(session.get_outputs(), path)
         self.provider: str = session.get_providers()[0]
+        self.threads: int = session.get_session_options().intra_op_num_threads
         self._session = session
         self._run_options = run_options
         self._names = [output.name for output in self.outputs]
@@ -86,6 +95,14 @@ class OnnxRuntimeBackend:
         }
         outputs = self._session.run_with_ort_values(self._names, values, self._run_options)
         return [_bits(value) if value.element_type() == _ONNX_BF16 else value.numpy() for value in outputs]
+
+
+@cache
+def prepare(gpu: GpuOptions | None = None) -> None:
+    """Have what all sessions of this process share, which the first one makes."""
+    provider = CPU if gpu is None else CUDA
+    with suppress(Exception):  # whoever loads a model is told
+        ort.InferenceSession(_LEAST, _options(SessionOptions(), 1), providers=[(provider, _provider_options(gpu))])
 
 
 def load(path: str, threads: int, config: str = "", gpu: GpuOptions | None = None) -> OnnxRuntimeBackend:

@@ -38,7 +38,7 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 class PythonBackend:
     """The model of a `model.py`, loaded; see `Backend`. The outputs of a run hold until the next one."""
 
-    provider = ""
+    provider, threads = "", 0
 
     def __init__(self, start: Start) -> None:
         form = decode_config(start.config)

@@ -5,7 +5,6 @@ function `load(config)`, where there is one, is called once before, with the mod
 The arrays that go in cannot be written to: other stages may read the same memory.
 """
 
-import importlib.util
 import json
 import sys
 import traceback
@@ -81,17 +80,18 @@ def load(path: str, threads: int, config: str) -> PythonModel:
 
 
 def _import(path: str, name: str) -> ModuleType:
-    """The module of a file; modules beside it, and beside its version directory, can be imported by it meanwhile."""
-    spec = importlib.util.spec_from_file_location(f"sluice_model_{name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    """The module of a file; modules beside it, and beside its version directory, can be imported by it meanwhile.
+
+    Of the file nothing is kept compiled: it would be taken for a text of the same size that is saved in that second.
+    """
+    module = ModuleType(f"sluice_model_{name}")
+    module.__file__ = path
     # Triton's name for what its models import.
     sys.modules["triton_python_backend_utils"] = triton_python
     beside = [str(Path(path).parent), str(Path(path).parent.parent)]
     sys.path[:0] = beside
     try:
-        spec.loader.exec_module(module)
+        exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), module.__dict__)
     finally:
         del sys.path[: len(beside)]
     return module

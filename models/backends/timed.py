@@ -14,7 +14,7 @@ from models.timed_file import TimedFile, read_timed_file
 class TimedBackend:
     """Output i is input i, as late as the table says for its rows; see `Backend`."""
 
-    provider = ""
+    provider, threads = "", 0
 
     def __init__(self, file: TimedFile) -> None:
         self._batchable = file.max_batch_size > 0
@@ -42,7 +42,7 @@ class Slowed:
     def __init__(self, backend: Backend, factor: float) -> None:
         self.inputs = backend.inputs
         self.outputs = backend.outputs
-        self.provider = backend.provider
+        self.provider, self.threads = backend.provider, backend.threads
         self._backend = backend
         self._added = factor - 1
 

@@ -84,7 +84,10 @@ def decode_packing(text: str, path: str, measure: Measure) -> PackingFile:
     """Decode the text of a file; raises ConfigError, whose message starts with `path` and the place."""
     top = convert(load_yaml(text, path), _Top, path, "")
     forms = {name: convert(value, ModelMemory, path, f"models.{name}") for name, value in top.models.items()}
-    models = tuple(form.tenant(name, measure) for name, form in forms.items())
+    try:
+        models = tuple(form.tenant(name, measure) for name, form in forms.items())
+    except ConfigError as error:
+        raise ConfigError(f"{path}: models: {error}") from error
     for name, memory_mib in top.devices.items():
         if memory_mib < 1:
             raise ConfigError(f"{path}: devices.{name}: expected at least 1 MiB, got {memory_mib}")

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import msgspec
 
-from mps.packing.peak import highest_mib
 from mps.packing.tenant import Device, Resident, Tenant
 
 
@@ -38,9 +37,8 @@ class PeakSafe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     def refusal(self, tenant: Tenant, device: Device) -> str | None:
         """Another load, or a time at which memory would run out."""
-        loading = next((each.tenant.name for each in device.residents if each.loading), None)
-        if loading is not None:
-            return f"{loading} is loading, and loads go one at a time"
+        if device.loading is not None:
+            return f"{device.loading} is loading, and loads go one at a time"
         need = _most_mib(tenant, device)
         if need > device.memory_mib - self.headroom_mib:
             return f"all would come to {need} MiB, of {device.memory_mib} less {self.headroom_mib} of head-room"
@@ -53,5 +51,4 @@ class PeakSafe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
 def _most_mib(tenant: Tenant, device: Device) -> int:
     """The most memory that is in use at a time from now on, with the tenant."""
-    foreign_mib = round(device.used[-1]) - sum(each.memory_mib for each in device.residents) if device.used else 0
-    return max(0, foreign_mib) + highest_mib([*device.residents, Resident(tenant, age_ns=0)])
+    return device.foreign_mib + device.prospect.joined(Resident(tenant, age_ns=0)).highest_mib

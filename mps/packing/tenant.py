@@ -1,6 +1,7 @@
 """What takes memory of devices: models and jobs, what they ask for and what was measured of them."""
 
 import math
+from functools import cached_property, reduce
 from itertools import accumulate
 
 import msgspec
@@ -13,7 +14,7 @@ class Phase(msgspec.Struct, frozen=True):
     duration_ns: int | None = None
 
 
-class Tenant(msgspec.Struct, frozen=True):
+class Tenant(msgspec.Struct, frozen=True, dict=True):
     """A model or a job.
 
     `request_mib` is what its owner asks for, and `share` the part of a device's compute. `phases` are the memory over
@@ -32,17 +33,17 @@ class Tenant(msgspec.Struct, frozen=True):
         """Its phases; while nothing was measured, one that lasts, with what it asks for."""
         return self.phases or (Phase(self.request_mib),)
 
-    @property
+    @cached_property
     def peak_mib(self) -> int:
         """The most that it takes in its life."""
         return max(phase.memory_mib for phase in self.life)
 
-    @property
+    @cached_property
     def starts_ns(self) -> tuple[int, ...]:
         """The age at which each phase begins."""
         return tuple(accumulate((phase.duration_ns or 0 for phase in self.life[:-1]), initial=0))
 
-    @property
+    @cached_property
     def lasting_mib(self) -> int | None:
         """What it takes for good once it has started; None of a job, which ends."""
         return self.life[-1].memory_mib if self.life[-1].duration_ns is None else None
@@ -74,8 +75,38 @@ class Resident(msgspec.Struct, frozen=True):
         return self.age_ns < self.tenant.starts_ns[-1]
 
 
-class Device(msgspec.Struct, frozen=True):
-    """A device with those that are on it; `used` are samples of the memory in use in MiB, a second apart, now last."""
+class Prospect(msgspec.Struct, frozen=True):
+    """What tenants will take together: `jobs` end, the others stay, for which they take `stay_mib`.
+
+    Of those that stay one at a time is loaded, now or again, which takes `load_mib` more.
+    """
+
+    jobs: tuple[Resident, ...] = ()
+    stay_mib: int = 0
+    load_mib: int = 0
+
+    def joined(self, other: Resident) -> "Prospect":
+        """With one more."""
+        lasting_mib = other.tenant.lasting_mib
+        if lasting_mib is None:
+            return Prospect((*self.jobs, other), self.stay_mib, self.load_mib)
+        load_mib = max(self.load_mib, other.tenant.peak_mib - lasting_mib)
+        return Prospect(self.jobs, self.stay_mib + lasting_mib, load_mib)
+
+    @property
+    def highest_mib(self) -> int:
+        """The most at a time from now on, if all goes as measured: what jobs take only grows where a phase begins."""
+        starts = {start - each.age_ns for each in self.jobs for start in each.tenant.starts_ns}
+        times = {0} | {time for time in starts if time > 0}
+        jobs_mib = max(sum(each.tenant.memory_mib(each.age_ns + time) for each in self.jobs) for time in times)
+        return jobs_mib + self.stay_mib + self.load_mib
+
+
+class Device(msgspec.Struct, frozen=True, dict=True):
+    """A device with those that are on it; `used` are samples of the memory in use in MiB, a second apart, now last.
+
+    What it tells of all that are on it is worked out once: thousands of tenants may be tried there.
+    """
 
     name: str
     memory_mib: int
@@ -87,12 +118,27 @@ class Device(msgspec.Struct, frozen=True):
         """Samples of the memory that is not in use."""
         return [self.memory_mib - used for used in self.used]
 
-    @property
+    @cached_property
     def requested_mib(self) -> int:
         """What those on it ask for."""
         return sum(each.tenant.request_mib for each in self.residents)
 
-    @property
+    @cached_property
     def share(self) -> float:
         """The part of its compute that is promised to those on it."""
         return math.fsum(each.tenant.share for each in self.residents)
+
+    @cached_property
+    def loading(self) -> str | None:
+        """The first on it that is loading, by name."""
+        return next((each.tenant.name for each in self.residents if each.loading), None)
+
+    @cached_property
+    def foreign_mib(self) -> int:
+        """What is in use that nobody on it should take."""
+        return max(0, round(self.used[-1]) - sum(each.memory_mib for each in self.residents)) if self.used else 0
+
+    @cached_property
+    def prospect(self) -> Prospect:
+        """What those on it will take."""
+        return reduce(Prospect.joined, self.residents, Prospect())

@@ -173,7 +173,7 @@ def test_names_may_be_quoted(server: GatewayServer) -> None:
 
 @pytest.mark.behaviour("L0_http", "an index without a body, as tritonclient asks for it")
 def test_an_index_without_a_body(server: GatewayServer) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
     try:
         connection.putrequest("POST", "/v2/repository/index")
         connection.putheader("Content-Length", "0")
@@ -248,7 +248,7 @@ def test_a_call_ends_with_its_status(server: GatewayServer, call: Rpc) -> None:
         request = getattr(service_pb2, f"{call.name}Request")(**call.fields)
         code = OK
         try:
-            getattr(stub, call.name)(request, timeout=20)
+            getattr(stub, call.name)(request, timeout=60)
         except grpc.RpcError as error:
             code = error.code()
     assert code is call.code

@@ -197,7 +197,7 @@ def test_the_infer_route_answers_everything(
         headers = {"Inference-Header-Content-Length": str(length), **headers}
     if not compressed:
         content, headers = gzip.compress(content), {**headers, "Content-Encoding": "gzip"}
-    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
     try:
         connection.putrequest("POST", f"/v2/models/{model}/infer", skip_accept_encoding=True)
         for name, value in {**headers, "Content-Length": str(len(content))}.items():
@@ -226,11 +226,11 @@ def test_the_call_answers_everything(server: GatewayServer, data: bytes, shape: 
         call = channel.unary_unary(INFER, None, None)
         code = grpc.StatusCode.OK
         try:
-            call(content, timeout=10)
+            call(content, timeout=60)
         except grpc.RpcError as error:
             code = error.code()
         assert code in ANSWERS or (code is grpc.StatusCode.UNKNOWN and is_corrupt(content))
-        assert call(good.SerializeToString(), timeout=10)
+        assert call(good.SerializeToString(), timeout=60)
 
 
 def is_corrupt(content: bytes) -> bool:

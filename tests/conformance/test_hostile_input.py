@@ -138,7 +138,7 @@ def test_a_raw_body_that_could_mean_several_things_is_refused(server: GatewaySer
 
 def conversation(server: GatewayServer, *parts: bytes) -> bytes:
     """What comes back on a connection of its own until the server is silent for a moment or closes."""
-    with socket.create_connection(("127.0.0.1", server.http_port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.http_port), timeout=60) as connection:
         for part in parts:
             connection.sendall(part)
         connection.shutdown(socket.SHUT_WR)
@@ -193,11 +193,11 @@ def test_messages_that_make_no_sense_are_refused(server: GatewayServer, case: st
     with grpc.insecure_channel(server.grpc_url) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         with pytest.raises(grpc.RpcError) as caught:
-            stub.ModelInfer(message, timeout=20)
+            stub.ModelInfer(message, timeout=60)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert sentence in (caught.value.details() or "")
         good = typed({}, raw_input_contents=[struct.pack("<2f", 1, 2)])
-        assert stub.ModelInfer(good, timeout=20).raw_output_contents[0] == struct.pack("<2f", 1, 2)
+        assert stub.ModelInfer(good, timeout=60).raw_output_contents[0] == struct.pack("<2f", 1, 2)
 
 
 @pytest.mark.behaviour("L0_http", "what is not HTTP is refused with 400 and an error in JSON")

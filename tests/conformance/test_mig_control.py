@@ -4,14 +4,15 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from models.errors import ControlFailed
 from mps.control import MigControl
-from mps.geometry import GEOMETRIES
+from mps.geometry import GEOMETRIES, geometry_of
 from mps.nvml import Nvml, open_nvml
 from mps.placements import fault, place
-from tests.support.fake_nvml import FakeGpu, FakeNvml, installed
+from tests.support.fake_nvml import FakeCompute, FakeGpu, FakeNvml, installed
 
 H100 = GEOMETRIES["H100-80"]
 HARDWARE = ["hardware"] if Path("/dev/nvidia0").exists() else []
@@ -165,6 +166,40 @@ def test_users_are_told_by_name(control: Nvml, gpu: FakeGpu) -> None:
     gpu.hold(place(H100, "1g@6"), os.getpid())
     name = Path("/proc/self/comm").read_text(encoding="utf-8").strip()
     assert control.gpus()[0].instances[0].users == (f"{name} (pid {os.getpid()})",)
+
+
+def test_users_under_mps_are_told_beside_their_server(control: Nvml, fake: FakeNvml, gpu: FakeGpu) -> None:
+    control.create(gpu.uuid, place(H100, "1g@6"))
+    instance = gpu.compute(place(H100, "1g@6"))
+    instance.processes, instance.mps_processes = [4194301], [4194301, 4194302]
+    with pytest.raises(ControlFailed, match=r"it is in use by pid 4194301, pid 4194302$"):
+        control.destroy(gpu.uuid, place(H100, "1g@6"))
+    fake.fail["nvmlDeviceGetMPSComputeRunningProcesses_v3"] = 13  # a driver that does not know them
+    (found,) = control.gpus()[0].instances
+    assert found.users == ("pid 4194301",)
+
+
+def test_an_instance_that_others_have_divided_is_in_use_as_long_as_a_part_of_it_is(control: Nvml, gpu: FakeGpu) -> None:
+    control.create(gpu.uuid, place(H100, "2g@4"))
+    (instance,) = gpu.instances
+    instance.compute, instance.others = None, [FakeCompute(instance, 0, f"MIG-{number}") for number in (1, 2)]
+    instance.others[1].processes.append(4194301)
+    with pytest.raises(ControlFailed, match=r"in use by pid 4194301$"):
+        control.destroy(gpu.uuid, place(H100, "2g@4"))
+    assert len(instance.others) == 2
+    instance.others[1].processes.clear()
+    control.destroy(gpu.uuid, place(H100, "2g@4"))
+    assert gpu.layout == frozenset()
+
+
+def test_a_profile_that_the_driver_names_by_a_gigabyte_less_is_the_one_of_the_table(
+    control: Nvml, fake: FakeNvml, gpu: FakeGpu
+) -> None:
+    profiles = [
+        msgspec.structs.replace(each, name="7g.79gb") if each.name == "7g.80gb" else each for each in H100.profiles
+    ]
+    gpu.mig, gpu.geometry, fake.root = False, geometry_of("H100-80", profiles), False
+    assert control.gpus()[0].geometry == H100
 
 
 @pytest.mark.parametrize("code", [3, 4])

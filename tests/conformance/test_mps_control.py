@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from models.errors import ControlFailed
-from mps.mps_channel import MpsChannel
+from mps.mps_channel import MpsChannel, NoAnswer
 from mps.mps_control import MpsClient
 from mps.mps_daemon import MpsDaemon
+from mps.mps_environment import static_set
 from mps.mps_inventory import found_daemons
 from mps.mps_processes import PROGRAM
 from mps.mps_protocol2 import Protocol2
+from mps.partition import MpsPartition, ShareMode
 from tests.support import fake_mps
 from tests.support.cuda_process import CudaProcess
 from tests.support.fake_mps import GPU
@@ -54,7 +56,6 @@ def test_the_first_client_brings_a_server(daemon: MpsDaemon, clients: Clients) -
 def test_a_server_can_be_there_before_its_clients(daemon: MpsDaemon, clients: Clients) -> None:
     server = daemon.control.start_server()
     assert daemon.control.start_server() == server
-    assert daemon.control.share(server.pid) == 100
     clients(daemon)
     assert daemon.control.servers() == (server,)
 
@@ -63,23 +64,6 @@ def test_a_client_sees_no_more_multiprocessors_than_its_share(daemon: MpsDaemon,
     whole, half, small = (clients(daemon, share).hello["sms"] for share in (100, 50, 10))
     assert whole // 2 >= half > small
     assert small <= max(2, whole // 10)
-
-
-def test_a_client_gets_the_smaller_of_its_share_and_the_servers(daemon: MpsDaemon, clients: Clients) -> None:
-    before = clients(daemon, 100)
-    (server,) = daemon.control.servers()
-    daemon.control.set_share(server.pid, 40)
-    assert daemon.control.share(server.pid) == 40
-    whole = before.hello["sms"]
-    assert clients(daemon, 100).hello["sms"] <= whole * 0.4
-    assert clients(daemon, 20).hello["sms"] <= whole * 0.2
-
-
-@pytest.mark.parametrize("percent", [0, 101])
-def test_a_share_that_is_none_is_refused(daemon: MpsDaemon, percent: int) -> None:
-    server = daemon.control.start_server()
-    with pytest.raises(ControlFailed, match="percent"):
-        daemon.control.set_share(server.pid, percent)
 
 
 def test_memory_beyond_the_limit_is_an_error_that_passes(daemon: MpsDaemon, clients: Clients) -> None:
@@ -106,25 +90,21 @@ def test_static_sets_of_multiprocessors_keep_clients_apart(
 ) -> None:
     daemon.stop()
     own = program if daemon.device == GPU else PROGRAM
-    daemon = MpsDaemon(daemon.device, root, static=True, protocol=daemon.protocol, program=own)
-    daemon.start()
+    share = MpsPartition("half", daemon.device, 50, mode=ShareMode.STATIC)
+    daemon = MpsDaemon(daemon.device, root, sets={"half": 50}, protocol=daemon.protocol, program=own)
+    try:
+        daemon.start()
+    except ControlFailed as error:
+        assert own == PROGRAM, "the fake has static sets"
+        pytest.skip(str(error))
     request.addfinalizer(daemon.stop)
-    if not daemon.static:
-        pytest.skip("this driver has no static sets")
-    if daemon.protocol == 3:
-        daemon.control.start_server()
+    half = static_set(share, root)
     free = daemon.control.free_chunks()
     name = daemon.control.add_partition(daemon.device, 4)
     assert name.startswith(f"{daemon.device}/")
-    (found,) = daemon.control.partitions()
-    assert (found.chunks, daemon.control.free_chunks()) == (4, free - 4)
-    client = clients(daemon, CUDA_MPS_SM_PARTITION=name)
-    assert client.hello["sms"] == found.multiprocessors
-    with pytest.raises(ControlFailed, match="partition"):
-        daemon.control.remove_partition(name)
-    client.close()
-    daemon.control.remove_partition(name)
-    assert daemon.control.partitions() == ()
+    assert daemon.control.free_chunks() == free - 4
+    large, small = (clients(daemon, CUDA_MPS_SM_PARTITION=each).hello["sms"] for each in (half, name))
+    assert large > small > 0
     with pytest.raises(ControlFailed, match=r"sm.partition .*1000"):
         daemon.control.add_partition(daemon.device, 1000)
 
@@ -134,15 +114,6 @@ def test_daemons_are_found_with_their_clients(daemon: MpsDaemon, program: str, c
     (found,) = (each for each in found_daemons(program if daemon.device == GPU else PROGRAM) if each.pid == daemon.pid)
     assert (found.pipes, found.devices, found.trouble) == (daemon.pipes, daemon.device, "")
     assert [each.pid for each in found.clients] == [client.pid]
-
-
-def test_limits_are_the_daemons_to_set_too(fake: MpsDaemon, clients: Clients) -> None:
-    fake.control.set_default_share(30)
-    fake.control.set_default_memory_limit(GPU, 512 * MIB)
-    client = clients(fake)
-    assert client.hello["sms"] == 38
-    assert client.ask("allocate", 513 * MIB) == OUT_OF_MEMORY
-    assert clients(fake, 10).hello["sms"] == 12
 
 
 def test_what_a_daemon_refuses_is_told_in_its_own_words(fake: MpsDaemon) -> None:
@@ -176,7 +147,7 @@ def test_a_client_that_cannot_be_terminated_is_waited_for_no_longer_than_told(
     client = clients(fake)
     (found,) = fake.control.clients()
     fake_mps.inject(fake.pipes, "wedge", client.pid)
-    with pytest.raises(ControlFailed, match=r"'terminate_client .*': no answer within 0\.5 s"):
+    with pytest.raises(NoAnswer, match=r"'terminate_client .*': no answer within 0\.5 s"):
         Protocol2(MpsChannel(fake.pipes, program, timeout_s=0.5)).terminate_client(found)
 
 

@@ -16,7 +16,7 @@ from tests.support.server import GatewayServer, gateway_server
 
 EXAMPLES, INFERENCES = 5, 15
 """Requests to each route in each mode, and to those of inference."""
-TIMEOUT_S = 10
+TIMEOUT_S = 60
 KNOWN = {"name": "m", "version": "1"}
 REFUSALS = (501, 503)
 """What Triton's protocol answers for what is not served, and for what is not there now."""

@@ -77,6 +77,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayServer]:
     for name, text in (("strict", STRICT), ("chained", CHAINED)):
         (repository / name).mkdir()
         (repository / name / "pipeline.yaml").write_text(text)
+    kinds = {"decoupled": "model_transaction_policy { decoupled: true }", "sequence": "sequence_batching { }"}
+    for name, text in kinds.items():
+        save_identity(repository / name / "1" / "model.onnx", DataType.FP32, [2])
+        (repository / name / "config.pbtxt").write_text(text)
     (repository / "broken" / "1").mkdir(parents=True)
     (repository / "broken" / "1" / "model.onnx").write_bytes(b"no model")
     config = {"max_batch_size": 8, "limits": {"memory_mb": 1}, "allow_client_shm": True}
@@ -143,7 +147,7 @@ def over_grpc(server: GatewayServer, call: Call) -> tuple[grpc.StatusCode, str]:
         _set_parameters(target, output.parameters)
     with grpc.insecure_channel(server.grpc_url) as channel:
         try:
-            service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(message, timeout=20)
+            service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(message, timeout=60)
         except grpc.RpcError as error:
             return error.code(), error.details() or ""
     return grpc.StatusCode.OK, ""
@@ -170,6 +174,8 @@ CASES: dict[str, tuple[Call, tuple[int, grpc.StatusCode], str]] = {
         "Request for unknown model: 'identity' version 3 is not found; it has 1",
     ),
     "broken model": (Call(model="broken"), UNAVAILABLE, "broken"),
+    "decoupled model": (Call(model="decoupled"), UNSUPPORTED, "a request has exactly one answer"),
+    "sequence model": (Call(model="sequence"), UNSUPPORTED, "requests are independent of one another"),
     "no inputs": (Call(()), INVALID, "expected 1 inputs but got 0 inputs"),
     "missing input": (Call((A,), "pair"), INVALID, "missing required input(s) 'b'"),
     "unknown input": (Call((Tensor("z"),)), INVALID, "unexpected inference input 'z'"),
@@ -296,6 +302,7 @@ CASES: dict[str, tuple[Call, tuple[int, grpc.StatusCode], str]] = {
 
 
 SOURCES = {
+    "L0_decoupled": ["decoupled model"],
     "L0_server_status": ["unknown model", "unknown version", "broken model"],
     "L0_input_validation": [
         *["no inputs", "missing input", "unknown input", "extra input", "unknown output", "wrong datatype"],
@@ -313,7 +320,11 @@ SOURCES = {
         *["shared data of the wrong size"],
     ],
 }
-DIFFERENT = {"sequence": ("L0_sequence_batcher", "200"), "output larger than its place": ("L0_shared_memory", "500")}
+DIFFERENT = {
+    "sequence": ("L0_sequence_batcher", "200"),
+    "sequence model": ("L0_sequence_batcher", "200"),
+    "output larger than its place": ("L0_shared_memory", "500"),
+}
 
 
 def replayed(case: str) -> list[pytest.MarkDecorator]:

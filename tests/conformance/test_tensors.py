@@ -245,7 +245,7 @@ def test_typed_contents(server: GatewayServer, datatype: str) -> None:
         inputs=[{"name": "x", "datatype": datatype, "shape": [1, 3], "contents": {field: values}}],
     )
     with grpc.insecure_channel(server.grpc_url) as channel:
-        answer = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=20)
+        answer = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=60)
     assert len(answer.raw_output_contents) == len(answer.outputs) == 1
     assert not answer.outputs[0].HasField("contents")
     assert tritonclient.grpc.InferResult(answer).as_numpy("y").tolist() == [values]
@@ -257,7 +257,7 @@ def test_a_stream_may_end_with_its_first_error(server: GatewayServer) -> None:
     with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
         client.start_stream(lambda result, error: replies.put(error), headers={"triton_grpc_error": "true"})
         client.async_stream_infer("other", [tensor(tritonclient.grpc, "x", np.zeros((1, 1), np.float32))])
-        error = replies.get(timeout=20)
+        error = replies.get(timeout=60)
         client.stop_stream()
     assert error.status() == "StatusCode.NOT_FOUND"
 

@@ -27,12 +27,15 @@ from batcher.planner.live import LivePlanner
 from batcher.residency_config import Eviction, Footprint, Likelihood, Loading, Prewarm, ResidencyConfig
 from batcher.scheduler import Scheduler
 from batcher.simulator import Verdicts
+from models.model_memory import ModelMemory
 from models.pipeline import Late
 from models.profile import LatencyTable
 from tests.support.scheduling import CERTAINTY, MS, FaultySimulator, S, cascade, chain, ensemble, model, single, spec_of
 
 KEYS = tuple("abcdefgh")
 NEW_KEYS = tuple("stu")
+UNIT = 2 << 20
+"""Bytes that sizes are counted in: differences that mean something."""
 DAY_MS = 86_400_000
 """The longest that a request has: nothing is given up for its deadline then."""
 PIPELINES = (
@@ -58,11 +61,17 @@ RESIDENCIES = st.builds(
 
 
 class FailingLoads(FaultySimulator):
-    """A simulator in which a tenth of the loads fails; a change of what is served is drawn when its time has come."""
+    """A simulator in which a tenth of the loads fails; a change of what is served is drawn when its time has come.
 
-    def __init__(self, draw_change: Callable[[], ServingChanged], *args: Any, **kwargs: Any) -> None:
+    `weigh` says what a model is found to take.
+    """
+
+    def __init__(
+        self, draw_change: Callable[[], ServingChanged], weigh: Callable[[str], ModelMemory], *args: Any, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._draw_change = draw_change
+        self._weigh = weigh
 
     def _handle(self, event: AnyEvent) -> None:
         super()._handle(self._draw_change() if isinstance(event, ServingChanged) else event)
@@ -70,21 +79,27 @@ class FailingLoads(FaultySimulator):
     def at(self, time_ns: int, event: AnyEvent) -> None:
         if isinstance(event, ModelLoaded) and time_ns % 10 == 0:
             event = ModelLoadFailed(event.partition, event.model, "it is broken")
+        elif isinstance(event, ModelLoaded):
+            event = ModelLoaded(event.partition, event.model, event.table, self._weigh(event.model))
         super().at(time_ns, event)
 
 
 class Trial:
     """A seeded run on three partitions; a tenth of the loads fails, and two partitions are lost, of which one is back.
 
-    Three models are brought meanwhile, and held where there is room for them.
+    Three models are brought meanwhile, and held where there is room for them. What no profile tells may be found to
+    take more than its `sizes` when it is loaded.
     """
 
     def __init__(self, seed: int, residency: ResidencyConfig, memory: list[int], known: bool) -> None:
         self.random = random.Random(seed)
         self.tables = {key: LatencyTable.from_ms({1: self.random.uniform(0.5, 3), 4: 4}) for key in KEYS + NEW_KEYS}
         self.sizes = {key: self.random.randint(1, 3) for key in KEYS + NEW_KEYS}
+        self.found = {key: size + self.random.choice((0, 0, 1, 2)) for key, size in self.sizes.items()}
+        self.profiled = frozenset(KEYS if known else "")
         self.capacity = {f"p{number}": memory for number, memory in enumerate(memory)}
-        self.held: dict[str, Counter[str]] = {name: Counter() for name in self.capacity}
+        self.held: dict[str, set[str]] = {name: set() for name in self.capacity}
+        self.coming: dict[str, set[str]] = {name: set() for name in self.capacity}
         self.outcomes: Counter[int] = Counter()
         spec = self._spec(residency, known)
         self.scheduler = Scheduler(spec, LivePlanner())
@@ -94,6 +109,7 @@ class Trial:
         self._steps = 0
         self.simulator = FailingLoads(
             self._change,
+            lambda key: ModelMemory(self.found[key] * UNIT),
             self.scheduler,
             self,
             self._observe,
@@ -104,14 +120,14 @@ class Trial:
 
     def _spec(self, residency: ResidencyConfig, known: bool) -> SchedulerSpec:
         models = [self._model(key, known) for key in KEYS]
-        partitions = [PartitionConfig(name, "cpu1", memory_bytes=size) for name, size in self.capacity.items()]
+        partitions = [PartitionConfig(name, "cpu1", memory_bytes=size * UNIT) for name, size in self.capacity.items()]
         return msgspec.structs.replace(spec_of(models, PIPELINES, partitions=partitions), residency=residency)
 
     def _model(self, key: str, known: bool) -> ModelConfig:
         return msgspec.structs.replace(
             model(key, 4, verdicts=(CERTAINTY,)),
-            memory_bytes=self.sizes[key],
-            footprints={"cpu1": Footprint(self.sizes[key], 0, 8 * MS, self.tables[key])} if known else {},
+            memory_bytes=self.sizes[key] * UNIT,
+            footprints={"cpu1": Footprint(self.sizes[key] * UNIT, 0, 8 * MS, self.tables[key])} if known else {},
             pinned=key == "a",
             priority=int(key == "b"),
         )
@@ -158,23 +174,37 @@ class Trial:
         assert now_ns < 60 * S or not self.scheduler.requests, "what waits is not given up although nothing comes of it"
         if isinstance(event, PartitionLost | PartitionReady):
             self.held[event.partition].clear()
-        elif isinstance(event, ModelLoadFailed):
-            del self.held[event.partition][event.model]
+            self.coming[event.partition].clear()
+        elif isinstance(event, ModelLoadFailed | ModelLoaded):
+            self.coming[event.partition].discard(event.model)
+            if isinstance(event, ModelLoadFailed):
+                self.held[event.partition].discard(event.model)
+            elif event.model not in self.profiled:
+                self.sizes[event.model] = self.found[event.model]
         for decision in decisions:
             if isinstance(decision, LoadModel):
                 held = self.held[decision.partition]
                 assert decision.model not in held, f"{decision.model} is loaded twice"
-                held[decision.model] += self.sizes[decision.model]
-                assert held.total() <= self.capacity[decision.partition], "memory is exceeded"
+                held.add(decision.model)
+                self.coming[decision.partition].add(decision.model)
+                assert self._taken(decision.partition) <= self.capacity[decision.partition], "memory is exceeded"
             elif isinstance(decision, UnloadModel):
-                del self.held[decision.partition][decision.model]
+                self.held[decision.partition].remove(decision.model)
             elif isinstance(decision, Settlement):
                 self.outcomes[decision.request] += 1
             elif isinstance(decision, DispatchBatch):
                 assert decision.model in self.held[decision.partition], "a batch goes where its model is not"
+        for name, held in self.held.items():
+            # What is on its way cannot be called back, and the pinned model stays.
+            may_go = held - self.coming[name] - {"a"}
+            assert not may_go or self._taken(name) <= self.capacity[name], f"memory is exceeded beside {may_go}"
         self._steps += 1
         if self._steps % 20 == 0:
             self.scheduler.check()
+
+    def _taken(self, name: str) -> int:
+        """What a partition holds or is being given, by what is known of it."""
+        return sum(self.sizes[key] for key in self.held[name])
 
     def batch_ns(self, batch: DispatchBatch) -> int:
         return self.tables[batch.model].latency_ns(batch.rows)

@@ -4,7 +4,6 @@ from hypothesis import strategies as st
 from loadgen.papers.replay import Job, Pace, replay
 from models.units import NS_PER_S
 from mps.packing.layout import lay_out
-from mps.packing.peak import highest_mib
 from mps.packing.peak_safe import PeakSafe
 from mps.packing.policies import POLICIES
 from mps.packing.tenant import Device, Phase, Tenant
@@ -61,4 +60,4 @@ def test_every_model_is_placed_once_or_refused_by_every_device(
     assert sorted([*placed, *packed.refused]) == sorted(tenant.name for tenant in tenants)
     assert all(set(reasons) == {"a", "b"} for reasons in packed.refused.values())
     if name == "peak_safe":
-        assert all(highest_mib(device.residents) <= MEMORY_MIB - 512 for device in packed.devices)
+        assert all(device.prospect.highest_mib <= MEMORY_MIB - 512 for device in packed.devices)

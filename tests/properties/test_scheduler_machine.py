@@ -18,6 +18,7 @@ from batcher.decisions import (
     FailRequest,
     LoadModel,
     Member,
+    RecallOutputs,
     RejectRequest,
     ReleaseReason,
     RevokeBatch,
@@ -34,6 +35,8 @@ from batcher.events import (
     ModelLoadFailed,
     ModelUnloaded,
     OutputsCombined,
+    OutputsRecalled,
+    OutputsUnknown,
     PartitionLost,
     PartitionReady,
     PlanBuilt,
@@ -65,6 +68,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.started_ns: dict[int, int] = {}
         self.revoked: set[int] = set()
         self.combining: list[Member] = []
+        self.asked: list[Member] = []
         self.building: BuildPlan | None = None
         # What each partition may be given batches of, and what it was ordered to load and unload.
         self.holds: dict[str, set[str]] = {name: set() for name in KINDS}
@@ -112,6 +116,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 case CombineOutputs():
                     assert decision.member.request not in self.outcomes
                     self.combining.append(decision.member)
+                case RecallOutputs():
+                    assert decision.member.request not in self.outcomes
+                    self.asked.append(decision.member)
                 case BuildPlan():
                     assert self.building is None, "two plans are built at a time"
                     self.building = decision
@@ -305,6 +312,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         else:
             self.tell(OutputsCombined(member.request, member.stage, ((confidence,) * member.rows,)))
 
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data(), known=st.booleans(), key=st.sampled_from(["x=8", "x=16"]))
+    def recall_one(self, data: st.DataObject, known: bool, key: str) -> None:
+        member = self.asked.pop(data.draw(st.integers(0, len(self.asked) - 1)))
+        if known:
+            self.tell(OutputsRecalled(member.request, member.stage, key))
+        else:
+            self.tell(OutputsUnknown(member.request, member.stage))
+
     @precondition(lambda self: len(self.arrived) > len(self.outcomes))
     @rule(data=st.data())
     def cancel_one(self, data: st.DataObject) -> None:
@@ -367,6 +383,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             if self.combining:
                 member = self.combining.pop()
                 self.tell(OutputsCombined(member.request, member.stage, ((0.3,) * member.rows,)))
+            elif self.asked:
+                member = self.asked.pop()
+                self.tell(OutputsUnknown(member.request, member.stage))
             elif self.building is not None:
                 order, self.building = self.building, None
                 self.tell(PlanBuilt(order.build, None))

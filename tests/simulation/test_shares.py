@@ -171,6 +171,29 @@ def test_beside_one_that_reserves_places_no_more_is_admitted_than_there_is_time_
     assert answers["one"].late <= 0.01 * answers["one"].in_time
 
 
+@pytest.mark.parametrize("weight", [1, 3])
+def test_pipelines_that_reserve_places_and_all_ask_for_too_much_get_theirs_by_weight(weight: int) -> None:
+    pipelines = [single("slow:1", Late.EVICT, name="one"), single("slow:1", Late.EVICT, name="other", weight=weight)]
+    load = (2 * RATE, 100)
+    answers = simulate(spec_of([model("slow:1", 8)], pipelines), {"one": load, "other": load}, [["slow:1"]], S)
+    one, other = answers["one"], answers["other"]
+    assert other.in_time / one.in_time == pytest.approx(weight, rel=0.1)
+    assert one.in_time + other.in_time >= 0.95 * RATE
+    assert one.late + other.late <= 0.01 * RATE  # batches take up to a tenth longer than was said
+
+
+@pytest.mark.parametrize(("slo_ms", "other_slo_ms"), [(100, 100), (200, 60)])
+@pytest.mark.parametrize("late", Late)
+def test_one_that_reserves_places_for_far_too_much_starves_nobody(late: Late, slo_ms: int, other_slo_ms: int) -> None:
+    pipelines = [single("slow:1", Late.EVICT, name="one"), single("slow:1", late, name="other")]
+    loads = {"one": (5 * RATE, slo_ms), "other": (0.15 * RATE, other_slo_ms)}
+    answers = simulate(spec_of([model("slow:1", 8)], pipelines), loads, [["slow:1"]], S)
+    one, other = answers["one"], answers["other"]
+    assert other.in_time >= 0.7 * other.offered
+    assert one.in_time >= 0.8 * RATE
+    assert one.late <= 0.01 * RATE
+
+
 # -- stages on partitions of their own
 
 MODELS = (model("quick:1", 64, verdicts=(CERTAINTY,)), model("slow:1", 8), model("other:1", 64))

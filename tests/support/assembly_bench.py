@@ -8,8 +8,9 @@ import numpy as np
 from batcher.config import Verdict
 from batcher.decisions import DispatchBatch, Member, ReleaseReason
 from gateway.answer import Tensor
-from gateway.assembly import Assembly, Outputs
+from gateway.assembly import Assembly
 from gateway.input_slots import InputSlots
+from gateway.kept import Outputs
 from gateway.plan import OF_REQUEST, PipelinePlan, StagePlan, Wire
 from models.arrays import Array, numpy_dtype
 from models.pipeline import Combiner, Confidence

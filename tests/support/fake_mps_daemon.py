@@ -113,11 +113,11 @@ class Daemon:
                 if answer is not None:
                     _reply(connection, {"out": answer[0], "rc": answer[1]})
             case "connect":
-                _log(f"NEW CLIENT {question['pid']} from user {question['uid']}: Server is not ready, "
-                     "push client to pending list")  # fmt: skip
                 self._waiting.append((question, connection))
                 self._start_server(question["uid"])
                 self._admit()
+                if self._waiting:
+                    _log(f"NEW CLIENT 0 from user {question['uid']}: Server is not ready, push client to pending list")
             case "allocate":
                 _reply(connection, {"granted": self._state.allocate(self._clients[connection], question["bytes"])})
 
@@ -128,6 +128,8 @@ class Daemon:
             self._mute, self._refusing = "hang" in line, "refuse" in line
             if "die" in line:
                 os._exit(1)
+            if "fault" in line:
+                _log("Server is handling a fatal GPU error")
         elif self._refusing:
             return "Insufficient permissions", 1
         elif bool(arguments) != (self._protocol == 3):
@@ -149,9 +151,10 @@ class Daemon:
         """The server is ready, or gone."""
         assert process.stdout is not None
         if os.read(process.stdout.fileno(), 100):
-            server.status = "ACTIVE"
-            _log(f"NEW SERVER {server.pid}: Ready")
-            self._admit()
+            if server.status == "INITIALIZING":  # what it prints may come in two pieces
+                server.status = "ACTIVE"
+                _log(f"NEW SERVER {server.pid}: Ready")
+                self._admit()
             return
         self._selector.unregister(process.stdout)
         _log(f"Server {server.pid} exited with status {process.wait()}")
@@ -175,6 +178,7 @@ class Daemon:
                 _reply(connection, {"error": client})
                 continue
             self._clients[connection] = client
+            _log(f"status of client {{{client.pid}, 0}} is ACTIVE")
             _reply(connection, {"error": 0, "sms": client.sms, "limit": client.limit, "server": server.pid})
 
     def _forget(self, connection: socket.socket) -> None:
@@ -182,6 +186,7 @@ class Daemon:
         self._waiting = [each for each in self._waiting if each[1] is not connection]
         if (client := self._clients.pop(connection, None)) is not None:
             self._state.leave(client)
+            _log(f"status of client {{{client.pid}, 0}} is INACTIVE")
         connection.close()
 
 

@@ -33,13 +33,19 @@ _FIRST_HANDLE = 1 << 20
 
 
 class FakeInstance:
-    """A GPU instance with at most one compute instance, which is a MIG device with processes on it."""
+    """A GPU instance with its compute instances, each of which is a MIG device with processes on it."""
 
     def __init__(self, gpu: "FakeGpu", id: int, placement: Placement) -> None:
         self.gpu = gpu
         self.id = id
         self.placement = placement
         self.compute: FakeCompute | None = None
+        self.others: list[FakeCompute] = []
+
+    @property
+    def computes(self) -> "list[FakeCompute]":
+        """All compute instances; `others` are those that a test has put beside the one."""
+        return [*([] if self.compute is None else [self.compute]), *self.others]
 
 
 class FakeCompute:
@@ -50,6 +56,8 @@ class FakeCompute:
         self.kind = kind
         self.uuid = uuid
         self.processes: list[int] = []
+        self.mps_processes: list[int] = []
+        self.used_mib = 0
 
 
 class FakeGpu:
@@ -63,15 +71,20 @@ class FakeGpu:
         self.has_mig = True
         self.needs_reset = False
         self.processes: list[int] = []
+        self.mps_processes: list[int] = []
         self.instances: list[FakeInstance] = []
         self.lost = False
         self.used_mib = 0
 
     def hold(self, placement: Placement, *pids: int) -> None:
         """Put processes on an instance."""
+        self.compute(placement).processes.extend(pids)
+
+    def compute(self, placement: Placement) -> "FakeCompute":
+        """The compute instance of the instance there."""
         (compute,) = [each.compute for each in self.instances if each.placement == placement]
         assert compute is not None
-        compute.processes.extend(pids)
+        return compute
 
     @property
     def layout(self) -> frozenset[Placement]:
@@ -183,12 +196,16 @@ class FakeNvml:
         count._obj.value = len(self.gpus)
 
     def _nvmlDeviceGetHandleByIndex_v2(self, index: Any, device: Any) -> None:
+        if self.gpus[index.value].lost:
+            raise _Refused(pynvml.NVML_ERROR_GPU_IS_LOST)
         self._give(device, self.gpus[index.value])
 
     def _nvmlDeviceGetHandleByUUID(self, uuid: Any, device: Any) -> None:
-        for gpu in self.gpus:
-            if gpu.uuid == uuid.value.decode():
-                return self._give(device, gpu)
+        computes = [each.compute for gpu in self.gpus for each in gpu.instances if each.compute is not None]
+        things: list[FakeGpu | FakeCompute] = [*self.gpus, *computes]
+        for each in things:
+            if each.uuid == uuid.value.decode():
+                return self._give(device, each)
         raise _Refused(pynvml.NVML_ERROR_NOT_FOUND)
 
     def _nvmlDeviceGetUUID(self, device: Any, out: Any, length: Any) -> None:
@@ -198,14 +215,21 @@ class FakeNvml:
         out.value = self._thing(device).name.encode()
 
     def _nvmlDeviceGetMemoryInfo(self, device: Any, memory: Any) -> None:
-        if self._thing(device).lost:
+        found = self._thing(device)
+        gpu = found.instance.gpu if isinstance(found, FakeCompute) else found
+        if gpu.lost:
             raise _Refused(pynvml.NVML_ERROR_GPU_IS_LOST)
-        largest = self._thing(device).geometry.profiles[0]
-        memory._obj.total = (largest.memory_mib or 0) << 20
-        memory._obj.free = memory._obj.total - (self._thing(device).used_mib << 20)
+        profile = found.instance.placement.profile if isinstance(found, FakeCompute) else gpu.geometry.profiles[0]
+        memory._obj.total = (profile.memory_mib or 0) << 20
+        memory._obj.free = memory._obj.total - (found.used_mib << 20)
 
     def _nvmlDeviceGetComputeRunningProcesses_v3(self, device: Any, count: Any, out: Any) -> None:
-        processes = self._thing(device).processes
+        self._give_processes(self._thing(device).processes, count, out)
+
+    def _nvmlDeviceGetMPSComputeRunningProcesses_v3(self, device: Any, count: Any, out: Any) -> None:
+        self._give_processes(self._thing(device).mps_processes, count, out)
+
+    def _give_processes(self, processes: list[int], count: Any, out: Any) -> None:
         room, count._obj.value = count._obj.value, len(processes)
         if processes and (out is None or room < len(processes)):
             raise _Refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
@@ -262,7 +286,7 @@ class FakeNvml:
     def _nvmlGpuInstanceDestroy(self, handle: Any) -> None:
         self._privileged()
         instance = self._thing(handle)
-        if instance.compute is not None:
+        if instance.computes:
             raise _Refused(pynvml.NVML_ERROR_IN_USE)
         instance.gpu.instances.remove(instance)
 
@@ -294,15 +318,17 @@ class FakeNvml:
         self._give(out, instance.compute)
 
     def _nvmlGpuInstanceGetComputeInstances(self, handle: Any, id: int, out: Any, count: Any) -> None:
-        compute = self._thing(handle).compute
-        self._give_all([compute] if compute is not None and compute.kind == id else [], out, count)
+        self._give_all([each for each in self._thing(handle).computes if each.kind == id], out, count)
 
     def _nvmlComputeInstanceDestroy(self, handle: Any) -> None:
         self._privileged()
         compute = self._thing(handle)
-        if compute.processes:
+        if compute.processes or compute.mps_processes:
             raise _Refused(pynvml.NVML_ERROR_IN_USE)
-        compute.instance.compute = None
+        if compute in compute.instance.others:
+            compute.instance.others.remove(compute)
+        else:
+            compute.instance.compute = None
 
     def _nvmlDeviceGetMaxMigDeviceCount(self, device: Any, count: Any) -> None:
         count._obj.value = self._thing(device).geometry.compute
@@ -310,8 +336,9 @@ class FakeNvml:
     def _nvmlDeviceGetMigDeviceHandleByIndex(self, device: Any, index: Any, out: Any) -> None:
         # In the order of their starts, and with a hole before those that are not at the beginning.
         for each in self._thing(device).instances:
-            if each.placement.start == index.value and each.compute is not None:
-                return self._give(out, each.compute)
+            for number, compute in enumerate(each.computes, each.placement.start):
+                if number == index.value:
+                    return self._give(out, compute)
         raise _Refused(pynvml.NVML_ERROR_NOT_FOUND)
 
     def _nvmlDeviceGetGpuInstanceId(self, device: Any, id: Any) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 class Sent(NamedTuple):

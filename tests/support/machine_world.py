@@ -3,6 +3,7 @@
 import msgspec
 
 from batcher.config import (
+    DeviceShare,
     LevelsConfig,
     Limits,
     PartitionConfig,
@@ -58,6 +59,14 @@ VOTED = PipelineConfig(
 EITHER = PipelineConfig(
     "either:1", (StageConfig("any", "small:1", variants=("small:1", "large:1", "spare:1")),), slo_ns=5 * MS, weight=3
 )
+
+
+def recalling(config: PipelineConfig, *stages: int) -> PipelineConfig:
+    """A pipeline of whose stages, by number, some outputs may be known."""
+    marked = [msgspec.structs.replace(each, recalls=number in stages) for number, each in enumerate(config.stages)]
+    return msgspec.structs.replace(config, stages=tuple(marked))
+
+
 PIPELINES = (
     single("small:1"),
     single("small:1", Late.EVICT, name="hard:1"),
@@ -72,10 +81,13 @@ PIPELINES = (
     single("levels:1", Late.EVICT, name="tight:1", keyed=True),
     cascade("ordered:1", "levels:1", name="tiers:1"),
     ensemble("levels:1", "ordered:1", "small:1", name="mixed:1"),
+    recalling(single("shapes:1", name="known:1", keyed=True), 0),
+    recalling(ensemble("levels:1", "small:1", name="known-in-part:1", late=Late.EVICT), 0, 1),
+    recalling(cascade("small:1", "ordered:1", name="known-last:1"), 1),
 )
 PARTITIONS = (
-    PartitionConfig("cpu0", "fast", price=4),
-    PartitionConfig("cpu1", "slow"),
+    PartitionConfig("cpu0", "fast", price=4, device=DeviceShare("shared", 0.6, 1.0)),
+    PartitionConfig("cpu1", "slow", device=DeviceShare("shared", 0.3, 1.0)),
     PartitionConfig("cpu2", "slow"),
 )
 KINDS = {partition.name: partition.kind for partition in PARTITIONS}

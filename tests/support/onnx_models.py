@@ -151,3 +151,22 @@ def _spin_body(turn: str, shape: Sequence[Dimension]) -> onnx.GraphProto:
     ]
     outputs = [value("go_on", DataType.BOOL, []), value("next", DataType.FP32, shape)]
     return helper.make_graph(nodes, f"body_{turn}", inputs, outputs)
+
+
+def save_growing(path: Path, mib: int, filling: int = 0) -> Path:
+    """`x` FP32 [N, 16] -> `y` FP32 [N, 16], with `mib` MiB that are made when it runs; the file has `filling` bytes."""
+    nodes = [
+        helper.make_node("ConstantOfShape", ["shape"], ["large"]),
+        helper.make_node("ArgMax", ["x"], ["row"], axis=1, keepdims=0),
+        helper.make_node("Gather", ["large", "row"], ["zeros"]),
+        helper.make_node("Gather", ["filling", "first"], ["nothing"]),
+        helper.make_node("Add", ["x", "zeros"], ["same"]),
+        helper.make_node("Add", ["same", "nothing"], ["y"]),
+    ]
+    weights: dict[str, Array] = {
+        "shape": np.array([mib * 2**20 // 4 // 16, 16], np.int64),
+        "filling": np.zeros(filling // 4 + 1, np.float32),
+        "first": np.array([0], np.int64),
+    }
+    x, y = (value(name, DataType.FP32, ["N", 16]) for name in "xy")
+    return save_model(path, nodes, [x], [y], weights)

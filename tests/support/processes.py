@@ -33,7 +33,7 @@ def children(pid: int) -> list[int]:
     return sorted(int(child) for text in lists for child in text.split())
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
+def until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
     """Wait for what another process does."""
     deadline = time.monotonic() + timeout_s
     while not condition():

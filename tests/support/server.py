@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
-READY_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 40.0
+READY_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 80.0
 
 
 class GatewayServer(NamedTuple):
@@ -36,7 +36,7 @@ class GatewayServer(NamedTuple):
         self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
     ) -> tuple[int, dict[str, str], bytes]:
         """Status, headers (names in lower case) and body of one HTTP exchange on a connection of its own."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=60)
         try:
             connection.request(method, path, body, headers or {})
             response = connection.getresponse()

@@ -58,7 +58,7 @@ class Bench:
         self.told.append(f"{partition} unloaded {model}")
 
     async def event(self) -> AnyEvent:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self._events.get()
 
     def start(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -25,6 +26,28 @@ from mps.partition import CpuPartition
 from mps.process import WorkerProcess
 from mps.supervisor import Supervisor, WorkerSpec
 from tests.support.processes import memory_files
+
+_ENDS = [{"name": name, "data_type": "TYPE_FP32", "dims": [8]} for name in "xy"]
+_HELD = """
+from pathlib import Path
+from time import sleep
+
+here = Path(__file__).parent
+
+def wait():
+    (here / "waiting").touch()
+    while not (here / "go").exists():
+        sleep(0.001)
+
+def load(config):
+    if {at_load}:
+        wait()
+
+def infer(inputs):
+    if inputs["x"].any():  # none of those that warm it
+        wait()
+    return {{"y": inputs["x"]}}
+"""
 
 
 class Gateway:
@@ -67,7 +90,7 @@ class Gateway:
         self.reports.put_nowait(message)
 
     async def next(self) -> Any:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await self.reports.get()
 
     def place(self, array: Array, offset: int = 0, segment_bytes: int | None = None) -> InputTensor:
@@ -119,6 +142,14 @@ def model(
     path: Path, key: str = "m:1", menu: tuple[int, ...] = (1, 4), verdicts: tuple[tuple[str, Confidence], ...] = ()
 ) -> ModelFile:
     return ModelFile(key, str(path), "onnxruntime", menu, batchable=True, verdicts=verdicts)
+
+
+def held(directory: Path, key: str, at_load: bool = False) -> ModelFile:
+    """A model of 8 columns that waits, as it is loaded or runs, for a file `go` beside it; `waiting` is there then."""
+    directory.mkdir()
+    (directory / "model.py").write_text(_HELD.format(at_load=at_load))
+    config = {"name": "held", "max_batch_size": 4, "input": _ENDS[:1], "output": _ENDS[1:]}
+    return ModelFile(key, str(directory / "model.py"), "python", (1,), batchable=True, config=json.dumps(config))
 
 
 def worker(*models: ModelFile, index: int = 0, output_bytes: int = 1 << 20) -> WorkerSpec:

@@ -3,9 +3,9 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +17,7 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.support.onnx_models import save_spin
+from tests.support.processes import children, until
 from tests.support.server import GatewayServer, gateway_server
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +59,11 @@ def infer(
     body = json.dumps({"id": id, "inputs": [values], "parameters": parameters}).encode()
     status, replied, text = server.request("POST", f"/v2/models/{name}/infer", body, headers)
     return status, {key: value for key, value in replied.items() if key.startswith("x-sluice-")}, json.loads(text)
+
+
+def metrics(server: GatewayServer) -> dict[str, float]:
+    lines = server.request("GET", "/metrics")[2].decode().splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line.startswith("sluice_"))}
 
 
 def why(server: GatewayServer, id: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -103,11 +109,16 @@ def test_trailing_metadata_tells_the_same(server: GatewayServer) -> None:
 
 def test_why_names_what_made_a_request_late(server: GatewayServer) -> None:
     """A quick request behind a slow one: predicted to be late, but let through since its model had been idle."""
-    with ThreadPoolExecutor(1) as pool:
+    (worker,) = children(server.process.pid)
+    os.kill(worker, signal.SIGSTOP)
+    with ThreadPoolExecutor(2) as pool:
         slow = pool.submit(infer, server, "slow")
-        time.sleep(0.05)  # until the slow one runs
-        status, told, _ = infer(server, "quick", id="r-late", headers=EXPLAIN, slo_ms=50)
+        until(lambda: metrics(server)["sluice_arena_used_bytes"] > 0)  # the worker has it
+        quick = pool.submit(infer, server, "quick", id="r-late", headers=EXPLAIN, slo_ms=50)
+        until(lambda: metrics(server)['sluice_queue_requests{model="quick:1"}'] == 1)
+        os.kill(worker, signal.SIGCONT)
         assert slow.result()[0] == 200
+        status, told, _ = quick.result()
     assert (status, told["x-sluice-outcome"], told["x-sluice-cause"]) == (200, "completed_late", "queue")
     result = why(server, "r-late")
     assert result.returncode == 0
@@ -149,9 +160,7 @@ def test_what_is_not_remembered_is_said_to_be_so(server: GatewayServer) -> None:
 
 def test_metrics_count_cost_and_busy_time(server: GatewayServer) -> None:
     infer(server, "slow")
-    text = server.request("GET", "/metrics")[2].decode()
-    metrics = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("sluice_"))
-    costs = sum(float(value) for name, value in metrics.items() if name.startswith("sluice_cost_total"))
-    busy_s = float(metrics['sluice_partition_busy_seconds_total{partition="cpu0"}'])
-    assert costs == pytest.approx(busy_s * 1e-3)
-    assert float(metrics['sluice_cost_per_1000_good_requests{pipeline="slow:1"}']) > 0.1
+    found = metrics(server)
+    costs = sum(value for name, value in found.items() if name.startswith("sluice_cost_total"))
+    assert costs == pytest.approx(found['sluice_partition_busy_seconds_total{partition="cpu0"}'] * 1e-3)
+    assert found['sluice_cost_per_1000_good_requests{pipeline="slow:1"}'] > 0.1

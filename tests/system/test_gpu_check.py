@@ -57,6 +57,7 @@ def test_sluice_itself_serves_a_cascade_and_accounts_for_every_request(tmp_path:
     _, parts = findings(tmp_path, "--parts", "served")
     assert parts["served"]["status"] == "ok"
     replay = parts["served"]["replay"]
-    assert (replay["sent"], replay["unanswered"], replay["correct"]) == (899, 0, 888)
+    assert replay["sent"] >= 899  # what was shed is sent again
+    assert (replay["unanswered"], replay["correct"]) == (0, 888)
     assert parts["served"]["exit"] == 0
     assert [each["enforcement"] for each in parts["served"]["partitions"]["partitions"]] == ["enforced"]

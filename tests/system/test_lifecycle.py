@@ -92,7 +92,7 @@ def traffic(server: GatewayServer, name: str) -> Iterator[list[Any]]:
 
     def run(protocol: str) -> None:
         with connect(server, protocol) as client:
-            while not stop.is_set():
+            while not stop.wait(0.005):
                 try:
                     answers.append(ask(client, name))
                 except InferenceServerException as error:
@@ -345,6 +345,10 @@ def test_the_command_line_is_a_client_of_it(
         )
         assert main(["model", "config", "mine", url]) == 0
         assert json.loads(capsys.readouterr().out)["output"][0]["label_filename"] == "labels.txt"
+        assert main(["model", "register", "named", "--file", str(model), "--labels", str(labels), url]) == 0
+        with connect(server) as client:
+            output = client.get_model_config("named")["output"][0]
+            assert (output["name"], output["label_filename"]) == ("y", "labels.txt")
         assert main(["model", "unload", "mine", url]) == 0
         assert main(["model", "load", "nowhere", url]) == 2
         assert "failed to load 'nowhere'" in capsys.readouterr().err

@@ -21,6 +21,8 @@ from tests.system.test_lifecycle import CLIENTS, ask, connect, index, repository
 
 __all__ = ["repository"]
 
+CHANGES = 10
+"""How many each client asks for that races others."""
 PYTHON = """
 backend: "python"
 max_batch_size: 4
@@ -70,11 +72,12 @@ def loading(server: GatewayServer, name: str, or_ready: bool = False) -> bool:
         return any(entry[0] == name and entry[2] in states for entry in index(client))
 
 
+@pytest.mark.timed
 @pytest.mark.behaviour("L0_lifecycle", "unload drains: requests that run are answered", through="http")
 def test_what_is_in_flight_ends_before_a_model_goes_and_before_its_worker_is_replaced(
     repository: Path, tmp_path: Path
 ) -> None:
-    save_timed(repository, "slow", 300)
+    save_timed(repository, "slow", 600)
 
     def late(server: GatewayServer) -> tuple[Any, float]:
         begun = time.monotonic()
@@ -85,12 +88,12 @@ def test_what_is_in_flight_ends_before_a_model_goes_and_before_its_worker_is_rep
         worker = children(server.process.pid)
         for name, recycle in (("first", True), ("slow", False)):
             answer = pool.submit(late, server)
-            time.sleep(0.15)
+            until(lambda: b"\nsluice_arena_used_bytes 0.0\n" not in server.request("GET", "/metrics")[2])  # it runs
             body = json.dumps({"parameters": {"recycle": recycle}}).encode()
             assert server.request("POST", f"/v2/repository/models/{name}/unload", body)[0] == 200
             y, seconds = answer.result()
             assert y.shape == (1, 3)
-            assert seconds < 1.2  # the time that a new worker takes to start is not in it
+            assert seconds < 1.5  # the time that a new worker takes to start is not in it
         assert set(children(server.process.pid)).isdisjoint(worker)
         assert server.log.read_text().count("another one takes its place") == 1
 
@@ -119,13 +122,13 @@ def test_of_what_a_worker_is_to_load_only_what_it_was_busy_with_fails_when_it_di
     "L0_lifecycle", "concurrent_model_load_speedup: unrelated models load at the same time", through="http"
 )
 def test_models_that_have_nothing_to_do_with_each_other_are_loaded_at_a_time(repository: Path, tmp_path: Path) -> None:
-    for name in ("slow", "other"):
-        save_python(repository, name, "time.sleep(4)")
+    for name, other in (("slow", "other"), ("other", "slow")):
+        # Each waits for the other one to load.
+        wait = f"while not os.path.exists({str(tmp_path / other)!r}): time.sleep(0.01)"
+        save_python(repository, name, f"open({str(tmp_path / name)!r}, 'w').close()\n    {wait}")
     with meanwhile() as pool, serve(repository, tmp_path, partitions=1) as server:
-        begun = time.monotonic()
         loads = [pool.submit(load, server, name, protocol) for name in ("slow", "other") for protocol in CLIENTS]
         assert [each.result() for each in loads] == [""] * 4
-        assert time.monotonic() - begun < 8
         assert server.log.read_text().count(": model loaded ") == 2  # the same once, though it was asked for twice
 
 
@@ -159,17 +162,16 @@ def test_a_reload_never_takes_more_memory_than_there_is(repository: Path, tmp_pa
 )
 def test_a_server_that_is_to_stop_does_not_wait_for_a_load(repository: Path, tmp_path: Path) -> None:
     save_python(repository, "endless", "time.sleep(600)")
-    with meanwhile() as pool, serve(repository, tmp_path, load_models=["first"]) as server:
+    # It gives requests longer than this test waits.
+    with meanwhile() as pool, serve(repository, tmp_path, load_models=["first"], drain_timeout_s=600) as server:
         workers = children(server.process.pid)
         loads = [pool.submit(load, server, "endless", "grpc")]
         until(lambda: loading(server, "endless"))
         loads += [pool.submit(load, server, name) for name in ("endless", "second")]
         until(lambda: loading(server, "second"))
         unload = pool.submit(server.request, "POST", "/v2/repository/models/endless/unload", b"{}")
-        begun = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(20) == 0
-        assert time.monotonic() - begun < 9  # 5 s for the workers, which do not end by themselves
+        assert server.process.wait(60) == 0  # it gives 5 s to the workers, which do not end by themselves
         assert [each.result().split(": ")[-1] for each in loads] == ["the server is stopping"] * 3
         assert unload.result()[0] == 503
         assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
@@ -186,13 +188,11 @@ def test_loads_and_unloads_that_race_leave_what_was_asked_last(repository: Path,
     save(repository, "third", seed=3)
     elsewhere = [save(tmp_path / "elsewhere", str(seed), seed=seed).read_bytes() for seed in range(9)]
     with meanwhile() as pool, serve(repository, tmp_path, load_models=["third"]) as server:
-        end = time.monotonic() + 3
 
-        def change(number: int) -> int:
+        def change(number: int) -> None:
             choices = random.Random(number)
-            count = 0
             with connect(server, choices.choice(list(CLIENTS))) as client:
-                while time.monotonic() < end:
+                for _ in range(CHANGES):
                     name = choices.choice(["first", "second", "both"])
                     if choices.random() < 0.5:
                         new = tmp_path / f"new-{number}.onnx"
@@ -201,12 +201,9 @@ def test_loads_and_unloads_that_race_leave_what_was_asked_last(repository: Path,
                         client.load_model(name)
                     else:
                         client.unload_model(name, unload_dependents=choices.random() < 0.5)
-                    count += 1
-            return count
 
         with traffic(server, "third"):
-            counts = list(pool.map(change, range(4)))
-        assert min(counts) > 0
+            list(pool.map(change, range(4)))
         with connect(server) as client:
             client.load_model("both")
             assert {entry[:3] for entry in index(client)} == {

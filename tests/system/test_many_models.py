@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from mps.cpu import available_cores
-from tests.support.onnx_models import save_mlp
+from tests.support.onnx_models import save_growing, save_mlp
 from tests.support.server import GatewayServer, gateway_server
 
 MODELS, HELD = 50, 10
@@ -17,6 +17,8 @@ ROW = json.dumps(
 WIDTHS = [256, 1024, 10]
 MODEL_MB = 1.05
 """What each file takes, in MiB."""
+GROWING_MB = 6
+"""What one more takes, whose file is hardly larger."""
 
 
 def infer(
@@ -49,6 +51,7 @@ def test_50_models_where_10_fit_are_all_served(tmp_path: Path) -> None:
         save_mlp(tmp_path / "models" / f"m{seed}" / "1" / "model.onnx", WIDTHS, seed)
     size_mb = (tmp_path / "models" / "m0" / "1" / "model.onnx").stat().st_size / (1 << 20)
     assert 1 < size_mb < MODEL_MB
+    save_growing(tmp_path / "models" / "growing" / "1" / "model.onnx", GROWING_MB, int(1.2 * 2**20))
     config: dict[str, object] = {
         "partitions": [{"name": "only", "cores": [available_cores()[0]], "memory_mb": HELD * MODEL_MB}],
         "max_batch_size": 4,
@@ -86,6 +89,16 @@ def test_50_models_where_10_fit_are_all_served(tmp_path: Path) -> None:
         assert metric(server, "sluice_partition_models") == HELD
         # As many again came and went without leaving memory behind: much less than what the models would take.
         assert resident_kib(pid) - early_kib < 0.5 * (len(rest) / 2) * MODEL_MB * 1024
+        # One that takes more than its file has as many others leave.
+        row = {"inputs": [{"name": "x", "shape": [1, 16], "datatype": "FP32", "data": [0.5] * 16}]}
+        status, _, body = server.request("POST", "/v2/models/growing/infer", json.dumps(row).encode())
+        assert (status, json.loads(body)["outputs"][0]["data"]) == (200, [0.5] * 16)
+        _, _, report = server.request("GET", "/v2/sluice/partitions")
+        taken_mb = {key: size / (1 << 20) for key, size in json.loads(report)["partitions"][0]["models"].items()}
+        assert GROWING_MB < taken_mb["growing:1"] < 2 * GROWING_MB
+        assert {"m7:1", "growing:1"} <= taken_mb.keys()
+        assert sum(taken_mb.values()) <= HELD * MODEL_MB
+        assert infer(server, "m0")[0] == 200
 
 
 def test_what_cannot_be_loaded_in_time_is_refused_at_once_with_the_reason(tmp_path: Path) -> None:
@@ -93,6 +106,7 @@ def test_what_cannot_be_loaded_in_time_is_refused_at_once_with_the_reason(tmp_pa
         save_mlp(tmp_path / "models" / f"m{seed}" / "1" / "model.onnx", WIDTHS, seed)
     config: dict[str, object] = {
         "partitions": [{"name": "only", "cores": [available_cores()[0]], "memory_mb": MODEL_MB}],
+        "max_batch_size": 4,
     }
     with gateway_server(tmp_path / "models", tmp_path, config) as server:
         status, answer = infer(server, "m1", {"slo_ms": 100})

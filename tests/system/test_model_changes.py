@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -35,8 +34,8 @@ from mps.partition import Partition
 from mps.proof import Evidence
 from mps.supervisor import WorkerSpec
 from tests.support.onnx_models import save_mlp
-from tests.support.processes import children
-from tests.support.workers import Gateway, direct, in_loop, model, partition, rows, serving, worker
+from tests.support.processes import children, until
+from tests.support.workers import Gateway, direct, held, in_loop, model, partition, rows, serving, worker
 
 MIB = 1 << 20
 ENDS = (("inputs", "x"), ("outputs", "y"))
@@ -64,20 +63,11 @@ def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def count_threads(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/task"))
-
-
-def wait_for_more_threads(pid: int, count: int) -> None:
-    begun = time.monotonic()
-    while count_threads(pid) <= count:
-        assert time.monotonic() - begun < 20
-        time.sleep(0.001)
-
-
-async def change_under_traffic(gateway: Gateway, file: ModelFile, order: Callable[[], None]) -> tuple[list[Done], Any]:
-    """Batches of a model, two at a time, until a change that is ordered after the first ten is reported; both."""
-    x, send = gateway.place(rows(4)), gateway.workers["cpu0"].send
+async def change_under_traffic(
+    gateway: Gateway, file: ModelFile, *orders: Callable[[], None]
+) -> tuple[list[Done], Any]:
+    """Batches of a model, two at a time, until a change is reported; both. After each ten of them an order is given."""
+    x, send, waiting = gateway.place(rows(4)), gateway.workers["cpu0"].send, list(orders)
     done: list[Done] = []
     sent, change = 0, None
     while change is None or len(done) < sent:
@@ -87,25 +77,27 @@ async def change_under_traffic(gateway: Gateway, file: ModelFile, order: Callabl
         report = await gateway.next()
         if isinstance(report, Done):
             done.append(report)
-            if len(done) == 10:
-                order()
+            if waiting and len(done) % 10 == 0:
+                waiting.pop(0)()
         else:
             change = report
     return done, change
 
 
 @in_loop
-async def test_a_model_is_loaded_and_unloaded_under_the_traffic_of_another(small: ModelFile, big: ModelFile) -> None:
+async def test_a_model_is_loaded_and_unloaded_under_the_traffic_of_another(
+    tmp_path: Path, small: ModelFile, big: ModelFile
+) -> None:
     async with serving(worker(small)) as gateway:
         supervisor, before = gateway.supervisor, resident_bytes(gateway.workers["cpu0"].pid)
         x, expected = rows(4), direct(Path(small.path), rows(4))
 
         done, loaded = await change_under_traffic(gateway, small, lambda: supervisor.load("cpu0", big))
         assert [each.batch for each in done] == list(range(1, len(done) + 1))
-        assert len(done) > 20  # It went on meanwhile.
         np.testing.assert_array_equal(gateway.read(done[-1].outputs[0]), expected)
         assert (loaded.key, loaded.error) == ("big:1", "")
         assert [size for size, _ in loaded.table.cells] == [1, 4]
+        assert 34 * MIB < loaded.memory.of(4) < 50 * MIB
         gateway.workers["cpu0"].send(Run(1, "big:1", (gateway.place(x),)))
         answer = (await gateway.next()).outputs[0]
         np.testing.assert_allclose(gateway.read(answer), direct(Path(big.path), x), rtol=1e-4)
@@ -117,7 +109,12 @@ async def test_a_model_is_loaded_and_unloaded_under_the_traffic_of_another(small
         assert resident_bytes(gateway.workers["cpu0"].pid) - before < 12 * MIB
 
         _, again = await change_under_traffic(gateway, small, lambda: supervisor.load("cpu0", big))
-        assert again == loaded  # Not timed again.
+        assert again == msgspec.structs.replace(loaded, memory=None)  # Neither timed nor weighed again.
+
+        slow = held(tmp_path / "held", "slow:1", at_load=True)
+        end = (tmp_path / "held" / "go").touch
+        _, loaded = await change_under_traffic(gateway, small, lambda: supervisor.load("cpu0", slow), end)
+        assert (loaded.key, loaded.error) == ("slow:1", "")
 
 
 @in_loop
@@ -139,7 +136,7 @@ async def test_a_table_that_is_known_is_taken_for_timing(tmp_path: Path, small: 
     known = LatencyTable.from_ms({1: 7.0, 4: 9.0})
     async with serving(worker(small)) as gateway:
         gateway.supervisor.load("cpu0", timed(tmp_path / "timed.json", 1, table=known))
-        assert await gateway.next() == LoadedModel("timed:1", known)
+        assert msgspec.structs.replace(await gateway.next(), memory=None) == LoadedModel("timed:1", known)
         gateway.supervisor.load("cpu0", small)
         held = await gateway.next()
         assert (held.key, held.error) == ("small:1", "")
@@ -171,22 +168,25 @@ async def test_a_worker_that_restarts_holds_what_its_predecessor_held(tmp_path: 
         os.kill(gateway.workers["cpu0"].pid, signal.SIGKILL)
         assert await gateway.next() == "cpu0: the worker was killed by SIGKILL"
         ready = await gateway.next()
-        assert ready.models == (loaded,)
+        (again,) = ready.models
+        assert (again.key, again.table) == ("timed:1", loaded.table)
+        assert again.memory is not None
 
 
 @in_loop
 async def test_a_worker_that_is_killed_while_it_loads_comes_back_without_that_model(
     tmp_path: Path, small: ModelFile, big: ModelFile
 ) -> None:
+    stuck = held(tmp_path / "stuck", "stuck:1", at_load=True)
     slow = timed(tmp_path / "slow.json", 1000, "slow:1")
     async with serving(worker(small)) as gateway:
-        for file in (big, slow):  # Killed while the backend is made, and while it is warmed.
-            pid = gateway.workers["cpu0"].pid
-            threads = count_threads(pid)
+        for file in (stuck, slow):  # Killed while the backend is made, and while it is warmed.
             gateway.supervisor.load("cpu0", file)
-            await asyncio.to_thread(wait_for_more_threads, pid, threads)
-            await asyncio.sleep(0.1 if file is slow else 0)
-            os.kill(pid, signal.SIGKILL)
+            if file is stuck:
+                await asyncio.to_thread(until, (tmp_path / "stuck" / "waiting").exists)
+            else:
+                await asyncio.sleep(0.1)
+            os.kill(gateway.workers["cpu0"].pid, signal.SIGKILL)
             assert await gateway.next() == "cpu0: the worker was killed by SIGKILL"
             ready = await gateway.next()
             assert [each.key for each in ready.models] == ["small:1"]
@@ -253,7 +253,7 @@ async def test_orders_of_the_scheduler_are_carried_out_and_answered(tmp_path: Pa
     events: asyncio.Queue[AnyEvent] = asyncio.Queue()
 
     async def following() -> Any:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await events.get()
 
     before = set(children(os.getpid()))
@@ -261,12 +261,13 @@ async def test_orders_of_the_scheduler_are_carried_out_and_answered(tmp_path: Pa
     try:
         ready = await following()
         assert isinstance(ready, PartitionReady)
-        assert list(ready.tables) == ["small:1"]
+        assert list(ready.tables) == list(ready.memory) == ["small:1"]
         executor.load(LoadModel("cpu0", "timed:1"))
         executor.load(LoadModel("cpu0", "bad:1"))
         loaded, failed = await following(), await following()
         assert isinstance(loaded, ModelLoaded)
         assert (loaded.partition, loaded.model, len(loaded.table.cells)) == ("cpu0", "timed:1", 2)
+        assert loaded.memory is not None
         assert isinstance(failed, ModelLoadFailed)
         assert (failed.partition, failed.model) == ("cpu0", "bad:1")
 
@@ -283,7 +284,10 @@ async def test_orders_of_the_scheduler_are_carried_out_and_answered(tmp_path: Pa
         os.kill(pid, signal.SIGKILL)
         assert await following() == PartitionLost("cpu0", "the worker was killed by SIGKILL")
         executor.load(LoadModel("cpu0", "slow:1"))  # Nobody is there: its loss was the answer.
-        assert await following() == PartitionReady("cpu0", {"timed:1": loaded.table})
+        again = await following()
+        assert isinstance(again, PartitionReady)
+        assert again.tables == {"timed:1": loaded.table}
+        assert again.memory.keys() == {"timed:1"}
         assert events.empty()
     finally:
         with suppress(KeyError):

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,7 @@ async def under_load(server: GatewayServer, trouble: Callable[[], None], over: C
             result = await client.infer("twice", [tensor])
             assert result.as_numpy("y").item() == 2 * value
             answered += 1
+            await asyncio.sleep(0.01)
 
     async with tritonclient.grpc.aio.InferenceServerClient(server.grpc_url) as client, asyncio.TaskGroup() as tasks:
         for number in range(CLIENTS):
@@ -94,7 +96,8 @@ async def under_load(server: GatewayServer, trouble: Callable[[], None], over: C
 
 def kill_daemon() -> None:
     for pid in mps_processes(PIPES):
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has asked what it was to ask
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,17 @@ async def test_a_worker_tells_its_cores_its_limit_and_what_runs_its_models(tmp_p
     assert (evidence.cores, evidence.places) == (CORES[:1], ())
     assert evidence.data_limit_bytes == HARD_MEMORY_MB << 20
     assert evidence.providers == {"m:1": "CPUExecutionProvider"}
+    assert evidence.threads == {"m:1": 1}
     assert shortfalls(partition, evidence) == []
+
+
+@needs_two_cores
+@in_loop
+async def test_a_session_has_a_thread_for_each_core_and_no_more(tmp_path: Path) -> None:
+    mlp = save_mlp(tmp_path / "mlp.onnx", (8, 16, 3))
+    found = [await evidence_of(CpuPartition("cpu0", CORES[:count]), mlp) for count in (1, 2)]
+    assert [each.threads for each in found] == [{"m:1": 1}, {"m:1": 2}]
+    assert found[1].thread_count == found[0].thread_count + 1
 
 
 @in_loop

@@ -10,7 +10,8 @@ import pytest
 from gateway.cli import main
 from gateway.stored_profiles import stored_entries
 from models.fingerprint import fingerprint
-from models.profile_file import Cell, Entry, Profile, Source, model_hash, read_profile, write_profile
+from models.measurement import Cell
+from models.profile_file import Entry, Profile, Source, model_hash, read_profile, write_profile
 from models.repository import Repository
 from mps.cpu import available_cores
 from tests.support.onnx_models import save_fixed_batch, save_mlp, save_spin
@@ -56,7 +57,8 @@ def test_a_model_is_measured_and_its_profile_lies_beside_it(profile: Profiling, 
     assert entry.load_ns is not None
     assert 1_000_000 < entry.load_ns < 10_000_000_000
     assert entry.memory_rest_bytes is not None
-    assert 1 << 20 < entry.memory_rest_bytes < 200 << 20
+    # A session of its own for a file of 1 kB; what ONNX Runtime takes by itself does not count.
+    assert 1 << 17 < entry.memory_rest_bytes < 200 << 20
 
 
 def test_memory_grows_with_the_rows(profile: Profiling, tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def infer(server: GatewayServer, model: str, value: float) -> float | str:
             return str(error.message())
 
 
+@pytest.mark.timed
 @pytest.mark.behaviour("L0_backend_python", "a model whose process ends costs one request", through="http")
 def test_a_process_that_ends_costs_only_the_request_that_ended_it(server: GatewayServer) -> None:
     (worker,) = children(server.process.pid)

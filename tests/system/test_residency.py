@@ -1,13 +1,13 @@
 """Partitions with memory for some of the models only, and families, on a real server."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
 
 from mps.cpu import available_cores
 from tests.support.onnx_models import save_mlp
+from tests.support.processes import until
 from tests.support.server import GatewayServer, gateway_server
 
 ROW = json.dumps(
@@ -70,10 +70,7 @@ def test_a_plan_finds_a_place_for_a_model_that_was_refused(tmp_path: Path) -> No
         assert infer(server, "one")[0] == 200
         status, answer = infer(server, "two")
         assert (status, answer) == (503, {"error": "the model is not at ready state: no partition holds model two:1"})
-        give_up = time.monotonic() + 20
-        while (status := infer(server, "two")[0]) == 503 and time.monotonic() < give_up:
-            time.sleep(0.05)
-        assert status == 200
+        until(lambda: infer(server, "two")[0] == 200)
 
 
 def test_a_family_answers_by_its_own_name_and_in_a_pipeline(tmp_path: Path) -> None:

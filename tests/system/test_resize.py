@@ -1,7 +1,6 @@
 """Partitions of a running server get another share of the machine under load: no request fails."""
 
 import json
-import time
 from pathlib import Path
 
 import msgspec
@@ -49,6 +48,11 @@ def until_one_is_left(server: GatewayServer) -> set[str]:
     return allowed_cores(worker)
 
 
+def until_more_is_sent(load: HttpLoad) -> None:
+    before = len(load.sent)
+    until(lambda: len(load.sent) > before + 70)
+
+
 def test_a_partition_grows_and_shrinks_under_load_without_a_failed_request(
     repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,20 +60,20 @@ def test_a_partition_grows_and_shrinks_under_load_without_a_failed_request(
     with gateway_server(repository, tmp_path, config(), ["--journal", str(journal)]) as server:
         load = HttpLoad(server.http_port, "spin", clients=8, rate=160)
         with load.running():
-            time.sleep(0.5)
+            until_more_is_sent(load)
             (before,) = children(server.process.pid)
             status, partition = resize(server, "cpu0", cores=list(CORES))
             assert (status, partition["cores"]) == (200, list(CORES)), partition
             assert until_one_is_left(server) == {f"{CORES[0]}-{CORES[1]}"}
             (grown,) = children(server.process.pid)
-            time.sleep(0.5)
+            until_more_is_sent(load)
             url = f"http://{server.http_url}"
             assert main(["partitions", "resize", "cpu0", "--cores", str(CORES[1]), "--url", url]) == 0
             assert until_one_is_left(server) == {str(CORES[1])}
-            time.sleep(0.5)
+            until_more_is_sent(load)
         _, _, body = server.request("GET", "/v2/sluice/partitions")
         (state,) = json.loads(body)["partitions"]
-    assert (len(load.failures), len(load.sent) > 200) == (0, True), load.failures
+    assert load.failures == []
     assert capsys.readouterr().out == f"cpu0: serves on cores {CORES[1]}\n"
     assert (state["partition"]["cores"], state["profile_kind"]) == ([CORES[1]], "cpu1")
     assert before != grown
@@ -130,4 +134,4 @@ def cores_become(server: GatewayServer, cores: list[int]) -> None:
         found: dict[str, object] = state["partition"]
         return found
 
-    until(lambda: partition()["cores"] == cores, timeout_s=30)
+    until(lambda: partition()["cores"] == cores)

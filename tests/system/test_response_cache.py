@@ -22,6 +22,19 @@ ensemble_scheduling { step {
   input_map { key: "x" value: "a" } output_map { key: "y" value: "b" }
 } }
 """
+KNOWN = ENSEMBLE.replace("response_cache { enable: true }", "").replace("plain", "cached")
+STEPS = """
+platform: "ensemble" max_batch_size: 4
+input { name: "a" data_type: TYPE_STRING dims: 1 }
+output { name: "b" data_type: TYPE_STRING dims: 1 }
+output { name: "c" data_type: TYPE_STRING dims: 1 }
+ensemble_scheduling { step [
+  { model_name: "counter" model_version: -1
+    input_map { key: "x" value: "a" } output_map { key: "y" value: "b" } },
+  { model_name: "text" model_version: -1
+    input_map { key: "x" value: "b" } output_map { key: "y" value: "c" } }
+] }
+"""
 COUNTING = """
 backend: "python" max_batch_size: 4 response_cache { enable: true }
 input { name: "x" data_type: TYPE_STRING dims: 1 }
@@ -44,7 +57,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayServer]:
     for name in ("cached", "plain"):
         save_identity(repository / name / "1" / "model.onnx", DataType.FP32, [3])
     (repository / "cached" / "config.pbtxt").write_text(CACHED)
-    for name, text in (("whole", ENSEMBLE), ("counter", COUNTING)):
+    save_identity(repository / "text" / "1" / "model.onnx", DataType.BYTES, [1])
+    for name, text in (("whole", ENSEMBLE), ("known", KNOWN), ("counter", COUNTING), ("steps", STEPS)):
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(text)
     (repository / "counter" / "1" / "model.py").write_text(COUNTER)
@@ -96,6 +110,23 @@ def test_an_ensemble_is_cached_as_a_whole(server: GatewayServer) -> None:
     assert counts(server, "plain") == (1, 1, 0, 0, 1, 1)
 
 
+@pytest.mark.behaviour("L0_response_cache", "ensemble: its models are looked up one by one", through="http grpc")
+def test_a_step_whose_model_is_cached_is_run_once(server: GatewayServer) -> None:
+    words = np.array([["über".encode()], [b"all"]], np.object_)
+    first = infer(server, "http", "steps", "a", words)
+    again = infer(server, "grpc", "steps", "a", words)
+    assert first.as_numpy("c").tolist() == first.as_numpy("b").tolist() == again.as_numpy("c").tolist()
+    assert again.as_numpy("b").tolist() == first.as_numpy("b").tolist()  # each run counts on
+    # What a step has made is known to requests to its model, and the other way round.
+    assert infer(server, "http", "counter", "x", words).as_numpy("y").tolist() == first.as_numpy("b").tolist()
+    alone = infer(server, "grpc", "counter", "x", words[:1]).as_numpy("y").tolist()
+    assert infer(server, "http", "steps", "a", words[:1]).as_numpy("b").tolist() == alone
+    assert alone != first.as_numpy("b").tolist()[:1]
+    assert counts(server, "steps") == (3, 3, 0, 0, 5, 3)
+    assert counts(server, "counter") == (5, 5, 3, 2, 3, 2)
+    assert counts(server, "text") == (3, 3, 0, 0, 5, 3)
+
+
 @pytest.mark.behaviour("L0_response_cache", "a full cache makes room for what is new", through="grpc")
 def test_what_was_wanted_least_lately_makes_room(server: GatewayServer) -> None:
     def answer(word: str) -> str:
@@ -114,7 +145,9 @@ def test_what_was_wanted_least_lately_makes_room(server: GatewayServer) -> None:
 
 def test_an_explanation_says_that_it_came_from_the_cache(server: GatewayServer) -> None:
     row = np.array([[9, 9, 9]], np.float32)
-    for _ in range(2):
-        infer(server, "http", "cached", "x", row, request_id="again")
-    _, _, body = server.request("GET", "/v2/sluice/requests/again")
-    assert b"it was answered from the cache" in body
+    # The second is an ensemble that has no cache, but a step that has.
+    for model, name in (("cached", "x"), ("known", "a")):
+        for _ in range(2):
+            infer(server, "http", model, name, row, request_id=f"again-{model}")
+        _, _, body = server.request("GET", f"/v2/sluice/requests/again-{model}")
+        assert b"it was answered from the cache" in body

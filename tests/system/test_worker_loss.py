@@ -31,10 +31,11 @@ def counts(server: GatewayServer, metric: str, label: str) -> dict[str, float]:
 
 
 class Load:
-    """Clients that send one request after the other until told to stop."""
+    """Clients that send one request after the other, with pauses of `pause_s`, until told to stop."""
 
-    def __init__(self, server: GatewayServer) -> None:
+    def __init__(self, server: GatewayServer, pause_s: float = 0) -> None:
         self.server = server
+        self.pause_s = pause_s
         self.answered = 0
         self.stopping = False
 
@@ -51,6 +52,7 @@ class Load:
             result = await client.infer("spin", [tensor])
             np.testing.assert_array_equal(result.as_numpy("y"), sent)
             self.answered += 1
+            await asyncio.sleep(self.pause_s)
 
 
 async def kill_workers(server: GatewayServer) -> list[float]:
@@ -67,7 +69,7 @@ async def kill_workers(server: GatewayServer) -> list[float]:
 def seconds_away(server: GatewayServer, victim: int) -> float:
     killed = time.monotonic()
     while alive(victim) or not all(counts(server, "sluice_partition_ready", "partition").values()):
-        assert time.monotonic() - killed < 30
+        assert time.monotonic() - killed < 100
         time.sleep(0.02)
     return time.monotonic() - killed
 
@@ -103,27 +105,26 @@ def test_requests_of_a_worker_that_hangs_are_answered_by_another_and_it_is_repla
     repository = tmp_path / "models"
     save_spin(repository / "spin" / "1" / "model.onnx", 2_000, 200)
 
-    async def main(server: GatewayServer) -> tuple[int, float]:
-        load = Load(server)
+    async def main(server: GatewayServer) -> int:
+        load = Load(server, pause_s=0.05)
         running = asyncio.create_task(load.run())
-        await asyncio.sleep(0.2)
+        await asyncio.to_thread(until, lambda: load.answered > 0)
         victim = children(server.process.pid)[0]
         os.kill(victim, signal.SIGSTOP)
-        away_s = await asyncio.to_thread(seconds_away, server, victim)
+        await asyncio.to_thread(seconds_away, server, victim)
         load.stopping = True
         await running
-        return load.answered, away_s
+        return load.answered
 
-    config: dict[str, object] = {"partitions": 2, "max_batch_size": 8, "default_slo_ms": 30_000}
+    config: dict[str, object] = {"partitions": 2, "max_batch_size": 8, "default_slo_ms": 100_000}
     with gateway_server(repository, tmp_path, config) as server:
-        answered, away_s = asyncio.run(main(server))
+        answered = asyncio.run(main(server))
         outcomes = counts(server, "sluice_requests_total", "outcome")
         restarts = counts(server, "sluice_worker_restarts_total", "partition")
         assert "did not end within 10 s" in server.log.read_text()
     assert outcomes["completed"] == answered
     assert sum(outcomes.values()) == answered
     assert sum(restarts.values()) == 1
-    assert 9.5 < away_s < 15.0
 
 
 @pytest.mark.skipif(len(available_cores()) < 2, reason="two partitions need two cores")
@@ -146,25 +147,24 @@ def test_a_partition_whose_worker_is_lost_again_and_again_is_left_alone_while_th
         return list(counts(server, "sluice_partition_quarantined", "partition").values())
 
     async def main() -> int:
-        load = Load(server)
+        load = Load(server, pause_s=0.05)
         running = asyncio.create_task(load.run())
         await asyncio.to_thread(kill)
         await asyncio.to_thread(until, lambda: worker() is not None)
         await asyncio.to_thread(kill)
         assert quarantined() == [1, 0]
         before = load.answered
-        await asyncio.sleep(1)
-        assert load.answered > before
+        await asyncio.to_thread(until, lambda: load.answered > before + CLIENTS)
         assert worker() is None
         (state, _) = json.loads(server.request("GET", "/v2/sluice/partitions")[2])["partitions"]
-        assert "the partition is in quarantine for 3 s: its worker was lost 2 times within 30 s" in state["lost"]
+        assert "the partition is in quarantine for 8 s: its worker was lost 2 times within 300 s" in state["lost"]
         await asyncio.to_thread(until, lambda: worker() is not None)
         load.stopping = True
         await running
         return load.answered
 
-    quarantine = {"faults": 2, "within_s": 30, "first_s": 3, "last_s": 6}
-    config = {"partitions": 2, "max_batch_size": 8, "default_slo_ms": 30_000, "quarantine": quarantine}
+    quarantine = {"faults": 2, "within_s": 300, "first_s": 8, "last_s": 16}
+    config = {"partitions": 2, "max_batch_size": 8, "default_slo_ms": 100_000, "quarantine": quarantine}
     with gateway_server(repository, tmp_path, config) as server:
         answered = asyncio.run(main())
         assert quarantined() == [0, 0]

@@ -36,6 +36,6 @@ async def test_one_that_is_ended_as_it_answers_is_gone_without_an_error() -> Non
 
     process = WorkerProcess(PARTITION, end, reasons.append)
     process.send(Load(PARTITION, 1, 4096, ()))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await process.gone.wait()
     assert (reasons, troubles) == (["the worker exited with status 0"], [])

@@ -18,8 +18,19 @@ from models.tensor import DataType
 from mps.cpu import available_cores
 from mps.messages import Done, Failed, InputTensor, Revoke, Revoked, Run, Segment
 from tests.support.onnx_models import save_identity, save_mlp, save_model, save_spin, value
-from tests.support.processes import alive, allowed_cores, memory_files
-from tests.support.workers import Gateway, direct, in_loop, model, own_memory_files, partition, rows, serving, worker
+from tests.support.processes import alive, allowed_cores, memory_files, until
+from tests.support.workers import (
+    Gateway,
+    direct,
+    held,
+    in_loop,
+    model,
+    own_memory_files,
+    partition,
+    rows,
+    serving,
+    worker,
+)
 
 KIB = 1024
 
@@ -79,15 +90,15 @@ async def test_bytes_go_in_and_come_out_in_wire_form(tmp_path: Path) -> None:
 
 @in_loop
 async def test_a_batch_that_waits_can_be_revoked_and_one_that_runs_cannot(tmp_path: Path) -> None:
-    path = save_spin(tmp_path / "spin.onnx", 60_000, 1)
-    async with serving(worker(model(path, menu=(1,)))) as gateway:
-        send, x = gateway.workers["cpu0"].send, gateway.place(rows(1, 64))
+    async with serving(worker(held(tmp_path / "held", "m:1"))) as gateway:
+        send, x = gateway.workers["cpu0"].send, gateway.place(rows(1))
         send(Run(1, "m:1", (x,)))
-        await asyncio.sleep(0.05)
+        await asyncio.to_thread(until, (tmp_path / "held" / "waiting").exists)
         send(Run(2, "m:1", (x,)))
         send(Revoke(1))
         send(Revoke(2))
         send(Run(3, "m:1", (x,)))
+        (tmp_path / "held" / "go").touch()
         answers = [await gateway.next() for _ in range(3)]
         assert [(type(answer), answer.batch) for answer in answers] == [(Done, 1), (Revoked, 2), (Done, 3)]
         assert gateway.reports.empty()
@@ -230,7 +241,7 @@ def test_workers_do_not_outlive_a_gateway_that_is_killed(tmp_path: Path) -> None
     gateway.kill()
     gateway.wait()
     gateway.stdout.close()
-    readable, _, _ = select.select([pidfd], [], [], 5.0)
+    readable, _, _ = select.select([pidfd], [], [], 60)
     os.close(pidfd)
     assert readable
 

@@ -115,15 +115,17 @@ def test_a_request_for_a_model_that_is_not_held_has_it_loaded_in_place_of_the_on
 
 def test_what_cannot_be_in_time_with_the_load_is_refused_at_once() -> None:
     scheduler = up(demanded("a", "b", "c"), cpu0="ab")
-    assert reason(step(scheduler, 0, arrival(1, 11 * MS, "c"))) == (
+    for number, key in enumerate("aabb"):
+        run(scheduler, key, 10 + number, 1 + number, 2 * number * MS)
+    assert reason(step(scheduler, 10 * MS, arrival(1, 21 * MS, "c"))) == (
         Outcome.REJECTED_DEADLINE,
         "model c is not loaded: with that predicted to complete in 11.2 ms, 11.0 ms are left",
     )
     # Nothing was loaded for it, and one with more time has it loaded.
-    assert step(scheduler, MS, arrival(2, MS + 12 * MS, "c")) == [UnloadModel("cpu0", "a"), LoadModel("cpu0", "c")]
+    assert step(scheduler, 11 * MS, arrival(2, 23 * MS, "c")) == [UnloadModel("cpu0", "a"), LoadModel("cpu0", "c")]
     # Who comes meanwhile waits for the same load.
-    assert step(scheduler, 10 * MS, arrival(3, 10 * MS + 4 * MS, "c")) == []
-    assert reason(step(scheduler, 10 * MS, arrival(4, 10 * MS + 4 * MS, "c")))[0] is Outcome.REJECTED_DEADLINE
+    assert step(scheduler, 20 * MS, arrival(3, 24 * MS, "c")) == []
+    assert reason(step(scheduler, 20 * MS, arrival(4, 24 * MS, "c")))[0] is Outcome.REJECTED_DEADLINE
 
 
 def test_a_load_takes_what_the_last_ones_took() -> None:
@@ -137,7 +139,9 @@ def test_a_load_takes_what_the_last_ones_took() -> None:
     step(scheduler, 2 * S, arrival(3, 3 * S, "b"))
     step(scheduler, 2 * S + 10 * MS, ModelLoaded("cpu0", "b", ONE))
     # c was seen to take 100 ms.
-    assert reason(step(scheduler, 2 * S + 20 * MS, arrival(4, 2 * S + 115 * MS, "c")))[0] is Outcome.REJECTED_DEADLINE
+    assert reason(step(scheduler, 2 * S + 20 * MS, arrival(4, 2 * S + 115 * MS, "c"))[:1])[0] is (
+        Outcome.REJECTED_DEADLINE
+    )
 
 
 def test_pinned_models_stay_and_less_important_ones_go_first() -> None:
@@ -368,6 +372,17 @@ def test_the_models_of_a_chain_are_there_when_the_stages_before_end() -> None:
     # b is needed in 1.15 ms, and takes 10 ms, as does c: that is needed 1.15 ms later than b is there.
     assert step(scheduler, 0, arrival(1, S, "chain:1")) == [LoadModel("cpu0", "b"), dispatch(1, [1], FULL, model="a")]
     assert wake(scheduler, 1150 * US) == [LoadModel("cpu1", "c")]
+
+
+def test_a_model_that_many_requests_want_later_is_loaded_once_and_counted_once() -> None:
+    spec = demanded("a", "b", "c", partitions=("cpu0", "cpu1"), pipelines=(chain("a", "b", "c"),))
+    scheduler = up(spec, cpu0="a", cpu1="")
+    assert LoadModel("cpu0", "b") in step(scheduler, 0, *(arrival(number, S, "chain:1") for number in range(3)))
+    assert LoadModel("cpu1", "c") in step(scheduler, 1150 * US)
+    step(scheduler, 5 * MS)
+    cold_starts = scheduler.served.cold_starts
+    assert cold_starts is not None
+    assert (cold_starts.loads, cold_starts.prewarms) == (2, 2)
 
 
 def test_a_later_stage_that_is_not_likely_is_loaded_when_rows_come_to_it() -> None:

@@ -24,7 +24,7 @@ from tests.support.scheduling import (
     step,
 )
 
-FULL, DEADLINE = ReleaseReason.FULL, ReleaseReason.DEADLINE
+FULL, IDLE, DEADLINE = ReleaseReason.FULL, ReleaseReason.IDLE, ReleaseReason.DEADLINE
 
 
 def frugal(key: str, max_batch: int = 8) -> ModelConfig:
@@ -59,7 +59,19 @@ def test_a_batch_that_is_nearly_as_efficient_as_can_be_starts_at_once() -> None:
     scheduler = one_model()
     # 8 rows in 1.4 ms (and 0.15 ms) are the best rate, 5.16 rows a ms; 5 rows in that time are 62 % of it, 6 are 75 %.
     assert step(scheduler, 0, *(arrival(number, S) for number in range(5))) == []
-    assert step(scheduler, MS, arrival(5, S)) == [dispatch(1, range(6), FULL)]
+    assert step(scheduler, MS, arrival(5, S)) == [dispatch(1, range(6), IDLE)]
+
+
+def test_a_batch_that_is_nearly_as_efficient_gathers_for_a_moment_where_more_came_before() -> None:
+    table = LatencyTable.from_ms({1: 100, 2: 110, 4: 120, 8: 140})
+    scheduler = serving(spec_of([frugal("m:1")], [single("m:1")]), table)
+    assert step(scheduler, 0, *(arrival(number, S) for number in range(8))) == [dispatch(1, range(8), FULL)]
+    assert len(step(scheduler, 140 * MS, completed(1, 0, 140 * MS))) == 8
+    assert step(scheduler, 200 * MS, *(arrival(number, S) for number in range(8, 14))) == []
+    # A tenth of what a full batch takes; 140 ms has become a little less by the one that ran.
+    assert scheduler.next_wakeup_ns() == 213_930 * US
+    arrivals = [arrival(14, S), arrival(15, S)]
+    assert step(scheduler, 213 * MS, *arrivals) == [dispatch(2, range(8, 16), FULL)]
 
 
 def test_a_batch_is_no_larger_than_is_efficient() -> None:

@@ -51,3 +51,12 @@ def test_without_traffic_the_estimate_falls_to_zero_and_no_further() -> None:
 
 def test_nothing_ever_is_a_rate_of_nothing() -> None:
     assert taken(0, 0) == [0, 0]
+
+
+def test_the_rows_that_ever_came_are_counted_through_all_periods() -> None:
+    estimate = RateEstimate()
+    for count in (3, 0, 4):
+        estimate.rows += count
+        estimate.take(S)
+    estimate.rows += 5
+    assert estimate.rows_ever == 12

@@ -149,7 +149,7 @@ def test_the_cheapest_placement_that_makes_it_is_taken() -> None:
 def test_a_request_that_would_cost_more_than_its_limit_is_told_the_least() -> None:
     reservations = two_kinds()
     refusal = reservations.reserve(1, SINGLE, (A,), 1, deadline_ns=30, now_ns=0, max_cost=49 / SECOND)
-    assert refusal == Refusal(10, 5.0 * 10 / SECOND)
+    assert refusal == Refusal(10, 5.0 * 10 / SECOND, hopeless=True)
     assert slots(reservations) == []
     assert reservations.reserve(1, SINGLE, (A,), 1, deadline_ns=30, now_ns=0, max_cost=50 / SECOND) is None
 

@@ -76,7 +76,7 @@ def test_a_place_that_is_given_back_is_there_for_the_next() -> None:
 def test_a_hard_request_is_admitted_only_at_its_price() -> None:
     scheduler = hard()
     assert step(scheduler, 0, limited(1, 5 * MS, 0.00114)) == [
-        RejectRequest(1, Outcome.REJECTED_COST, "costs 0.00115 at least, max_cost is 0.00114")
+        RejectRequest(1, Outcome.REJECTED_COST, "costs 0.00115 at least, max_cost is 0.00114", None)
     ]
     assert step(scheduler, 0, limited(2, 5 * MS, 0.00115)) == [dispatch(1, [2], FULL)]
 
@@ -87,7 +87,7 @@ def test_of_two_kinds_the_cheap_one_is_enough_only_for_those_with_time() -> None
     slow = LatencyTable.from_ms({1: 4})
     step(scheduler, 0, PartitionReady("dear", {"m:1": ONE}), PartitionReady("cheap", {"m:1": slow}))
     assert step(scheduler, 0, limited(1, 3 * MS, 0.005)) == [
-        RejectRequest(1, Outcome.REJECTED_COST, "costs 0.0115 at least, max_cost is 0.005")
+        RejectRequest(1, Outcome.REJECTED_COST, "costs 0.0115 at least, max_cost is 0.005", None)
     ]
     assert step(scheduler, 0, limited(2, 5 * MS, 0.005)) == [dispatch(1, [2], FULL, partition="cheap")]
 
@@ -95,7 +95,7 @@ def test_of_two_kinds_the_cheap_one_is_enough_only_for_those_with_time() -> None
 def test_a_soft_request_is_admitted_only_at_its_price() -> None:
     scheduler = serving(spec_of([model("m:1")], [single("m:1")]), GAINING)
     assert step(scheduler, 0, limited(1, S, 0.00114)) == [
-        RejectRequest(1, Outcome.REJECTED_COST, "costs 0.00115 at least, max_cost is 0.00114")
+        RejectRequest(1, Outcome.REJECTED_COST, "costs 0.00115 at least, max_cost is 0.00114", None)
     ]
     assert step(scheduler, 0, limited(2, S, 0.00115)) == [dispatch(1, [2])]
 
@@ -106,12 +106,12 @@ def test_a_soft_request_never_runs_where_it_costs_more_than_it_may() -> None:
     slow = LatencyTable.from_ms({1: 5})
     step(scheduler, 0, PartitionReady("dear", {"m:1": ONE}), PartitionReady("cheap", {"m:1": slow}))
     assert step(scheduler, 0, limited(1, 3 * MS, 0.0115)) == [
-        RejectRequest(1, Outcome.REJECTED_COST, "costs 0.115 at least, max_cost is 0.0115")
+        RejectRequest(1, Outcome.REJECTED_COST, "costs 0.115 at least, max_cost is 0.0115", None)
     ]
     assert step(scheduler, 0, limited(2, 6 * MS, 0.0115)) == [dispatch(1, [2], FULL, partition="cheap")]
     # The cheap one is taken until 5 ms, and the dear one idles.
     assert step(scheduler, 0, limited(3, 10 * MS, 0.0115)) == [
-        RejectRequest(3, Outcome.REJECTED_COST, "costs 0.115 at least, max_cost is 0.0115")
+        RejectRequest(3, Outcome.REJECTED_COST, "costs 0.115 at least, max_cost is 0.0115", S)
     ]
     assert step(scheduler, 0, limited(4, 11 * MS, 0.0115)) == []
     assert step(scheduler, 0, arrival(5, 3 * MS)) == [dispatch(2, [5], FULL, partition="dear")]

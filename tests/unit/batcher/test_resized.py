@@ -5,7 +5,7 @@ import pytest
 
 from batcher.config import PartitionConfig
 from batcher.decisions import BuildPlan, CompleteRequest, Member, RejectRequest, ReleaseReason
-from batcher.events import BatchFailed, FailureCause, PartitionResized
+from batcher.events import BatchFailed, FailureCause, PartitionResized, ServingChanged
 from batcher.outcome import Outcome
 from batcher.residency_config import Footprint
 from batcher.scheduler import Scheduler
@@ -127,3 +127,12 @@ def test_places_are_sought_anew_on_a_smaller_share_while_what_runs_runs_on() -> 
     step(scheduler, MS, SHRUNK)
     assert [booked.slot(request, 0) is None for request in (2, 3)] == [True, False]
     assert step(scheduler, 3 * MS, completed(1, 0, 3 * MS))[0] == CompleteRequest(1, Outcome.COMPLETED)
+
+
+def test_reservations_can_begin_while_a_batch_of_the_worker_before_runs() -> None:
+    scheduler = on_one_core()
+    assert step(scheduler, 0, arrival(1, S)) == [dispatch(1, [1])]
+    step(scheduler, MS, GROWN)
+    evicting = single("m:1", Late.EVICT, name="hard:1")
+    assert step(scheduler, 2 * MS, ServingChanged((), (evicting,))) == []
+    assert step(scheduler, 4 * MS, completed(1, 0, 4 * MS)) == [CompleteRequest(1, Outcome.COMPLETED)]

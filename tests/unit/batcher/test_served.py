@@ -111,6 +111,16 @@ def test_what_waits_for_a_retired_pipeline_still_runs() -> None:
     ]
 
 
+def test_a_model_whose_last_batch_ends_after_it_was_unloaded_is_forgotten_then() -> None:
+    scheduler = serving(spec_of([model("m:1", 1)]), ONE)
+    step(scheduler, MS, arrival(1, S, "m:1"), ServingChanged(retired=("m:1",)))
+    assert step(scheduler, 2 * MS, RequestCancelled(1))[-1] == UnloadModel("cpu0", "m:1")
+    step(scheduler, 3 * MS, ModelUnloaded("cpu0", "m:1"))
+    assert list(scheduler.dispatcher.models) == ["m:1"]
+    step(scheduler, 4 * MS, completed(1, MS, 4 * MS))
+    assert list(scheduler.dispatcher.models) == []
+
+
 def test_a_model_that_another_pipeline_needs_stays() -> None:
     spec = spec_of([model("m:1", 1), model("n:1", 1)], [single("m:1"), single("n:1"), cascade("m:1", "n:1")])
     scheduler = serving(spec, ONE)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Callable, Coroutine, Mapping
+from functools import cache
 from typing import Any, NamedTuple, TypeVar, cast
 
 import uvloop
@@ -38,7 +39,7 @@ from models.tensor import DataType, TensorSpec
 
 ARRIVED_NS = 1_000_000_000
 EPOCH_NS = 1_700_000_000_000_000_000
-TIMEOUT_S = 10
+TIMEOUT_S = 60
 
 T = TypeVar("T")
 
@@ -122,9 +123,14 @@ class Front(NamedTuple):
     catalogue: Catalogue
     dataplane: DataPlane
     control: ControlPlane
-    app: FastAPI
+    make_app: Callable[[], FastAPI]
     route: InferRoute
     restrictions: Restrictions | None
+
+    @property
+    def app(self) -> FastAPI:
+        """Made when it is first wanted, which takes long."""
+        return self.make_app()
 
 
 class Reply(NamedTuple):
@@ -178,7 +184,11 @@ def front(
         PartitionStates(()),
         cast(Resizing, resizing),
     )
-    app = build_app(control, cast(Metrics, Exposition()), runtime.traces, max_body_bytes, restrictions)
+
+    @cache
+    def app() -> FastAPI:
+        return build_app(control, cast(Metrics, Exposition()), runtime.traces, max_body_bytes, restrictions)
+
     return Front(runtime, catalogue, dataplane, control, app, InferRoute(dataplane, max_body_bytes), restrictions)
 
 

@@ -6,12 +6,16 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
+
 from batcher.build import build_spec
 from batcher.config import PartitionConfig
 from batcher.decisions import DispatchBatch, LoadModel, Member, UnloadModel
 from batcher.events import BatchCompleted, ModelLoaded, ModelLoadFailed, ModelUnloaded, PartitionReady
 from batcher.planner.build import build_plan
 from batcher.planner.live import LivePlanner
+from batcher.residency_config import Loading
+from batcher.residency_settings import LoadingMode, ResidencySettings
 from batcher.scheduler import Scheduler
 from gateway.answer import Tensor
 from gateway.catalogue import Catalogue
@@ -109,6 +113,9 @@ class InstantExecutor:
     def combine(self, member: Member) -> Combined:
         raise NotImplementedError
 
+    def recall(self, member: Member) -> str | None:
+        raise NotImplementedError
+
     def take(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
         return {}, lambda: None
 
@@ -128,12 +135,16 @@ class NoTimer:
 class Served:
     """A gateway over repositories, without front ends and workers; nothing is loaded at first."""
 
-    def __init__(self, *repositories: Path, memory_bytes: int = 0, count: int = 1) -> None:
+    def __init__(
+        self, *repositories: Path, memory_bytes: int = 0, count: int = 1, residency: ResidencySettings | None = None
+    ) -> None:
         source = Source(repositories, 4, {}, {})
         partitions = [CpuPartition(f"cpu{number}", (number,)) for number in range(count)]
         names = [each.name for each in partitions]
         configs = [PartitionConfig(each.name, each.profile_kind, memory_bytes=memory_bytes) for each in partitions]
-        spec = build_spec([], [], configs)
+        config = ServerConfig(residency=residency or ResidencySettings())
+        loading = Loading.DEMAND if config.residency.loading is LoadingMode.DEMAND else Loading.PLAN
+        spec = msgspec.structs.replace(build_spec([], [], configs), residency=config.residency.config(loading))
         self.scheduler = Scheduler(spec, LivePlanner())
         self.catalogue = Catalogue("1", [], (), names)
         metrics = Metrics({}, names, queue_depths=self.scheduler.queue_depths, arena_bytes=lambda: 0)
@@ -150,7 +161,7 @@ class Served:
         )
         executor = cast(WorkerExecutor, self.executor)
         deployment = Deployment(
-            ServerConfig(), {}, self.states, self.scheduler, self.runtime, executor, self.catalogue, metrics, loads
+            config, {}, self.states, self.scheduler, self.runtime, executor, self.catalogue, metrics, loads
         )
         empty = Repository.scan(repositories, selection=Selection(()))
         deployed = Names(deployed_from(empty, source))

@@ -7,7 +7,7 @@ import pytest
 
 from batcher.decisions import Member
 from gateway import layout
-from gateway.assembly import Outputs
+from gateway.kept import Outputs
 from gateway.rows import part
 from models.arrays import Array, WireBytes, encode_bytes
 from models.errors import PartitionError

@@ -3,8 +3,8 @@ import re
 import msgspec
 import pytest
 
-from gateway.catalogue import Catalogue
-from models.errors import BackendUnavailable, ModelNotFound, VersionNotFound
+from gateway.catalogue import Catalogue, ModelState
+from models.errors import BackendUnavailable, ModelNotFound, UnsupportedRequest, VersionNotFound
 from models.pipeline import Pipeline, Stage
 from models.repository import Broken
 
@@ -140,6 +140,54 @@ def test_the_server_is_not_ready_when_nothing_that_was_to_be_served_did_load() -
     empty = Catalogue("1.2.3", [], [], ["cpu0"])
     empty.partition_ready("cpu0", [], {})
     assert empty.server_ready()
+    unreadable = Catalogue("1.2.3", [], [Broken("torn", None, "torn/model.onnx: not a model")], ["cpu0"])
+    unreadable.partition_ready("cpu0", [], {})
+    assert not unreadable.server_ready()
+
+
+def test_a_strict_server_is_ready_while_all_is_served() -> None:
+    strict = Catalogue("1.2.3", PIPELINES, [], ["cpu0"], strict=True)
+    strict.partition_ready("cpu0", ["mlp:1", "mlp:2"], {})
+    assert not strict.server_ready()
+    strict.model_loaded("cpu0", "big:1")
+    assert strict.server_ready()
+    strict.set_aside("cascade", {"1": (ModelState.UNAVAILABLE, "unloaded")})
+    assert strict.server_ready()
+    strict.set_aside("new", {"": (ModelState.UNAVAILABLE, "new/model.onnx: not a model")})
+    assert not strict.server_ready()
+    strict.give_up("new")
+    assert strict.server_ready()
+    broken = Catalogue("1.2.3", PIPELINES, BROKEN, ["cpu0"], strict=True)
+    broken.partition_ready("cpu0", ["mlp:1", "mlp:2", "big:1"], {})
+    assert not broken.server_ready()
+    broken.give_up("mlp")  # other versions are served
+    broken.give_up("torn")
+    assert [broken.served("mlp"), "torn" in broken, broken.server_ready()] == [["1", "2"], False, False]
+    torn = Catalogue("1.2.3", PIPELINES, BROKEN[:1], ["cpu0"], strict=True)
+    torn.partition_ready("cpu0", ["mlp:1", "mlp:2", "big:1"], {})
+    torn.give_up("torn")
+    assert torn.server_ready()
+
+
+def test_a_model_of_a_kind_that_is_not_served_is_told_from_one_that_is_broken() -> None:
+    kind = Broken("many", None, "many/config.pbtxt: a request has exactly one answer", unsupported=True)
+    catalogue = Catalogue("1.2.3", [], [*BROKEN, kind], WORKERS)
+    with pytest.raises(UnsupportedRequest, match=r"'many' cannot be served: .*: a request has exactly"):
+        catalogue.pipeline("many", "")
+    with pytest.raises(BackendUnavailable, match="torn"):
+        catalogue.pipeline("torn", "")
+    catalogue.set_aside("torn", {"": (ModelState.UNAVAILABLE, "it keeps state")}, unsupported=True)
+    with pytest.raises(UnsupportedRequest, match="'torn' is not at ready state: it keeps state"):
+        catalogue.pipeline("torn", "")
+    catalogue.set_aside("torn", {"": (ModelState.UNAVAILABLE, "not a model")})
+    with pytest.raises(BackendUnavailable, match="'torn' is not at ready state: not a model"):
+        catalogue.pipeline("torn", "")
+
+
+def test_versions_are_served_that_have_been_loaded() -> None:
+    catalogue = new_catalogue()
+    catalogue.partition_ready("cpu0", ["mlp:1"], {"mlp:2": "out of memory"})
+    assert (catalogue.served("mlp"), catalogue.versions("mlp")) == (["1"], ["1", "2"])
 
 
 def test_the_server_gets_ready_without_a_partition_that_we_do_not_start() -> None:

@@ -109,6 +109,10 @@ def test_every_key_is_documented_and_so_are_the_defaults(settings: msgspec.Struc
         (CpuPartition("cpu0", (0, 1, 2), price=0.5), 0.5),
         (CpuPartition("cpu0", (0,), price=0), 0),
         (MigPartition("mig0", "MIG-0", "2g.20gb"), 2),
+        (MigPartition("mig0", "MIG-0", "4g.24gb"), 7),  # all four slices of an A30
+        (MigPartition("mig0", "MIG-0", "2g.12gb+me"), 3.5),
+        (MigPartition("mig0", "MIG-0", "1g.99gb"), 1),
+        (MpsPartition("mps0", "MIG-0", 50, profile="3g.40gb"), 1.5),
         (MpsPartition("mps0", "GPU-0", 30, 1024), 2.1),
         (MpsPartition("mps0", "GPU-0", 30, price=1.5), 1.5),
         (MigPartition("mig0", "MIG-0", "2g.20gb", price=3), 3),
@@ -124,9 +128,9 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
         (
             "port: 1",
             "Object contains unknown field `port`; expected limits, repository, control, load_models, poll_s, "
-            "recycle, host, http_port, grpc_port, partitions, strict, resize, quarantine, triton, max_body_bytes, "
-            "allow_client_shm, cache_bytes, tls, restricted, trace, trace_requests, drain_timeout_s, policy, "
-            "max_batch_size, models, default_slo_ms, residency, prices",
+            "recycle, host, http_port, grpc_port, metrics_port, partitions, strict, strict_readiness, resize, "
+            "quarantine, triton, max_body_bytes, allow_client_shm, cache_bytes, statuses, tls, restricted, trace, "
+            "trace_requests, drain_timeout_s, policy, max_batch_size, models, default_slo_ms, residency, prices",
         ),
         (
             "restricted: [{groups: [infer], header: key, value: v}]",
@@ -193,8 +197,21 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
             f"partition a: expected a whole UUID, MIG-…, got '{GPU}'",
         ),
         (
+            f"partitions: [{{kind: mig, name: a, uuid: 'MIG-{GPU}/13/0', profile: 1g}}]",
+            "partition a: expected the UUID of its instance, MIG-…, which drivers tell since 470, "
+            f"got 'MIG-{GPU}/13/0'; sluice partitions list has it",
+        ),
+        (
             "partitions: [{kind: mps, name: a, uuid: GPU-5d1f, share_percent: 10}]",
             "partition a: expected a whole UUID, GPU- or MIG-…, got 'GPU-5d1f'",
+        ),
+        (
+            f"partitions: [{{kind: mps, name: a, uuid: {MIG}, share_percent: 10}}]",
+            "partition a: expected the profile of the MIG instance that it is a share of",
+        ),
+        (
+            f"partitions: [{{kind: mps, name: a, uuid: {GPU}, share_percent: 10, profile: 1g}}]",
+            "partition a: expected no profile beside the UUID of a GPU that it is a share of",
         ),
         (
             f"partitions: [{{kind: mig, name: a, uuid: {MIG}, profile: 9g}}]",
@@ -226,6 +243,14 @@ def test_a_wrong_setting_is_named_with_its_place(tmp_path: Path, text: str, mess
         read_config(path)
 
 
+def test_who_asks_for_cores_is_a_setting(tmp_path: Path) -> None:
+    assert read_config(write(tmp_path, "")).balance is None
+    for text, asks in (("auto", "plan"), ("{pause_s: 60}", "plan"), ("{by: load}", "load")):
+        balance = read_config(write(tmp_path, f"resize: {text}")).balance
+        assert balance is not None
+        assert balance.by == asks
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"absent\.yaml: cannot be read: .*No such file"):
+    with pytest.raises(ConfigError, match=r"absent\.yaml: cannot be read: No such file or directory$"):
         read_config(tmp_path / "absent.yaml")

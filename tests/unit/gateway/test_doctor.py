@@ -85,6 +85,13 @@ def test_gpus_are_listed(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu.uuid in finding.text
 
 
+def test_a_gpu_that_is_lost_is_wrong(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    gpu.lost = True
+    (finding,) = doctor.drivers([])
+    assert (finding.verdict, finding.text) == (Verdict.WRONG, "GPU 0: it is lost (NVML: GPU is lost)")
+
+
 def test_few_open_files_are_wrong_under_mps_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 8192))
     text = "open files: 1024, expected at least {} (ulimit -n; at most 8192 are allowed here)"

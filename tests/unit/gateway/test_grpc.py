@@ -16,7 +16,7 @@ from gateway.codec_grpc import decode_request
 from gateway.grpc import grpc_server
 from models.errors import ConfigError, RequestError
 from models.tensor import DataType
-from tests.unit.gateway.front import ARRIVED_NS, Front, front, identity
+from tests.unit.gateway.front import ARRIVED_NS, TIMEOUT_S, Front, front, identity
 from tests.unit.gateway.grpc_channel import converse, refusal
 
 PB = service_pb2
@@ -121,14 +121,14 @@ REQUEST = message(Input(name="x", datatype="FP32", shape=[1, 2]), raw=(np.array(
 
 def test_inference_answers_raw_and_honours_the_clients_deadline(served: Front) -> None:
     async def talk(stub: Any) -> None:
-        reply = await stub.ModelInfer(REQUEST, timeout=0.5)
+        reply = await stub.ModelInfer(REQUEST, timeout=100)
         assert (reply.model_name, reply.model_version, reply.id) == ("m", "1", "7")
         assert [(each.name, each.datatype, list(each.shape)) for each in reply.outputs] == [("x", "FP32", [1, 2])]
         assert np.frombuffer(reply.raw_output_contents[0], np.float32).tolist() == [1, 2]
 
     converse(served, talk)
     due_ns = served.runtime.submitted[0]["deadline_ns"]
-    assert ARRIVED_NS < due_ns <= ARRIVED_NS + 500_000_000
+    assert ARRIVED_NS < due_ns <= ARRIVED_NS + 100_000_000_000
     assert served.runtime.released == 1
 
 
@@ -178,7 +178,7 @@ def test_cancelling_the_call_cancels_the_request(served: Front) -> None:
         call = stub.ModelInfer(REQUEST)
         await served.runtime.arrived.wait()
         call.cancel()
-        await asyncio.wait_for(served.runtime.gone.wait(), 10)
+        await asyncio.wait_for(served.runtime.gone.wait(), TIMEOUT_S)
         assert served.runtime.cancelled == [1]
 
     converse(served, talk)

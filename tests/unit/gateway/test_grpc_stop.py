@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from gateway.grpc import grpc_server
@@ -22,11 +23,18 @@ async def echo(request: bytes, context: Any) -> bytes:
     return request
 
 
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last calls may take their time, so that they come early enough on a busy machine."""
+    monkeypatch.setattr("gateway.grpc_server.LAST_CALLS_S", 2)
+
+
+@pytest.mark.usefixtures("patience")
 def test_calls_that_come_while_a_server_stops_are_refused() -> None:
     async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
         call = channel.unary_unary("/s/M", None, None)
         assert await call(b"before") == b"before"
-        stopping = asyncio.create_task(server.stop(5))
+        stopping = asyncio.create_task(server.stop(60))
         await asyncio.sleep(0)
         assert [await refusal(reply) for reply in [call(b"late") for _ in range(100)]] == [STOPPING] * 100
         await stopping
@@ -34,11 +42,12 @@ def test_calls_that_come_while_a_server_stops_are_refused() -> None:
     serve(unary(echo), talk)
 
 
+@pytest.mark.usefixtures("patience")
 def test_a_client_that_asks_again_at_once_is_refused_once_and_reaches_nobody_then() -> None:
     async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
         call = channel.unary_unary("/s/M", None, None)
         assert await call(b"before") == b"before"
-        stopping = asyncio.create_task(server.stop(5))
+        stopping = asyncio.create_task(server.stop(60))
         await asyncio.sleep(0)
         assert await refusal(call(b"late")) == STOPPING
         code, details, _ = await refusal(call(b"too late"))
@@ -47,6 +56,27 @@ def test_a_client_that_asks_again_at_once_is_refused_once_and_reaches_nobody_the
         await stopping
 
     serve(unary(echo), talk)
+
+
+def test_a_stop_cancels_what_a_plain_function_has_not_answered_and_ignores_a_late_answer() -> None:
+    calls: list[Any] = []
+    asked = asyncio.Event()
+    cancelled: list[Any] = []
+
+    def begin(request: bytes, call: Any) -> None:
+        call.on_cancelled = lambda: cancelled.append(call)
+        calls.append(call)
+        asked.set()
+
+    async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
+        reply = channel.unary_unary("/s/M", None, None)(b"")
+        await asked.wait()
+        await server.stop(None)
+        assert cancelled == calls
+        calls[0].finish(b"too late")
+        assert (await refusal(reply))[0] is grpc.StatusCode.UNAVAILABLE
+
+    serve(unary(begin), talk)
 
 
 def test_streams_are_ended_when_what_came_has_been_answered() -> None:
@@ -87,7 +117,7 @@ def test_a_stream_that_the_client_has_ended_is_done_when_a_stop_comes_before_its
     async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
         stream = channel.stream_stream("/s/M", None, None)(iter([b"a", b"b"]))
         await begun.wait()
-        stopping = asyncio.create_task(server.stop(5))
+        stopping = asyncio.create_task(server.stop(60))
         await asyncio.sleep(0)
         released.set()
         assert [each async for each in stream] == [b"ab"]
@@ -106,7 +136,7 @@ def test_a_stream_of_inference_is_ended_with_its_last_answers_before_it() -> Non
     async def run() -> None:
         server, port = grpc_server(served.dataplane, served.control, "127.0.0.1", 0, 1 << 20)
         await server.start()
-        async with asyncio.timeout(20), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with asyncio.timeout(60), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stream = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
             await stream.write(request)
             await served.runtime.arrived.wait()

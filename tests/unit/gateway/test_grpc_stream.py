@@ -16,7 +16,7 @@ from batcher.outcome import Outcome
 from gateway.answer import Answer
 from gateway.grpc_stream import STREAM_REQUESTS
 from models.tensor import DataType
-from tests.unit.gateway.front import Front, front, identity
+from tests.unit.gateway.front import TIMEOUT_S, Front, front, identity
 from tests.unit.gateway.grpc_channel import converse, converse_on_channel, refusal
 
 PB = service_pb2
@@ -70,7 +70,7 @@ def test_requests_of_a_stream_run_at_the_same_time_up_to_a_bound(served: Front) 
             await call.done_writing()
 
         sending = asyncio.create_task(send())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(TIMEOUT_S):
             while len(served.runtime.submitted) < STREAM_REQUESTS:
                 served.runtime.arrived.clear()
                 await served.runtime.arrived.wait()
@@ -91,7 +91,7 @@ def test_a_stream_may_ask_to_end_with_the_status_of_its_first_error(served: Fron
         await call.write(request("2", "other"))
         code, details, _ = await refusal(call.read())
         assert (code, details) == (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'other' is not found")
-        await asyncio.wait_for(served.runtime.gone.wait(), 10)
+        await asyncio.wait_for(served.runtime.gone.wait(), TIMEOUT_S)
         assert served.runtime.cancelled == [1]
 
     stream(served, talk, triton_grpc_error="true")
@@ -106,7 +106,7 @@ def test_cancelling_a_stream_cancels_its_requests(served: Front) -> None:
             await call.write(request(id))
             await served.runtime.arrived.wait()
         call.cancel()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(TIMEOUT_S):
             while len(served.runtime.cancelled) < 2:
                 served.runtime.gone.clear()
                 await served.runtime.gone.wait()

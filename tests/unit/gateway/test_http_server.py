@@ -12,7 +12,19 @@ from batcher.outcome import Outcome
 from gateway.answer import Answer
 from gateway.http_server import HttpServer, http_config, http_server
 from models.tensor import DataType
-from tests.unit.gateway.front import ARRIVED_NS, Client, Front, Reply, front, identity, iterations, message, talk, until
+from tests.unit.gateway.front import (
+    ARRIVED_NS,
+    TIMEOUT_S,
+    Client,
+    Front,
+    Reply,
+    front,
+    identity,
+    iterations,
+    message,
+    talk,
+    until,
+)
 
 WIDTH = 50_000
 PATH = "/v2/models/m/infer"
@@ -49,10 +61,10 @@ def test_a_client_that_disconnects_cancels_its_request_even_after_a_large_body(s
 
     async def conversation(client: Client) -> None:
         client.send(REQUEST)
-        await asyncio.wait_for(served.runtime.arrived.wait(), 10)
+        await asyncio.wait_for(served.runtime.arrived.wait(), TIMEOUT_S)
         assert served.runtime.cancelled == []
         client.close()
-        await asyncio.wait_for(served.runtime.gone.wait(), 10)
+        await asyncio.wait_for(served.runtime.gone.wait(), TIMEOUT_S)
         assert served.runtime.cancelled == [1]
         served.runtime.let_go()
         await asyncio.sleep(0)
@@ -317,7 +329,7 @@ def test_clients_beyond_the_limit_are_told_so(served: Front) -> None:
         first[1].write(HEALTH)
         assert (await first[0].readline()).startswith(b"HTTP/1.1 200")
         second, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        answer = await asyncio.wait_for(second.read(), 10)
+        answer = await asyncio.wait_for(second.read(), TIMEOUT_S)
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert answer.endswith(b'{"error":"the server has 1 connections, which is its limit"}')
         writer.close()

@@ -11,7 +11,8 @@ from gateway.config import Control
 from gateway.lifecycle_override import read_override
 from gateway.repository_api import RepositoryApi
 from gateway.submission import Submission
-from models.errors import ModelNotFound, RejectedError, RequestError, ServingError
+from models.errors import ModelNotFound, RejectedError, RequestError, ServingError, UnsupportedRequest
+from tests.support.processes import until
 from tests.unit.gateway.lifecycle_bench import Served, served
 from tests.unit.gateway.test_lifecycle import save
 
@@ -51,6 +52,40 @@ async def test_a_model_is_served_from_its_load_to_its_unload(gateway: Served, re
     await gateway.lifecycle.unload("m")
     with pytest.raises(ModelNotFound, match="failed to load 'x', failed to poll from model repository"):
         await gateway.lifecycle.load("x")
+
+
+@served
+async def test_a_model_of_a_kind_that_is_not_served_is_told_as_such(gateway: Served, repository: Path) -> None:
+    save(repository, "many")
+    config = repository / "many" / "config.pbtxt"
+    config.write_text('backend: "timed" model_transaction_policy { decoupled: true }')
+    with pytest.raises(RequestError, match=r"load failed for model 'many': .*decoupled: not supported"):
+        await gateway.lifecycle.load("many")
+    with pytest.raises(UnsupportedRequest, match="a request has exactly one answer"):
+        gateway.catalogue.pipeline("many", "")
+    config.unlink()
+    await gateway.lifecycle.load("many")
+    assert gateway.catalogue.pipeline("many", "").key.startswith("many:1")
+
+
+@served
+async def test_what_did_not_load_is_known_until_it_is_unloaded(gateway: Served, repository: Path) -> None:
+    gateway.executor.broken.add("m")
+    with pytest.raises(RequestError, match="load failed for model 'm': "):
+        await gateway.lifecycle.load("m")
+    ((name, state, _),) = gateway.index
+    assert (name, state) == ("m:", "UNAVAILABLE")
+    await gateway.lifecycle.unload("m")
+    assert gateway.index == []
+    with pytest.raises(ModelNotFound, match="'m' is not found"):
+        gateway.catalogue.pipeline("m", "")
+    gateway.executor.broken.clear()
+    await gateway.lifecycle.load("m")
+    gateway.executor.broken.add("m")
+    save(repository, "m", latency_ms=2.5)
+    with pytest.raises(RequestError, match="load failed for model 'm': "):
+        await gateway.lifecycle.load("m")
+    assert gateway.index == [("m:1", "READY", "")]
 
 
 @served
@@ -137,8 +172,8 @@ async def test_an_override_is_in_force_until_the_next_load(gateway: Served, repo
     assert override.entry is not None
     await gateway.lifecycle.unload("given")
     await gateway.settle()
-    await asyncio.sleep(0.01)
-    assert not override.entry.exists()
+    entry = override.entry
+    await asyncio.to_thread(until, lambda: not entry.exists())  # a thread removes it
     with pytest.raises(ModelNotFound, match="failed to load 'given', failed to poll from model repository"):
         await gateway.lifecycle.load("given")
 

@@ -55,6 +55,9 @@ async def test_what_did_not_load_is_tried_again_only_when_it_or_what_it_needs_ha
     save(repository, "m", latency_ms=2.5)
     await poll.look()
     assert states(gateway) == {"m:1": "READY", "n:": "UNAVAILABLE", "p:1": "READY"}
+    shutil.rmtree(repository / "n")
+    await poll.look()
+    assert states(gateway) == {"m:1": "READY", "p:1": "READY"}
 
 
 @served

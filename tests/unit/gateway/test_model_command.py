@@ -15,13 +15,14 @@ from gateway.cli import main
 
 
 @contextmanager
-def answering(answer: bytes, status: int = 200) -> Iterator[str]:
-    """The URL of a server that answers with this, whatever it is asked."""
+def answering(answer: bytes, status: int = 200, demanded: tuple[str, str] | None = None) -> Iterator[str]:
+    """The URL of a server that answers with this, whatever it is asked, if that has the header which is demanded."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            self.send_response(status)
+            allowed = demanded is None or self.headers.get(demanded[0]) == demanded[1]
+            self.send_response(status if allowed else 403)
             self.end_headers()
             self.wfile.write(answer)
 
@@ -47,6 +48,16 @@ def test_what_a_server_knows_is_a_table(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out == (
         f"name    version  state       reason\nfirst   1        READY\nsecond           not loaded\n{index.decode()}\n"
     )
+
+
+def test_a_key_is_sent_along(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(b"[]", demanded=("admin-key", "s3cret: no")) as url:
+        assert main(["model", "list", "--url", url]) == 2
+        assert main(["model", "list", "--url", url, "--header", "Admin-Key: s3cret: no"]) == 0
+        for wrong in ("s3cret", ": s3cret", "admin key: s3cret", "admin-key: s3cr\u00e9t"):
+            with pytest.raises(SystemExit):
+                main(["model", "list", "--url", url, "--header", wrong])
+            assert f"expected 'NAME: VALUE', got '{wrong}'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("answer", [b"<html>", b"\xff", b"", b"3", b'"text"'])

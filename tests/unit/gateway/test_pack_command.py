@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from gateway.cli import main
-from models.profile_file import Cell, Entry, Profile, Source, write_profile
+from models.measurement import Cell
+from models.profile_file import Entry, Profile, Source, write_profile
 
 FILE = """
 devices: {gpu0: 16384, gpu1: 16384}

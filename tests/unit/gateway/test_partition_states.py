@@ -48,3 +48,10 @@ def test_a_model_that_is_loaded_later_may_cost_a_partition_its_proof() -> None:
     state = known.proved("cpu0", Evidence((0,), (8,), 2, (ThreadPlace("omp", 9, (0, 1)),)))
     assert (state.worker, state.enforcement) == (8, Enforcement.UNENFORCED)
     assert state.reasons == ("thread omp (9) of 2 may run on cores 0, 1, expected 0",)
+
+
+def test_a_report_has_the_models_that_are_held() -> None:
+    known = PartitionStates([CpuPartition("cpu0", (0,))], lambda name: {f"of-{name}:1": 4096})
+    known.ready("cpu0", HELD)
+    (told,) = json.loads(msgspec.json.encode(known.report()))
+    assert (told["worker"], told["models"]) == (8, {"of-cpu0:1": 4096})

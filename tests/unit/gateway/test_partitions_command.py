@@ -76,6 +76,27 @@ def test_the_core_sets_of_a_configuration_are_listed(tmp_path: Path, capsys: pyt
     assert told(capsys)[0] == "all: cores 0, 1, 512 MiB for models"
 
 
+def test_a_gpu_that_is_lost_is_told_and_the_others_are_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost, sound = FakeGpu(), FakeGpu(mig=True)
+    with installed(FakeNvml(lost, sound)):
+        lost.lost = True
+        assert main(["partitions", "list"]) == 0
+        assert told(capsys)[2:4] == [
+            "GPU 0: it is lost (NVML: GPU is lost)",
+            f"GPU 1: NVIDIA H100 80GB HBM3, 81152 MiB, {sound.uuid}, MIG on",
+        ]
+        assert main(["partitions", "plan", write(tmp_path, "gpus: [{device: 1, instances: [1g@0]}]")]) == 0
+        assert "1. create 1g.10gb@0" in told(capsys)
+        file = write(tmp_path, "gpus: [{device: 0, instances: [1g]}]")
+        assert main(["partitions", "plan", file]) == 2
+        assert f"{file}: gpus.0.device: GPU 0 is lost (NVML: GPU is lost)" in capsys.readouterr().err
+        file = write(tmp_path, f"gpus: [{{device: {lost.uuid}, instances: [1g]}}]")
+        assert main(["partitions", "plan", file]) == 2
+        assert f"expected one of 0 (lost), 1 ({sound.uuid})" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("fake")
 def test_gpus_are_listed_with_their_instances(gpu: FakeGpu, capsys: pytest.CaptureFixture[str]) -> None:
     lay_out(gpu, "4g@0", "2g@4")
@@ -261,6 +282,20 @@ def test_a_layout_is_applied_and_holds(gpu: FakeGpu, tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.usefixtures("fake")
+def test_an_instance_that_programs_do_not_see_is_made_anew(
+    gpu: FakeGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lay_out(gpu, "3g@0", "1g@4")
+    gpu.instances[0].compute = None  # as `nvidia-smi mig -cgi` leaves it without -C
+    file = write(tmp_path, "gpus: [{instances: [3g@0, 1g@4]}]")
+    assert main(["partitions", "assert", file]) == 1
+    assert told(capsys) == [f"GPU 0 is not as in {file}: destroy 3g.40gb@0; create 3g.40gb@0"]
+    assert main(["partitions", "apply", file, "--allow-mig"]) == 0
+    assert main(["partitions", "assert", file]) == 0
+    assert gpu.compute(place(H100, "3g@0")).uuid == "MIG-00000003-0000-0000-0000-000000000000"
+
+
+@pytest.mark.usefixtures("fake")
 def test_what_is_in_use_is_not_taken_away(gpu: FakeGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lay_out(gpu, "3g@0", "1g@4")
     gpu.hold(place(H100, "1g@4"), 4194301)
@@ -303,6 +338,18 @@ def test_a_gpu_that_is_not_there_is_told(
 ) -> None:
     assert main(["partitions", "plan", write(tmp_path, f"gpus: [{{device: {device}}}]")]) == 2
     assert reason in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_layout_for_another_model_of_gpu_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path, "gpus: [{gpu: A30, instances: [1g]}]")
+    assert main(["partitions", "apply", file, "--allow-mig"]) == 2
+    assert "gpus.0.gpu: GPU 0, NVIDIA H100 80GB HBM3, is H100-80, not A30" in capsys.readouterr().err
+    present = write(tmp_path, "gpus: [{gpu: H100-80, instances: [1g@0]}]", "present.yaml")
+    assert main(["partitions", "plan", file, "--present", present]) == 2
+    assert f"gpus.0.gpu: it is H100-80 in {present}, not A30" in capsys.readouterr().err
+    same = write(tmp_path, "gpus: [{gpu: H100-80, instances: [1g]}]")
+    assert main(["partitions", "plan", same, "--present", present]) == 0
 
 
 @pytest.mark.usefixtures("fake")

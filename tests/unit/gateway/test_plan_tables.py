@@ -6,8 +6,9 @@ from gateway.plan_answer import TableSource
 from gateway.plan_tables import latency_tables, planned_partitions
 from models.errors import ConfigError
 from models.fingerprint import SIMULATED, fingerprint
+from models.measurement import Cell
 from models.profile import LatencyTable
-from models.profile_file import Cell, Entry, Profile, Source, model_hash, write_profile
+from models.profile_file import Entry, Profile, Source, model_hash, write_profile
 from models.repository import ModelEntry, entry_of_file
 from mps.cpu import available_cores
 from mps.partition import CpuPartition, MigPartition, MpsPartition

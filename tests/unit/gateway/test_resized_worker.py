@@ -34,10 +34,15 @@ class Resized:
         replaced: dict[str, Any] = {
             "resize": lambda partition, tables: self.done,
             "retire": self.retired.append,
-            "keep": lambda partition, reason: self.kept.append(reason),
+            "keep": self.keep,
         }
         for name, method in replaced.items():
             setattr(bench.supervisor, name, method)
+
+    def keep(self, partition: str, reason: str) -> None:
+        self.kept.append(reason)
+        if not self.done.done():
+            self.done.set_exception(PartitionError(reason))
 
     async def begin(self) -> "asyncio.Task[None]":
         resizing = asyncio.create_task(self.bench.executor.resize(SHARE, CONFIG, {"big:1": FAST}, 60.0))
@@ -143,7 +148,29 @@ async def test_a_new_worker_has_its_time_and_nobody_else_takes_over_meanwhile(be
         await bench.executor.resize(SHARE, CONFIG, {}, 60.0)
     with pytest.raises(PartitionError, match="the new worker did not take over within 60 s"):
         await resizing
-    assert (bench.loop.time(), resized.kept) == (60.0, ["it was given up"])
+    assert (bench.loop.time(), resized.kept) == (60.0, ["the new worker did not take over within 60 s"])
+
+
+@benched
+async def test_one_that_takes_over_when_its_time_is_just_over_has_taken_over(bench: Bench) -> None:
+    resized = Resized(bench)
+    resizing = await resized.begin()
+    bench.loop.call_at(60.0, resized.take_over)
+    await resizing
+    assert (bench.loop.time(), bench.told) == (60.0, ["cpu0 ready", "cpu0 is cpu2"])
+
+
+@benched
+async def test_nobody_hears_how_a_hand_over_ends_that_was_given_up(bench: Bench) -> None:
+    resized = Resized(bench)
+    resizing = await resized.begin()
+    resizing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await resizing
+    assert (len(resized.kept), resized.done.cancelled()) == (1, True)
+    bench.send(1)
+    bench.done(1)
+    assert bench.events[1:] == [BatchCompleted(1, 5, 9, (), "y=3")]
 
 
 @benched
@@ -153,8 +180,7 @@ async def test_a_worker_that_is_recycled_is_not_resized(bench: Bench) -> None:
     resizing = await resized.begin()
     bench.executor.recycle("cpu0")
     assert resized.kept == ["the worker is given up, so that its memory returns"]
-    resized.done.set_exception(PartitionError(resized.kept[0]))
-    with pytest.raises(PartitionError):
+    with pytest.raises(PartitionError, match=resized.kept[0]):
         await resizing
     with pytest.raises(PartitionError, match="another worker takes the place of its own just now"):
         await bench.executor.resize(SHARE, CONFIG, {}, 60.0)

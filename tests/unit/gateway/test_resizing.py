@@ -14,7 +14,7 @@ from gateway.executors.worker import WorkerExecutor
 from gateway.lifecycle_deployment import Deployment
 from gateway.lifecycle_names import Names
 from gateway.partition_states import PartitionStates
-from gateway.resizing import Resizing
+from gateway.resizing import BY_CLIENT, Resizing
 from gateway.restricted import Group, RestrictedSettings, Restrictions
 from gateway.worker_files import worker_files
 from models.errors import NotFoundError, PartitionError, RequestError
@@ -72,6 +72,7 @@ def test_cores_and_shares_become_others_and_all_else_stays(monkeypatch: pytest.M
     assert machine.ask("cpu0", [1, 0]) == CpuPartition("cpu0", (0, 1), memory_mb=100)
     assert machine.ask("quarter", None, 50) == MpsPartition("quarter", GPU, 50, memory_mb=1000)
     assert [config.kind for _, config in machine.orders] == ["cpu2", "mps-50"]
+    assert machine.resizing.done == {("cpu0", BY_CLIENT): 1, ("quarter", BY_CLIENT): 1}
 
 
 def test_nothing_happens_when_it_is_so_already(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,6 +171,7 @@ def test_clients_resize_by_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_first_request_finds_all_routes_made(monkeypatch: pytest.MonkeyPatch) -> None:
     served = front(resizing=Machine(monkeypatch).resizing)
+    served.make_app()
     made: list[object] = []
     monkeypatch.setattr(TypeAdapter, "__init__", lambda *arguments, **named: made.append(arguments))
     assert post(served, "/v2/sluice/partitions/cpu0/resize", {"cores": [0, 1]}).status == 200

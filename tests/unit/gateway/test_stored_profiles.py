@@ -5,8 +5,9 @@ import pytest
 
 from gateway.stored_profiles import model_memory, stored_entries, stored_tables
 from models.fingerprint import fingerprint
+from models.measurement import Cell
 from models.profile import LatencyTable
-from models.profile_file import Cell, Entry, Profile, Source, model_hash, write_profile
+from models.profile_file import Entry, Profile, Source, model_hash, write_profile
 from models.repository import ModelEntry, entry_of_file
 from tests.support.onnx_models import save_mlp
 

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 
 import pytest
 
@@ -41,13 +42,14 @@ def test_a_decoupled_model_is_broken() -> None:
     fake = FakeTriton()
     fake.decoupled = True
     found = asked(fake, TritonSettings("t", "127.0.0.1:0"))
-    assert found.broken == {
-        "m": "triton t: m: a decoupled model may answer more than once, which is not supported",
+    assert {name: (each.reason, each.unsupported) for name, each in found.broken.items()} == {
+        "m": ("triton t: m: a decoupled model may answer more than once, which is not supported", True),
     }
 
 
 def test_a_server_that_cannot_be_asked_may_hold_what_is_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_discovery, "CONNECT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(triton_discovery, "CONNECT_TIMEOUT_S", 0)
+    monkeypatch.setattr(triton_discovery, "_PAUSE_S", 60)  # for its one try
     server = TritonSettings("away", "127.0.0.1:1", ("m", "z"))
     found = discover([server], lambda _: 8)
     assert found.unreachable["away"].startswith(
@@ -58,7 +60,8 @@ def test_a_server_that_cannot_be_asked_may_hold_what_is_known_by_name(monkeypatc
 
 
 def test_a_server_of_something_else_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_discovery, "CONNECT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(triton_discovery, "CONNECT_TIMEOUT_S", 0)
+    monkeypatch.setattr(triton_discovery, "_PAUSE_S", 60)  # for its one try
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
         answers = threading.Thread(target=other.serve_forever, args=(0.01,))
         answers.start()
@@ -68,6 +71,25 @@ def test_a_server_of_something_else_is_told_as_such(monkeypatch: pytest.MonkeyPa
             other.shutdown()
             answers.join()
     assert "what listens there does not speak gRPC; expected the port of" in found.unreachable["t"]
+
+
+class Together(FakeTriton):
+    """Is ready for none before all three that wait for it have asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting = asyncio.Barrier(3)
+
+    async def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._waiting.wait()
+        return await super().ServerReady(request, context)
+
+
+def test_servers_are_waited_for_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_discovery, "CONNECT_TIMEOUT_S", 60.0)
+    found = asked(Together(), *(TritonSettings(name, "127.0.0.1:0") for name in "abc"))
+    assert (found.holds, found.unreachable) == (dict.fromkeys("abc", ("m:1",)), {})
+    assert list(found.specs) == ["m:1"]
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1", "http://127.0.0.1:8001", ":8001", "host:port"])

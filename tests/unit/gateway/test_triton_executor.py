@@ -92,7 +92,8 @@ async def test_a_batch_that_is_not_answered_opens_the_breaker_until_the_server_i
     assert isinstance(lost, PartitionLost)
     # Of a server that was slow when it was measured, more is waited for.
     limit = re.fullmatch(r"no answer within ([\d.]+) s", reason := lost.reason)
-    assert limit and float(limit[1]) >= 0.1
+    assert limit
+    assert float(limit[1]) >= 0.1
     assert await bench.event() == BatchFailed(batch, FailureCause.WORKER_LOST, reason)
     with pytest.raises(PartitionError, match="t is not in service"):
         bench.send(1)
@@ -209,7 +210,7 @@ def test_a_server_that_is_not_there_is_reported_once_and_found_when_it_comes() -
             patch.setattr(bench.partition._client, "check_server", counted)
             patch.setattr(triton_partition, "LAST_PROBE_S", 0.05)
             bench.partition.start(events.put_nowait)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 assert isinstance(await events.get(), PartitionLost)
                 await tried.wait()
                 assert events.empty()

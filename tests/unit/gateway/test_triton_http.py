@@ -73,7 +73,7 @@ def test_calls_use_a_connection_again() -> None:
 
     async def ask(http: TritonHttp) -> None:
         for _ in range(2):
-            assert await http.infer(REQUEST, 10.0) == body
+            assert await http.infer(REQUEST, 60) == body
             assert len(http._free) == 1
 
     assert len(asked([answer, answer], ask)) == 2
@@ -96,24 +96,24 @@ def test_an_error_means_what_it_does_over_grpc(status: int, reason: str, error: 
 
     async def ask(http: TritonHttp) -> None:
         with pytest.raises(error) as caught:
-            await http.infer(REQUEST, 10.0)
+            await http.infer(REQUEST, 60)
         assert str(caught.value) == reason
 
     asked([answer], ask)
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason"),
+    ("answer", "timeout_s", "reason"),
     [
-        (b"", "the server closed the connection"),
-        (b"SSH-2.0\r\n", "HTTP at 127"),
-        (b"HTTP/1.1 200 OK\r\n", "no answer within"),
+        (b"", 60, "the server closed the connection"),
+        (b"SSH-2.0\r\n", 60, "HTTP at 127"),
+        (b"HTTP/1.1 200 OK\r\n", 0.2, "no answer within"),
     ],
 )
-def test_a_server_that_does_not_answer_is_lost(answer: bytes, reason: str) -> None:
+def test_a_server_that_does_not_answer_is_lost(answer: bytes, timeout_s: float, reason: str) -> None:
     async def ask(http: TritonHttp) -> None:
         with pytest.raises(ServerLost, match=reason):
-            await http.infer(REQUEST, 0.2)
+            await http.infer(REQUEST, timeout_s)
 
     asked([answer], ask)
 
@@ -121,6 +121,6 @@ def test_a_server_that_does_not_answer_is_lost(answer: bytes, reason: str) -> No
 def test_a_server_that_is_gone_is_lost() -> None:
     async def ask(http: TritonHttp) -> None:
         with pytest.raises(ServerLost, match="HTTP at 127"):
-            await TritonHttp("127.0.0.1:1").infer(REQUEST, 10.0)
+            await TritonHttp("127.0.0.1:1").infer(REQUEST, 60)
 
     asked([], ask)

@@ -40,7 +40,7 @@ def server(*command: str, cores: tuple[int, ...] = (), environment: dict[str, st
     return TritonSettings("t", "127.0.0.1:1", command=command, cores=cores, environment=environment or {})
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
+def until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -123,7 +123,7 @@ def test_the_end_of_a_server_is_noticed_after_one_that_did_not_get_ready() -> No
         noticed = asyncio.Event()
         process.watch(noticed.set)
         os.kill(process.pid, signal.SIGKILL)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await noticed.wait()
         process.unwatch()
         assert process.ended() == "the process was killed by SIGKILL"

@@ -111,8 +111,12 @@ def test_on_a_gpu_a_session_gets_the_memory_of_its_partition(tmp_path: Path, mon
     given: list[object] = []
 
     class Session:
-        def __init__(self, path: str, options: object, providers: list[object]) -> None:
+        def __init__(self, path: str, options: ort.SessionOptions, providers: list[object]) -> None:
             given.append(providers)
+            self._options = options
+
+        def get_session_options(self) -> ort.SessionOptions:
+            return self._options
 
         def get_providers(self) -> list[str]:
             return ["CUDAExecutionProvider", "CPUExecutionProvider"]
@@ -157,7 +161,7 @@ def test_a_slowed_backend_takes_a_multiple_of_its_time(monkeypatch: pytest.Monke
     class Echo:
         inputs = (TensorSpec("x", DataType.FP32, (-1, 2)),)
         outputs = (TensorSpec("y", DataType.FP32, (-1, 2)),)
-        provider = ""
+        provider, threads = "", 0
 
         def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
             nonlocal now_ns

@@ -17,7 +17,7 @@ class Echo:
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.inputs = self.outputs = (TensorSpec("x", DataType.FP32, shape),)
-        self.provider = ""
+        self.provider, self.threads = "", 0
         self.given: list[Array] = []
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -18,7 +18,7 @@ class Stepping:
 
     inputs = (TensorSpec("x", DataType.FP32, (-1, 3, -1)), TensorSpec("s", DataType.BYTES, (-1,)))
     outputs = ()
-    provider = ""
+    provider, threads = "", 0
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, times_ns: list[int]) -> None:
         self.seen: list[dict[str, Array]] = []

@@ -4,8 +4,10 @@ import pytest
 
 from models.arrays import Array
 from models.errors import BackendFailed
-from models.measure_profile import measure_profile, percentiles, robust_line, settled
-from models.profile_file import Cell
+from models.measure import finish
+from models.measure_profile import percentiles, profiling, settled
+from models.measurement import Cell, Measurement
+from models.memory_peaks import robust_line
 from models.tensor import DataType, TensorSpec
 
 MS = 1_000_000
@@ -16,7 +18,7 @@ class Clocked:
 
     inputs = (TensorSpec("x", DataType.FP32, (-1, 3)),)
     outputs = ()
-    provider = ""
+    provider, threads = "", 0
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, time_ns: Callable[[int, int], int]) -> None:
         self.runs: dict[int, int] = {}
@@ -35,28 +37,45 @@ class Clocked:
         return {}
 
 
+class Meter:
+    """A MemoryMeter that reads what it is given, one after the other."""
+
+    def __init__(self, *readings: int | None) -> None:
+        self._readings = iter(readings)
+
+    def restart(self) -> None:
+        pass
+
+    def peak_bytes(self) -> int | None:
+        return next(self._readings, None)
+
+
+def measured_of(backend: Clocked, sizes: tuple[int, ...], memory: Meter | None = None) -> Measurement:
+    return finish(profiling(backend.load, True, sizes, memory or Meter()))
+
+
 def test_steady_times_are_settled_after_the_least_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Clocked(monkeypatch, lambda rows, run: 90 * MS if run == 1 else rows * 1000)
-    measured = measure_profile(backend.load, True, (1, 4))
+    measured = measured_of(backend, (1, 4))
     assert measured.cells == (Cell(1, 1000, 1000, 1000, 100), Cell(4, 4000, 4000, 4000, 100))
     assert (measured.load_ns, measured.warm_up_ns) == (40 * MS, 90 * MS - 1000)
 
 
 def test_times_that_do_not_settle_end_after_the_most_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Clocked(monkeypatch, lambda rows, run: 1000 if run % 2 else 2000)
-    (cell,) = measure_profile(backend.load, True, (1,)).cells
+    (cell,) = measured_of(backend, (1,)).cells
     assert cell == Cell(1, 1000, 2000, 2000, 1000)
 
 
 def test_a_few_disturbed_runs_do_not_move_the_median(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Clocked(monkeypatch, lambda rows, run: 500_000 if run % 40 == 0 else 1000)
-    (cell,) = measure_profile(backend.load, True, (1,)).cells
+    (cell,) = measured_of(backend, (1,)).cells
     assert (cell.p50_ns, cell.p90_ns, cell.p99_ns, cell.samples) == (1000, 1000, 500_000, 100)
 
 
 def test_slow_batches_are_run_for_three_seconds_and_very_slow_ones_five_times(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Clocked(monkeypatch, lambda rows, run: {1: 100, 2: 10_000}[rows] * MS)
-    measured = measure_profile(backend.load, True, (1, 2))
+    measured = measured_of(backend, (1, 2))
     assert [cell.samples for cell in measured.cells] == [30, 5]
 
 
@@ -67,7 +86,30 @@ def test_a_batch_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         return 1000
 
     with pytest.raises(BackendFailed, match="batch 4: no kernel for it"):
-        measure_profile(Clocked(monkeypatch, fail).load, True, (1, 2, 4))
+        measured_of(Clocked(monkeypatch, fail), (1, 2, 4))
+
+
+def test_it_ends_before_the_first_size_that_there_is_no_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(rows: int, run: int) -> int:
+        if rows > 2:
+            raise BackendFailed("std::bad_alloc")
+        return 1000
+
+    backend = Clocked(monkeypatch, fail)
+    measured = measured_of(backend, (1, 2, 4, 8))
+    assert ([cell.batch for cell in measured.cells], measured.no_memory_batch) == ([1, 2], 4)
+    assert 8 not in backend.runs
+    assert measured.warnings == ("there was no memory for batch 4",)
+    with pytest.raises(BackendFailed, match="batch 4: std::bad_alloc"):
+        measured_of(backend, (4, 8))
+
+
+def test_memory_is_a_line_through_what_the_meter_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Clocked(monkeypatch, lambda rows, run: 1000)
+    measured = measured_of(backend, (1, 2, 4), Meter(510, 520, 540))
+    assert (measured.memory_rest_bytes, measured.memory_row_bytes) == (500, 10)
+    unknown = measured_of(backend, (1, 2, 4), Meter(None, None, None))
+    assert (unknown.memory_rest_bytes, unknown.memory_row_bytes) == (None, None)
 
 
 def test_percentiles_are_times_that_occurred() -> None:

@@ -11,6 +11,7 @@ from models.partition_kind import PartitionKind, parse_kind
         ("cpu16/x1.5", PartitionKind(cores=16, slowdown=1.5)),
         ("mig-1g", PartitionKind(profile="1g")),
         ("mig-1g.10gb", PartitionKind(profile="1g.10gb")),
+        ("mig-1g.10gb+me", PartitionKind(profile="1g.10gb+me")),
         ("mps-20", PartitionKind(percent=20)),
     ],
 )

@@ -3,12 +3,13 @@ from pathlib import Path
 import pytest
 
 from models.errors import ConfigError
+from models.measurement import Cell
 from models.profile_csv import read_csv, write_csv
-from models.profile_file import Cell, Entry, Profile, Source
+from models.profile_file import Entry, Profile, Source
 
 HEADER = (
     "fingerprint,kind,source,sha256,memory_rest_bytes,memory_row_bytes,load_ns,warm_up_ns,"
-    "batch,p50_ns,p90_ns,p99_ns,samples"
+    "batch,p50_ns,p90_ns,p99_ns,samples,no_memory_batch,unenforced"
 )
 PROFILE = Profile(
     entries=(
@@ -22,6 +23,15 @@ PROFILE = Profile(
             memory_row_bytes=10,
             load_ns=5000,
             warm_up_ns=0,
+        ),
+        Entry(
+            fingerprint="H200",
+            kind="mps-25",
+            source=Source.MEASURED,
+            sha256="0123",
+            cells=(Cell(1, 7, 8, 9, 5),),
+            no_memory_batch=8,
+            unenforced=("no daemon", "no device"),
         ),
         Entry(
             fingerprint="simulated",
@@ -38,9 +48,10 @@ def test_the_lines(tmp_path: Path) -> None:
     write_csv(tmp_path / "profile.csv", PROFILE)
     assert (tmp_path / "profile.csv").read_text().splitlines() == [
         HEADER,
-        '"AMD EPYC, Milan | 2 cores",cpu1,measured,0123,1000,10,5000,0,1,100,110,150,300',
-        '"AMD EPYC, Milan | 2 cores",cpu1,measured,0123,1000,10,5000,0,4,240,260,300,200',
-        "simulated,mig-1g,simulated,0123,,,,,1,7,8,9,0",
+        '"AMD EPYC, Milan | 2 cores",cpu1,measured,0123,1000,10,5000,0,1,100,110,150,300,,',
+        '"AMD EPYC, Milan | 2 cores",cpu1,measured,0123,1000,10,5000,0,4,240,260,300,200,,',
+        "H200,mps-25,measured,0123,,,,,1,7,8,9,5,8,no daemon; no device",
+        "simulated,mig-1g,simulated,0123,,,,,1,7,8,9,0,,",
     ]
 
 
@@ -54,6 +65,13 @@ def test_columns_may_come_in_any_order(tmp_path: Path) -> None:
     lines = [line.rsplit(",", 1) for line in (tmp_path / "profile.csv").read_text().splitlines()]
     (tmp_path / "turned.csv").write_text("".join(f"{last},{rest}\n" for rest, last in lines))
     assert read_csv(tmp_path / "turned.csv") == PROFILE
+
+
+def test_columns_that_say_what_is_seldom_may_be_missing(tmp_path: Path) -> None:
+    path = tmp_path / "profile.csv"
+    path.write_text(f"{HEADER.removesuffix(',no_memory_batch,unenforced')}\nhere,cpu1,measured,01,,,,,1,7,8,9,5\n")
+    (entry,) = read_csv(path).entries
+    assert (entry.no_memory_batch, entry.unenforced) == (None, ())
 
 
 @pytest.mark.parametrize(

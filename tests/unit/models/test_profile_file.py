@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from models.errors import ConfigError
+from models.measurement import Cell
 from models.profile import LatencyTable
 from models.profile_file import (
-    Cell,
     Entry,
     Profile,
     ProfileMissing,

@@ -1,4 +1,6 @@
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,19 @@ def test_a_function(tmp_path: Path) -> None:
     assert backend.inputs == (TensorSpec("x", DataType.FP32, (-1, 2)),)
     assert backend.outputs == (TensorSpec("y", DataType.FP32, (-1, 2)),)
     assert backend.run({"x": X})["y"].tolist() == [[2, 4], [6, 8]]
+
+
+def test_a_file_that_is_saved_again_in_the_same_second_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    for factor in (2, 3):
+        (tmp_path / "1").mkdir(exist_ok=True)
+        path = tmp_path / "1" / "model.py"
+        path.write_text(FUNCTION.replace("* 2", f"* {factor}"))
+        os.utime(path, (1, 1))
+        model = python_model.load(str(path), 1, json.dumps(CONFIG))
+        assert model.run({"x": X})["y"].tolist() == (factor * X).tolist()
 
 
 def test_a_function_that_is_told_its_configuration(tmp_path: Path) -> None:

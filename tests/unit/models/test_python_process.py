@@ -28,7 +28,7 @@ CONFIG: dict[str, Any] = {
     "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [2]}],
 }
 X = np.array([[1, 2], [3, 4]], np.float32)
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 MODEL = """
 import os, pathlib
@@ -134,7 +134,10 @@ def test_what_cannot_be_loaded(tmp_path: Path, text: str, message: str) -> None:
         load(tmp_path, text)
 
 
-def test_a_model_that_cannot_be_loaded_again_is_left_alone_for_a_while(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_loaded_again_is_left_alone_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(python, "RETRY_S", TIMEOUT_S)
     backend = load(tmp_path)
     (tmp_path / "model.py").write_text("raise OSError('no table')")
     with pytest.raises(BackendFailed, match="exited with status 7"):

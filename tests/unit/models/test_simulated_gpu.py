@@ -3,7 +3,7 @@ from statistics import fmean
 import pytest
 
 from models.errors import ConfigError
-from models.profile_file import Cell
+from models.measurement import Cell
 from models.simulated_gpu import MPS, Share, latency_ms, share_of, simulate
 
 # Published medians in ms, by batch size and partition: ResNet-50 on a V100 (TensorRT, MPS), an A100-80 (PyTorch, MIG).

@@ -14,7 +14,7 @@ def test_the_alarm_goes_off_at_its_time_and_never_early() -> None:
         due_ns = time.monotonic_ns() + 3 * NS_PER_MS
         alarm.arm(due_ns + 10_000 * NS_PER_MS)
         alarm.arm(due_ns)
-        lateness_ns = await asyncio.wait_for(rang, 5.0) - due_ns
+        lateness_ns = await asyncio.wait_for(rang, 60) - due_ns
         alarm.close()
         alarm.close()
         return lateness_ns
@@ -32,7 +32,7 @@ def test_an_alarm_in_the_past_goes_off_at_once_and_one_that_was_turned_off_does_
         off.arm(1)
         off.arm(None)
         past.arm(1)
-        await asyncio.wait_for(done.wait(), 5.0)
+        await asyncio.wait_for(done.wait(), 60)
         off.close()
         past.close()
         return rang

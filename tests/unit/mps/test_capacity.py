@@ -3,7 +3,9 @@ import pytest
 from models.errors import InfeasibleLayout
 from mps import capacity
 from mps.capacity import free_capacity
-from mps.partition import CpuPartition, MpsPartition, Partition
+from mps.nvml import open_nvml
+from mps.partition import CpuPartition, MpsPartition, Partition, ShareMode
+from mps.placements import place
 from mps.shares import HOST, Free, check_shares
 from tests.support.fake_nvml import FakeGpu, FakeNvml, installed
 
@@ -25,6 +27,18 @@ def test_a_gpu_has_free_what_no_process_holds() -> None:
         more = [*partitions, MpsPartition("b", gpu.uuid, 50, 20_000)]
         with pytest.raises(InfeasibleLayout, match=r"40000 MiB of memory are asked \(.*\), 30000 MiB are free"):
             check_shares(more, free_capacity(more))
+
+
+def test_of_a_mig_device_its_own_memory_counts() -> None:
+    gpu = FakeGpu(mig=True)
+    with installed(FakeNvml(gpu)), open_nvml() as nvml:
+        uuid = nvml.create(gpu.uuid, place(gpu.geometry, "3g@4"))
+        gpu.compute(place(gpu.geometry, "3g@4")).used_mib = 448
+        sharing = [MpsPartition(name, uuid, 50, 20_000, profile="3g.40gb") for name in ("a", "b")]
+        assert free_capacity(sharing)[uuid] == Free(100, 40_000)
+        check_shares(sharing, free_capacity(sharing))
+        with pytest.raises(InfeasibleLayout, match=f"^{uuid}: 40001 MiB of memory are asked .*, 40000 MiB are free$"):
+            check_shares([*sharing, MpsPartition("c", uuid, 1, 1, ShareMode.UNCAPPED)], free_capacity(sharing))
 
 
 def test_a_device_that_is_not_there_takes_nothing_from_what_is_known_of_others() -> None:

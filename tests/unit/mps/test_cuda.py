@@ -6,6 +6,7 @@ from mps.proof import VisibleGpu
 
 UUID = uuid.UUID("5d1f7b7a-9c1d-4b52-8b2a-0123456789ab")
 MULTIPROCESSOR_COUNT = 16
+NAME = "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
 
 
 class Driver:
@@ -33,6 +34,10 @@ class Driver:
         identity[:] = [bytes([each]) for each in UUID.bytes]
         return 0
 
+    def _cuDeviceGetName(self, name: Any, length: int, device: Any) -> int:  # noqa: N802
+        name.value = NAME.encode()
+        return 0
+
     def _cuDevicePrimaryCtxRetain(self, context: Any, device: Any) -> int:  # noqa: N802
         self.contexts += 1
         return 0
@@ -45,12 +50,12 @@ class Driver:
 
 def test_the_device_that_is_visible_is_told_without_a_context() -> None:
     driver = Driver()
-    assert visible_gpu(driver) == VisibleGpu(1, str(UUID), 132)
+    assert visible_gpu(driver) == VisibleGpu(1, str(UUID), 132, name=NAME)
     assert driver.contexts == 0
 
 
 def test_with_a_context_it_has_the_multiprocessors_of_a_client() -> None:
-    assert visible_gpu(Driver(), attach=True) == VisibleGpu(1, str(UUID), 33)
+    assert visible_gpu(Driver(), attach=True) == VisibleGpu(1, str(UUID), 33, name=NAME)
 
 
 def test_what_cuda_refuses_is_told() -> None:

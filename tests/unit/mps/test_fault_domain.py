@@ -1,6 +1,7 @@
 """In which order the clients of an MPS daemon are ended when one of them had a fatal error."""
 
 import asyncio
+import threading
 from typing import Any, cast
 
 from models.errors import ControlFailed
@@ -53,8 +54,8 @@ class Daemon:
             raise ControlFailed("there is no such client")
 
 
-def end(workers: list[Worker], daemon: Daemon) -> bool:
-    return asyncio.run(end_clients(workers, cast(MpsControl, daemon), REASON, drain_s=0.01, kill_s=0.01))
+def end(workers: list[Worker], daemon: Daemon, terminate_s: float = 30) -> bool:
+    return asyncio.run(end_clients(workers, cast(MpsControl, daemon), REASON, 0.01, terminate_s, kill_s=0.01))
 
 
 def test_those_that_end_by_themselves_need_no_more() -> None:
@@ -67,11 +68,43 @@ def test_contexts_are_destroyed_before_the_first_is_killed() -> None:
     told: list[str] = []
     workers = [Worker(name, told, drains=name == "b") for name in "abc"]
     assert end(workers, Daemon(told, (11, 13), refusing=(11,)))
-    assert told == [
-        *("drain a", "drain b", "drain c"),
-        *("terminate_client 7 11", "terminate_client 7 13"),
-        *("kill a", "kill c"),
-    ]
+    assert told[:3] == ["drain a", "drain b", "drain c"]
+    assert set(told[3:5]) == {"terminate_client 7 11", "terminate_client 7 13"}
+    assert told[5:] == ["kill a", "kill c"]
+
+
+def test_contexts_are_destroyed_at_the_same_time() -> None:
+    together = threading.Barrier(3)
+
+    class Slow(Daemon):
+        def terminate_client(self, client: MpsClient) -> None:
+            together.wait(timeout=60)
+            super().terminate_client(client)
+
+    told: list[str] = []
+    assert end([Worker("a", told, drains=False)], Slow(told, (11, 12, 13)), terminate_s=60)
+    assert set(told[1:4]) == {f"terminate_client 7 {pid}" for pid in (11, 12, 13)}
+    assert told[4:] == ["kill a"]
+
+
+def test_a_daemon_that_hangs_is_waited_for_no_longer_than_told() -> None:
+    class Hanging(Daemon):
+        def __init__(self, told: list[str]) -> None:
+            super().__init__(told, (11, 12))
+            self.killed = threading.Event()
+
+        def terminate_client(self, client: MpsClient) -> None:
+            assert self.killed.wait(60), "nobody waits for this"
+
+    class Killed(Worker):
+        def kill(self, reason: str) -> None:
+            super().kill(reason)
+            daemon.killed.set()
+
+    told: list[str] = []
+    daemon = Hanging(told)
+    assert end([Killed("a", told, drains=False)], daemon, terminate_s=0.01)
+    assert told == ["drain a", "kill a"]
 
 
 def test_without_the_daemon_they_are_killed_all_the_same() -> None:

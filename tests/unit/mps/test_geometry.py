@@ -1,7 +1,7 @@
 import pytest
 
 from models.errors import ConfigError
-from mps.geometry import GEOMETRIES, Profile, find_geometry, geometry_of
+from mps.geometry import GEOMETRIES, Profile, find_geometry, geometry_of, share_of_gpu
 
 
 def test_the_gpus_that_are_known() -> None:
@@ -36,6 +36,56 @@ def test_an_h100_as_its_driver_lists_it() -> None:
     assert by_name["4g.40gb"] == Profile("4g.40gb", 5, 4, 4, (0,), 64, 40448)
     assert by_name["7g.80gb"] == Profile("7g.80gb", 0, 7, 8, (0,), 132, 81152)
     assert by_name["1g.10gb+me"].id == 20
+
+
+@pytest.mark.parametrize(
+    ("gpu", "figures"),
+    [
+        (
+            "A30",
+            {"1g.6gb": (14, 1, 14, 5836), "1g.6gb+me": (21, 1, 14, 5836), "2g.12gb": (5, 2, 28, 11672)}
+            | {"2g.12gb+me": (6, 2, 28, 11672), "4g.24gb": (0, 4, 56, 23344)},
+        ),
+        (
+            "A100-40",
+            {"1g.5gb": (19, 1, 14, 4864), "1g.5gb+me": (20, 1, 14, 4864), "1g.10gb": (15, 2, 14, 9856)}
+            | {"2g.10gb": (14, 2, 28, 9856), "3g.20gb": (9, 4, 42, 19968), "4g.20gb": (5, 4, 56, 19968)}
+            | {"7g.40gb": (0, 8, 98, 40192)},
+        ),
+        (
+            "A100-80",
+            {"1g.10gb": (19, 1, 14, 9856), "1g.10gb+me": (20, 1, 14, 9856), "1g.20gb": (15, 2, 14, 19968)}
+            | {"2g.20gb": (14, 2, 28, 19968), "3g.40gb": (9, 4, 42, 40192), "4g.40gb": (5, 4, 56, 40192)}
+            | {"7g.80gb": (0, 8, 98, 80384)},
+        ),
+        (
+            "H200",
+            {"1g.18gb": (19, 1, 16, 16384), "1g.18gb+me": (20, 1, 16, 16384), "1g.35gb": (15, 2, None, None)}
+            | {"2g.35gb": (14, 2, 32, 33280), "3g.71gb": (9, 4, None, None), "4g.71gb": (5, 4, None, None)}
+            | {"7g.141gb": (0, 8, 132, 143360)},
+        ),
+        (
+            "B200",
+            {"1g.23gb": (19, 1, None, 20992), "1g.23gb+me": (20, 1, None, 20992), "1g.45gb": (15, 2, None, None)}
+            | {"2g.45gb": (14, 2, None, None), "3g.90gb": (9, 4, None, None), "4g.90gb": (5, 4, None, None)}
+            | {"7g.180gb": (0, 8, None, None)},
+        ),
+    ],
+)
+def test_ids_memory_slices_multiprocessors_and_memory(
+    gpu: str, figures: dict[str, tuple[int, int, int | None, int | None]]
+) -> None:
+    assert {
+        each.name: (each.id, each.memory, each.multiprocessors, each.memory_mib) for each in GEOMETRIES[gpu].profiles
+    } == figures
+
+
+@pytest.mark.parametrize(
+    ("profile", "share"),
+    [("7g.80gb", 1), ("3g.40gb", 3 / 7), ("2g", 2 / 7), ("4g.24gb", 1), ("1g.6gb+me", 0.25), ("1g.99gb", 1 / 7)],
+)
+def test_the_share_of_a_gpu_that_an_instance_is(profile: str, share: float) -> None:
+    assert share_of_gpu(profile) == pytest.approx(share)
 
 
 def test_an_a30_has_four_slices() -> None:

@@ -48,6 +48,7 @@ class Process:
         self.sent: list[Any] = []
         self.killed: list[str] = []
         self.closed = False
+        self.wedged = False
         self.gone = asyncio.Event()
         self._say = on_message
         self._end = on_exit
@@ -60,7 +61,8 @@ class Process:
 
     def close(self) -> None:
         self.closed = True
-        self.gone.set()
+        if not self.wedged:
+            self.gone.set()
 
     def end(self, reason: str) -> None:
         self.gone.set()
@@ -236,6 +238,28 @@ def test_when_the_new_worker_cannot_take_over_all_stays_as_it_is(
         again, _ = bench.resize() if not bench.made[0].gone.is_set() else (done, successor)
         bench.supervisor.keep("cpu0", "it was given up")
         assert again.exception() is not None
+
+    benched(conversation)
+
+
+@pytest.mark.parametrize("order", [(0, 2), (2, 0)])
+def test_when_both_die_the_partition_has_its_share_again_and_can_be_resized_again(
+    benched: Run, order: tuple[int, int]
+) -> None:
+    async def conversation(bench: Bench) -> None:
+        done, _ = bench.resize()
+        for number in order:
+            bench.made[number].end("it was killed by SIGKILL")
+        assert "it was killed by SIGKILL" in str(done.exception())
+        await asyncio.sleep(1)
+        assert [each.partition for each in bench.made[3:]] == [SMALL]
+        bench.made[3].come_up(LoadedModel("a", SLOW), LoadedModel("b", SLOW))
+        assert bench.told == ["cpu0 lost: it was killed by SIGKILL", "cpu0 ready"]
+        again, successor = bench.resize()
+        successor.come_up(LoadedModel("a", FAST), LoadedModel("b", FAST))
+        await again
+        assert bench.told[2:] == ["cpu0 has cores [0, 1]"]
+        bench.supervisor.retire(bench.made[3])  # type: ignore[arg-type]
 
     benched(conversation)
 

@@ -54,11 +54,11 @@ def test_what_is_there_has_places_and_users() -> None:
         ),
         (
             gpu_file("demands: {m: {rate: 0, rates: {1g: 1}}}"),
-            "gpus.yaml: gpus.0.demands[...]: expected a finite rate ",
+            "gpus.yaml: gpus.0: demands.m: expected a finite rate ",
         ),
         (
             gpu_file("demands: {m: {rate: 1, rates: {}}}"),
-            "gpus.yaml: gpus.0.demands[...]: expected finite rates above 0",
+            "gpus.yaml: gpus.0: demands.m: expected finite rates above 0",
         ),
     ],
 )

@@ -44,6 +44,15 @@ def test_only_a_hard_share_is_a_cap(mode: ShareMode) -> None:
     assert mps_environment(partition, PIPES)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "100"
 
 
+@pytest.mark.parametrize(
+    ("mode", "priority"),
+    [(ShareMode.HARD, None), (ShareMode.ELASTIC, None), (ShareMode.STATIC, None), (ShareMode.UNCAPPED, "1")],
+)
+def test_a_share_that_is_promised_nothing_is_below_the_others(mode: ShareMode, priority: str | None) -> None:
+    partition = MpsPartition("a", "GPU-5d1f", share_percent=25, mode=mode)
+    assert mps_environment(partition, PIPES).get("CUDA_MPS_CLIENT_PRIORITY") == priority
+
+
 def test_a_limit_is_rounded_down_to_mebibytes_and_none_is_none() -> None:
     limited = MpsPartition("a", "GPU-5d1f", share_percent=100, memory_mb=2.9)
     assert mps_environment(limited, PIPES)["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=2M"
@@ -63,13 +72,9 @@ def test_a_directory_is_refused_that_no_socket_fits_in() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "name"),
-    [
-        ("GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65", "GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65"),
-        ("MIG-GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65/13/0", "MIG-GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65-13-0"),
-    ],
+    "device", ["GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65", "MIG-7c9d8a52-4a0a-5a66-a7a6-0a4ef3b41b5f"]
 )
-def test_each_device_has_a_directory_of_its_own_that_is_short_enough(device: str, name: str) -> None:
+def test_each_device_has_a_directory_of_its_own_that_is_short_enough(device: str) -> None:
     directory = pipe_directory(device)
-    assert directory.parts[-2:] == (name, "pipe")
+    assert directory.parts[-2:] == (device, "pipe")
     assert checked_pipe_directory(directory) == directory

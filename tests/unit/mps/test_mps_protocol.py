@@ -6,13 +6,12 @@ import pytest
 
 from models.errors import ControlFailed
 from mps.mps_channel import MpsChannel
-from mps.mps_control import MpsClient, MpsServer, SmPartition
+from mps.mps_control import MpsClient, MpsServer
 from mps.mps_protocol2 import Protocol2
 from mps.mps_protocol3 import Protocol3
 
 GPU = "GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65"
 OPAQUE = "Dx4AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
-MIB = 1 << 20
 
 
 class Answers(MpsChannel):
@@ -21,10 +20,8 @@ class Answers(MpsChannel):
     def __init__(self, answers: dict[str, str]) -> None:
         super().__init__(Path("/nowhere"))
         self._answers = answers
-        self.asked: list[str] = []
 
     def say(self, command: str, timeout_s: float | None = None) -> str:
-        self.asked.append(command)
         return self._answers[command]
 
     def call(self, *arguments: str, timeout_s: float | None = None) -> str:
@@ -52,25 +49,16 @@ def test_a_new_set_is_named_as_builds_of_either_age_do(answer: str) -> None:
     assert Protocol2(Answers({f"sm_partition add {GPU} 7": answer})).add_partition(GPU, 7) == f"{GPU}/{OPAQUE}"
 
 
-def test_sets_are_listed_without_the_device_itself() -> None:
+def test_chunks_are_free_that_are_in_no_set() -> None:
     table = (
         "GPU           Partition                             free   used   free   used   clients\n"
         "                                                    chunk  chunk  SM     SM\n"
         "GPU-74d43ed3  -                                     3      7      24     56     -\n"
         f"GPU-74d43ed3  {OPAQUE}  -      7      -      56     Yes\n"
     )
-    assert Protocol2(Answers({"lspart": table})).partitions() == (
-        SmPartition(f"GPU-74d43ed3/{OPAQUE}", chunks=7, multiprocessors=56, used=True),
-    )
-
-
-@pytest.mark.parametrize("answer", ["2048M", "2G", "0x80000000", "Device 0: 2147483648"])
-def test_a_limit_is_read_however_it_is_written(answer: str) -> None:
-    channel = Answers(
-        {f"set_default_device_pinned_mem_limit {GPU} 2048M": "", f"get_default_device_pinned_mem_limit {GPU}": answer}
-    )
-    Protocol2(channel).set_default_memory_limit(GPU, 2048 * MIB)
-    assert channel.asked[0] == f"set_default_device_pinned_mem_limit {GPU} 2048M"
+    assert Protocol2(Answers({"lspart": table})).free_chunks() == 3
+    with pytest.raises(ControlFailed, match="'lspart' answered nothing, expected a row for the device"):
+        Protocol2(Answers({"lspart": ""})).free_chunks()
 
 
 def test_answers_that_are_none_are_told() -> None:
@@ -81,21 +69,17 @@ def test_answers_that_are_none_are_told() -> None:
                 "get_default_active_thread_percentage": "",
                 "terminate_client 1 2": "1",
                 f"sm_partition add {GPU} 99": "Failed to add partition",
-                "set_active_thread_percentage 7 50": "",
-                "get_active_thread_percentage 7": "100.0",
             }
         )
     )
     with pytest.raises(ControlFailed, match="'get_server_list' answered 'MPS is confused', expected process ids"):
         control.servers()
     with pytest.raises(ControlFailed, match="percentage' answered nothing, expected a percentage"):
-        control.default_share()
+        control.ping()
     with pytest.raises(ControlFailed, match="'terminate_client 1 2' answered '1', expected 0"):
         control.terminate_client(MpsClient(2, 1))
     with pytest.raises(ControlFailed, match="answered 'Failed to add partition', expected the name of a partition"):
         control.add_partition(GPU, 99)
-    with pytest.raises(ControlFailed, match="'set_active_thread_percentage 7 50' answered nothing, expected 50 to be"):
-        control.set_share(7, 50)
 
 
 def test_the_rows_of_protocol_3() -> None:

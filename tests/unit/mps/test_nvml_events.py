@@ -77,6 +77,13 @@ def test_a_gpu_that_has_fallen_off_the_bus_is_told_once_and_the_other_is_watched
         events.close()
 
 
+def test_a_gpu_that_is_lost_already_leaves_the_others_watched() -> None:
+    first, second = FakeGpu(), FakeGpu()
+    with installed(FakeNvml(first, second)), open_nvml() as control:
+        first.lost = True
+        assert list(control.events().watched) == [second.uuid]
+
+
 def test_the_loop_is_told_of_the_devices_that_are_watched_only() -> None:
     first, second = FakeGpu(), FakeGpu()
 
@@ -87,7 +94,7 @@ def test_the_loop_is_told_of_the_devices_that_are_watched_only() -> None:
         await asyncio.to_thread(until, lambda: fake.watched == {GPU0, GPU1})
         fake.tell(first, XID, 79)
         fake.tell(second, XID, 79)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             found = [await told.get()]
         await watch.close()
         assert told.empty()
@@ -134,7 +141,7 @@ def test_the_partitions_of_a_device_that_is_lost_are_left_alone_with_the_reason(
     gpu = FakeGpu()
 
     async def main(fake: FakeNvml) -> None:
-        post = Post(WorkerSpec(MpsPartition("share", GPU0, 50), (), 4096), 120)
+        post = Post(WorkerSpec(MpsPartition("share", GPU0, 50), (), 4096), 120, lambda *_: None)
         recovery = Recovery([post], {"share": post}, lambda post: None, QuarantineSettings(), {})
         recovery.start()
         await asyncio.to_thread(until, lambda: fake.watched == {GPU0})

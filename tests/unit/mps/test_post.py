@@ -32,7 +32,8 @@ class Process:
 
 def ready_post(process: Process) -> Post:
     """A post whose worker holds `a` and `b` of three models, and has to load within 120 s."""
-    post = Post(WorkerSpec(CpuPartition("cpu0", (0,), slowdown=2), (A, B, C), 4096, initial=("a", "b")), 120.0)
+    spec = WorkerSpec(CpuPartition("cpu0", (0,), slowdown=2), (A, B, C), 4096, initial=("a", "b"))
+    post = Post(spec, 120.0, lambda name, worker, reason: worker.kill(f"{name}: {reason}"))
     post.started(cast("WorkerProcess", process))
     post.stop_waiting()
     post.ready = True
@@ -100,7 +101,7 @@ def test_each_change_has_its_time(change: LoadModel | UnloadModel, reason: str) 
         await asyncio.sleep(119.0)
         assert process.killed == []
         await asyncio.sleep(1.1)
-        assert process.killed == [reason]
+        assert process.killed == [f"cpu0: {reason}"]
 
     run_virtual(main)
 

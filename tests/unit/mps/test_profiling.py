@@ -1,12 +1,16 @@
-"""The process that measures, and what it hands over."""
+"""A worker that measures, and what it hands over."""
 
 from pathlib import Path
 
 import pytest
 
-from models.errors import BackendFailed
-from mps.cpu import default_partitions
-from mps.profiling import measure_on, time_on
+from models.errors import BackendFailed, PartitionError
+from mps import profiling
+from mps.cpu import available_cores, default_partitions
+from mps.messages import ModelFile
+from mps.partition import CpuPartition, MpsPartition, ShareMode
+from mps.profiling import measure_on, measured_as, time_on
+from mps.proof import shortfalls
 from tests.support.onnx_models import save_mlp
 
 NOISE = """
@@ -28,31 +32,67 @@ def noisy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "noise"))
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    save_mlp(tmp_path / "model.onnx", [8, 8, 4])
-    return tmp_path / "model.onnx"
+def file(path: Path, *menu: int, backend: str = "onnxruntime") -> ModelFile:
+    return ModelFile("m:1", str(path), backend, menu, batchable=True)
 
 
 @pytest.mark.usefixtures("noisy")
-def test_what_a_library_prints_is_no_part_of_the_result(model: Path) -> None:
+def test_what_a_library_prints_is_no_part_of_the_result(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model = save_mlp(tmp_path / "model.onnx", [8, 8, 4])
     (partition,) = default_partitions(1)
-    table = time_on(partition, model, "onnxruntime", True, (1, 4))
+    table = time_on(partition, file(model, 1, 4))
     assert [rows for rows, _ in table.cells] == [1, 4]
-    measurement = measure_on(partition, model, "onnxruntime", True, (1, 4))
-    assert [cell.batch for cell in measurement.cells] == [1, 4]
+    measured = measure_on(partition, file(model, 1, 4))
+    assert measured.measurement is not None
+    assert [cell.batch for cell in measured.measurement.cells] == [1, 4]
+    assert shortfalls(partition, measured.evidence) == []
+    assert capfd.readouterr().out == ""
 
 
-@pytest.mark.usefixtures("noisy")
-def test_the_reason_of_a_failure_is_the_model_and_not_what_was_printed_last(tmp_path: Path) -> None:
+def test_the_reason_of_a_failure_is_the_model(tmp_path: Path) -> None:
     (partition,) = default_partitions(1)
     torn = tmp_path / "torn.onnx"
     torn.write_bytes(b"not a model")
-    with pytest.raises(BackendFailed, match=r"torn\.onnx: cannot be measured on \S+: .*torn\.onnx"):
-        time_on(partition, torn, "onnxruntime", True, (1,))
+    for measure in (time_on, measure_on):
+        with pytest.raises(BackendFailed, match=r"torn\.onnx: cannot be measured on \S+: .*torn\.onnx"):
+            measure(partition, file(torn, 1))
+    with pytest.raises(BackendFailed, match=r"cannot be measured on .*: No module named 'models\.backends\.absent'"):
+        time_on(partition, file(torn, 1, backend="absent"))
 
 
-def test_a_process_that_dies_is_told_by_what_it_said_last(model: Path) -> None:
+def test_a_worker_that_does_not_start_is_told_of_otherwise_than_a_model_that_takes_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = save_mlp(tmp_path / "model.onnx", [8, 8, 4])
     (partition,) = default_partitions(1)
-    with pytest.raises(BackendFailed, match=r"cannot be measured on .*: ModuleNotFoundError: No module named"):
-        time_on(partition, model, "absent", True, (1,))
+    monkeypatch.setattr(profiling, "READY_S", 0.0)
+    with pytest.raises(BackendFailed, match=r"model\.onnx: cannot .*: its worker is not ready within 0 s$"):
+        measure_on(partition, file(model, 1))
+    monkeypatch.setattr(profiling, "TIMEOUT_S", 0.0)
+    with pytest.raises(BackendFailed, match="it takes more than 900 s; name fewer batch sizes"):
+        time_on(partition, file(model, 1))
+
+
+def test_a_model_is_measured_within_the_hard_memory_limit_of_its_partition(tmp_path: Path) -> None:
+    # 1000 rows have outputs of 200 MB, and ONNX Runtime has them twice.
+    model = save_mlp(tmp_path / "wide.onnx", [2, 50_000])
+    partition = CpuPartition("small", available_cores()[:1], hard_memory_mb=300)
+    measured = measure_on(partition, file(model, 1, 1000), strict=True)
+    assert measured.measurement is not None
+    assert [cell.batch for cell in measured.measurement.cells] == [1]
+    assert measured.measurement.no_memory_batch == 1000
+    assert measured.evidence.data_limit_bytes == 300 << 20
+
+
+def test_a_partition_that_cannot_be_had_is_told(tmp_path: Path) -> None:
+    model = save_mlp(tmp_path / "model.onnx", [8, 8, 4])
+    with pytest.raises(PartitionError, match="core 999 is not available"):
+        measure_on(CpuPartition("far", (999,)), file(model, 1))
+
+
+def test_an_elastic_share_is_measured_as_what_it_is_promised() -> None:
+    elastic = MpsPartition("half", "GPU-1", 50, mode=ShareMode.ELASTIC)
+    assert measured_as(elastic) == MpsPartition("half", "GPU-1", 50)
+    for mode in (ShareMode.HARD, ShareMode.STATIC, ShareMode.UNCAPPED):
+        share = MpsPartition("half", "GPU-1", 50, mode=mode)
+        assert measured_as(share) is share

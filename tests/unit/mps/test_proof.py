@@ -28,6 +28,7 @@ def test_a_partition_whose_limits_hold_is_enforced(partition: Partition, evidenc
             {"places": (ThreadPlace("agent", 9, (0, 1, 2)), ThreadPlace("agent", 10, (2,)))},
             "thread agent (9) and 1 more of 3 may run on cores 0, 1, 2, expected 0, 1",
         ),
+        (CPU, HELD, {"threads": {"m:1": 2, "n:1": 4}}, "model n:1 runs on 4 threads, expected at most 2"),
         (CPU, HELD, {"data_limit_bytes": None}, "the kernel keeps no limit on its data, expected 512 MiB"),
         (CPU, HELD, {"data_limit_bytes": 64 << 20}, "the kernel keeps a limit of 64 MiB on its data, expected 512 MiB"),
         (
@@ -48,6 +49,12 @@ def test_a_partition_whose_limits_hold_is_enforced(partition: Partition, evidenc
             SEEN,
             {"gpu": VisibleGpu(2, "0", 32)},
             f"the worker sees 2 devices, the first of them 0, expected MIG-{UUID}",
+        ),
+        (
+            MIG,
+            SEEN,
+            {"gpu": VisibleGpu(1, UUID, 132, name="NVIDIA H100 80GB HBM3 MIG 7g.80gb")},
+            "the instance is a 7g.80gb, expected a 2g.20gb",
         ),
         (
             MPS,
@@ -74,6 +81,13 @@ def test_what_does_not_hold_is_told(
     partition: Partition, evidence: Evidence, changes: dict[str, object], reason: str
 ) -> None:
     assert shortfalls(partition, msgspec.structs.replace(evidence, **changes)) == [reason]
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA H100 80GB HBM3 MIG 2g.20gb", "NVIDIA H100 80GB HBM3 MIG 2g.19gb", "NVIDIA H100 80GB HBM3"]
+)
+def test_an_instance_of_the_profile_is_the_right_one_and_so_is_one_whose_name_does_not_tell(name: str) -> None:
+    assert shortfalls(MIG, msgspec.structs.replace(SEEN, gpu=VisibleGpu(1, UUID, 32, name=name))) == []
 
 
 def test_a_share_that_is_no_cap_may_have_all_multiprocessors() -> None:

@@ -54,7 +54,7 @@ class World:
 
     def __init__(self, loop: VirtualLoop, partitions: Sequence[Partition], controls: Sequence[str] = ()) -> None:
         self._loop = loop
-        self.posts = {each.name: Post(WorkerSpec(each, (), 4096), 120) for each in partitions}
+        self.posts = {each.name: Post(WorkerSpec(each, (), 4096), 120, self.end) for each in partitions}
         known = {device: cast(MpsControl, object()) for device in controls}
         self.recovery = Recovery(list(self.posts.values()), self.posts, self.launch, SETTINGS, known)
         self.launched: list[tuple[str, float]] = []
@@ -72,6 +72,9 @@ class World:
     def lost(self, post: Post, reason: str) -> None:
         post.lost()
         self.said.append(self.recovery.lost(post, reason))
+
+    def end(self, name: str, process: WorkerProcess, reason: str) -> None:
+        self.recovery.end(name, process, reason)
 
     def context_lost(self, name: str) -> dict[str, str]:
         return self.recovery.context_lost(name, cast(WorkerProcess, self.workers[name]), FAULT)
@@ -156,6 +159,37 @@ def test_a_daemon_whose_clients_fault_again_and_again_has_the_first_to_tell_in_q
         assert [name for name, _ in world.launched] == ["a", "b", "a", "b", "b"]
 
     run(main)
+
+
+def test_a_client_that_hangs_is_ended_in_order_and_nobody_else_goes_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    async def main(loop: VirtualLoop) -> None:
+        world = World(loop, SHARES, (GPU0, GPU1))
+        hung = cast(WorkerProcess, world.workers["a"])
+
+        async def end_client(worker: WorkerProcess, control: MpsControl, reason: str) -> None:
+            await asyncio.sleep(1)  # its contexts are destroyed, which its batch fails by
+            assert world.context_lost("a") == {}
+            told.append(reason)
+
+        def exits() -> None:
+            assert world.context_lost("a") == {}, "it said so before it was killed"
+            world.workers["a"].end("it hangs")
+
+        monkeypatch.setattr(recovery, "end_client", end_client)
+        world.recovery.end("a", hung, "it hangs")
+        world.recovery.end("a", hung, "it still hangs")
+        loop.call_later(3, exits)
+        await asyncio.sleep(10)
+        assert world.launched == [("a", 3)]
+        assert [world.workers[name].told for name in ("b", "c", "cpu0")] == [[], [], []]
+        on_cores = world.workers["cpu0"]
+        world.recovery.end("cpu0", cast(WorkerProcess, on_cores), "it hangs")
+        assert on_cores.told == ["kill"]
+
+    run(main)
+    assert told == ["it hangs"]
 
 
 def test_without_a_daemon_a_lost_context_is_that_of_one_process() -> None:

@@ -11,7 +11,7 @@ from models.measure import finish
 from models.profile import LatencyTable
 from models.tensor import TensorSpec
 from mps.messages import Blame, Failed, ModelFile, Run
-from mps.runner import Runner
+from mps.runner import Made, Runner
 from mps.tensors import WorkerTensors
 
 ILLEGAL = "CUDA failure 700: an illegal memory access was encountered ; GPU=0"
@@ -22,7 +22,7 @@ class Failing:
 
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
-    provider = ""
+    provider, threads = "", 0
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -34,7 +34,7 @@ class Failing:
 def failed(error: Exception, gpu: GpuOptions | None = None) -> Failed:
     file = ModelFile("m:1", "m.onnx", "onnxruntime", (), batchable=False, table=LatencyTable.from_ms({1: 1}))
     runner = Runner(WorkerTensors(1, 4096), 1, gpu=gpu)
-    finish(runner.loading(file, lambda: Failing(error)))
+    finish(runner.loading(file, lambda: Made(Failing(error))))
     answer, overflow = runner.run(Run(7, "m:1", ()))
     assert overflow is None
     assert isinstance(answer, Failed)

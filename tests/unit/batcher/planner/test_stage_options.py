@@ -67,6 +67,12 @@ def figures(candidates: Sequence[Candidate]) -> list[tuple[str, int, float, floa
     return [(each.option.kind, each.option.batch, each.latency_ns / MS, each.cost) for each in candidates]
 
 
+def test_of_partitions_of_a_kind_with_prices_of_their_own_the_mean_counts() -> None:
+    partitions = [PartitionConfig("cheap", "cpu1", price=1.0), PartitionConfig("dear", "cpu1", price=4.0)]
+    choices = only_stage(demand(spec([model("m:1", 1)], partitions=partitions), {"m:1": {"cpu1": FLAT}}))
+    assert figures(choices) == [("cpu1", 1, 10.0, 2.5 * 0.01)]
+
+
 def test_without_traffic_every_batch_is_of_one_row() -> None:
     served = spec([model("m", 4)])
     found = only_stage(demand(served, {"m": {"cpu1": LatencyTable.from_ms({1: 10, 4: 20})}}))

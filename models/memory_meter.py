@@ -1,0 +1,61 @@
+"""How much memory a model takes, as far as somebody tells it."""
+
+import ctypes
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from models.process_family import family
+
+# glibc keeps what a model leaves behind until it is told not to; another C library has no such call.
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+
+class MemoryMeter(Protocol):
+    """What is taken beyond what was taken when the meter was made."""
+
+    def restart(self) -> None:
+        """Start the peak anew."""
+        ...
+
+    def peak_bytes(self) -> int | None:
+        """The most that was taken at a time since then; None where nobody tells."""
+        ...
+
+
+class HostMemory:
+    """The memory of this process and of those that it has started, which models in Python run in."""
+
+    def __init__(self) -> None:
+        self.restart()
+        self._base = _peak_bytes()
+
+    def restart(self) -> None:
+        """Start the peak anew: loading may take twice the weights, which would hide what batches take.
+
+        What was freed goes back to the system first: the next model would be given it, and so seem to take nothing.
+        """
+        trim()
+        for process in family(os.getpid()):
+            with suppress(OSError):  # a kernel that does not let us leaves a peak that is too high rather than too low
+                Path(f"/proc/{process}/clear_refs").write_text("5", encoding="ascii")
+
+    def peak_bytes(self) -> int | None:
+        """The sum of the most that each process held."""
+        return _peak_bytes() - self._base
+
+
+def trim() -> None:
+    """Give what this process has freed back to the system."""
+    if _trim is not None:
+        _trim(ctypes.c_size_t(0))
+
+
+def _peak_bytes() -> int:
+    peaks = []
+    for process in family(os.getpid()):
+        with suppress(OSError):  # it has ended
+            lines = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace").splitlines()
+            peaks += [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")]
+    return sum(peaks)

@@ -1,0 +1,136 @@
+"""Which partition is to get more of what is nobody's, or to give back what it was lent: decided by how busy all are."""
+
+import enum
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping
+from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
+
+LOOKS = 3
+"""A partition is as busy, or as idle, at so many looks in a row before anything is changed."""
+STEP_PERCENT = 10
+"""Of a GPU, that a share is lent or gives back at a time."""
+
+_Held = TypeVar("_Held", tuple[int, ...], int)
+
+
+class AskedBy(enum.StrEnum):
+    """What asks for other sets of cores: the plan, as far as profiles say what they would do, or how busy they are."""
+
+    PLAN = "plan"
+    LOAD = "load"
+
+
+class BalanceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When cores, and shares of GPUs, are lent and given back: parts of a partition's time, and seconds.
+
+    A partition that is busy for `busy` of its time is lent something, one that has something lent and is busy for
+    `idle` at most gives it back. What it has left is then busy for less than `busy`, however little that is, so that
+    nothing goes to and fro. There is a look `every_s`, and `pause_s` from one change to the next. With `by` load the
+    plan is not asked.
+    """
+
+    by: AskedBy = AskedBy.PLAN
+    busy: float = 0.8
+    idle: float = 0.3
+    every_s: float = 5.0
+    pause_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not 0 < 2 * self.idle < self.busy <= 1:
+            raise ValueError(
+                f"expected an idle above 0 of less than half of busy, which is at most 1, got {self.idle:g} and "
+                f"{self.busy:g}"
+            )
+        if not (0 < self.every_s < math.inf and 0 <= self.pause_s < math.inf):
+            raise ValueError("expected a finite every_s above 0 and a finite pause_s of at least 0")
+
+
+class Loaded(NamedTuple, Generic[_Held]):
+    """What a partition has, and the part of its time that it was busy since the last look."""
+
+    held: _Held
+    busy: float
+
+
+class Change(NamedTuple, Generic[_Held]):
+    """A partition is to have this."""
+
+    partition: str
+    held: _Held
+
+
+class _Balance(ABC, Generic[_Held]):
+    """Lends what is nobody's to the busiest partition, and takes it back when that does not need it.
+
+    `own` is what each partition always has.
+    """
+
+    def __init__(self, settings: BalanceSettings, own: Mapping[str, _Held]) -> None:
+        self._settings = settings
+        self._own: dict[str, _Held] = dict(own)
+        self._busy: Counter[str] = Counter()
+        self._idle: Counter[str] = Counter()
+        self._changed_s = -math.inf
+
+    def changed(self, now_s: float) -> None:
+        """Something was changed, by whomever: the pause and the looks count from now."""
+        self._changed_s = now_s
+        self._busy.clear()
+        self._idle.clear()
+
+    def look(self, now_s: float, loads: Mapping[str, Loaded[_Held]], free: _Held) -> Change[_Held] | None:
+        """The next change, if there is to be one; the caller tries it once, whatever comes of it."""
+        for name, load in loads.items():
+            self._busy[name] = self._busy[name] + 1 if load.busy >= self._settings.busy else 0
+            self._idle[name] = self._idle[name] + 1 if load.busy <= self._settings.idle else 0
+        if now_s - self._changed_s < self._settings.pause_s:
+            return None
+        change = self._lend(loads, free) or self._return(loads)
+        if change is not None:
+            self.changed(now_s)
+        return change
+
+    def _lend(self, loads: Mapping[str, Loaded[_Held]], free: _Held) -> Change[_Held] | None:
+        busy = [name for name in loads if self._busy[name] >= LOOKS]
+        if not busy or not free:
+            return None
+        name = max(busy, key=lambda each: loads[each].busy)
+        return Change(name, self._more(loads[name].held, free))
+
+    def _return(self, loads: Mapping[str, Loaded[_Held]]) -> Change[_Held] | None:
+        for name, (held, _) in loads.items():
+            if self._idle[name] >= LOOKS and (less := self._less(held, self._own[name])) != held:
+                return Change(name, less)
+        return None
+
+    @abstractmethod
+    def _more(self, held: _Held, free: _Held) -> _Held: ...
+
+    @abstractmethod
+    def _less(self, held: _Held, own: _Held) -> _Held:
+        """At least half of what is held; all of it where nothing of it is lent."""
+
+
+class CoreBalance(_Balance[tuple[int, ...]]):
+    """Lends cores, one at a time."""
+
+    def _more(self, held: tuple[int, ...], free: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sorted((*held, min(free))))
+
+    def _less(self, held: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, ...]:
+        lent = set(held) - set(own)
+        return tuple(core for core in held if core != max(lent)) if lent and len(held) > 1 else held
+
+
+class ShareBalance(_Balance[int]):
+    """Lends percents of the multiprocessors of one GPU."""
+
+    def _more(self, held: int, free: int) -> int:
+        return held + min(free, STEP_PERCENT)
+
+    def _less(self, held: int, own: int) -> int:
+        return held if held <= own else max(own, held - STEP_PERCENT, math.ceil(held / 2))

@@ -1,0 +1,55 @@
+"""A client of an MPS daemon that hangs is ended in the documented order, and its neighbours do not notice."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from typing import cast
+
+from mps.hung_client import end_client
+from mps.mps_channel import MpsChannel
+from mps.mps_control import MpsControl
+from mps.mps_daemon import MpsDaemon
+from mps.mps_protocol2 import Protocol2
+from mps.process import WorkerProcess
+from tests.support import fake_mps
+from tests.support.cuda_process import CudaProcess
+
+Clients = Callable[..., CudaProcess]
+
+
+class Hung:
+    """A process that does not go on; `left` are the clients that the daemon lists when it is killed."""
+
+    def __init__(self, client: CudaProcess, daemon: MpsDaemon) -> None:
+        self.pid = client.pid
+        self.left: list[int] = []
+        self.reason = ""
+        self._daemon = daemon
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def kill(self, reason: str) -> None:
+        self.left = [each.pid for each in self._daemon.control.clients()]
+        self.reason = reason
+        os.kill(self.pid, signal.SIGKILL)
+
+
+def ended(hung: Hung, control: MpsControl, terminate_s: float) -> list[int]:
+    """The clients that are left once it is ended."""
+    asyncio.run(end_client(cast(WorkerProcess, hung), control, "it hangs", terminate_s))
+    assert hung.reason == "it hangs"
+    return hung.left
+
+
+def test_its_contexts_are_destroyed_before_it_is_killed(fake: MpsDaemon, clients: Clients) -> None:
+    neighbour, hung = clients(fake), Hung(clients(fake), fake)
+    assert ended(hung, fake.control, terminate_s=60) == [neighbour.pid]
+    assert neighbour.ask("check") == 0
+
+
+def test_one_that_cannot_be_terminated_is_killed_all_the_same(fake: MpsDaemon, program: str, clients: Clients) -> None:
+    hung = Hung(clients(fake), fake)
+    fake_mps.inject(fake.pipes, "wedge", hung.pid)
+    # A thread waits for the answer for longer, and with it the end of the loop.
+    control = Protocol2(MpsChannel(fake.pipes, program, timeout_s=2))
+    assert ended(hung, control, terminate_s=0.5) == [hung.pid]

@@ -1,0 +1,34 @@
+"""What a daemon says in its log of servers, clients and faults: the fake says it in the words of the real one."""
+
+import os
+import re
+from collections.abc import Callable
+
+from mps.mps_daemon import MpsDaemon
+from tests.support import fake_mps
+from tests.support.cuda_process import CudaProcess
+from tests.support.processes import until
+
+LINE = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} Control +\d+\] (?P<text>.*)")
+
+
+def test_servers_clients_and_faults_are_logged(fake: MpsDaemon, clients: Callable[..., CudaProcess]) -> None:
+    client = clients(fake)
+    (server,) = fake.control.servers()
+    fake_mps.inject(fake.pipes, "fault")
+    client.close()
+
+    def said() -> list[str]:
+        text = (fake.logs / "control.log").read_text(encoding="utf-8")
+        lines = [match["text"] for line in text.splitlines() if (match := LINE.fullmatch(line))]
+        return [line for line in lines if line != "Accepting connection..."]  # others of this machine may look, too
+
+    until(lambda: said()[-1].endswith("is INACTIVE"))
+    assert said()[3:] == [
+        f"Starting new server {server.pid} for user {os.getuid()}",
+        f"NEW CLIENT 0 from user {os.getuid()}: Server is not ready, push client to pending list",
+        f"NEW SERVER {server.pid}: Ready",
+        f"status of client {{{client.pid}, 0}} is ACTIVE",
+        "Server is handling a fatal GPU error",
+        f"status of client {{{client.pid}, 0}} is INACTIVE",
+    ]

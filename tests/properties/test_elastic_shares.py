@@ -1,0 +1,73 @@
+"""Whatever partitions of a device have to run: each gets its share, but for a batch of each of the others."""
+
+import io
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batcher.decisions import AnyDecision, CompleteRequest
+from batcher.events import AnyEvent, RequestArrived
+from batcher.journal import JournalWriter, replay
+from loadgen.papers.shared_device import Cap, Job, run, spec_of
+
+MS = 1_000_000
+WEIGHTS = st.lists(st.integers(1, 20), min_size=2, max_size=4)
+PAUSES_S = st.sampled_from([0.0, 0.001, 0.013, 0.05, 0.2])
+
+
+@st.composite
+def mixes(draw: st.DrawFn) -> tuple[Job, ...]:
+    """Jobs that come and go, whose shares are all of the device or a part of it."""
+    weights = draw(WEIGHTS)
+    whole = sum(weights) + draw(st.sampled_from([0, 0, 10]))
+    return tuple(
+        Job(f"job{n}", weight / whole, draw(st.integers(1, 12)) * 0.02, draw(st.integers(1, 4)), draw(PAUSES_S))
+        for n, weight in enumerate(weights)
+    )
+
+
+class Bursts:
+    """When the requests of each burst came, and when the last of them was complete, in nanoseconds."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self.ended: list[tuple[str, int]] = []
+        self._open = {job.name: 0 for job in jobs}
+        self._began_ns: dict[str, int] = {}
+        self._owner: dict[int, str] = {}
+
+    def observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
+        if isinstance(event, RequestArrived):
+            self._owner[event.request] = event.pipeline
+            if not self._open[event.pipeline]:
+                self._began_ns[event.pipeline] = now_ns
+            self._open[event.pipeline] += 1
+        for decision in decisions:
+            if isinstance(decision, CompleteRequest):
+                name = self._owner[decision.request]
+                self._open[name] -= 1
+                if not self._open[name]:
+                    self.ended.append((name, now_ns - self._began_ns[name]))
+
+
+@given(mixes(), st.sampled_from([5, 10, 20]))
+@settings(max_examples=40)
+def test_each_gets_its_share_but_for_a_batch_of_each_of_the_others(jobs: tuple[Job, ...], batch_ms: int) -> None:
+    bursts = Bursts(jobs)
+    run(Cap.ELASTIC, jobs, batch_ms / 1e3, bursts.observe)
+    by_name = {job.name: job for job in jobs}
+    assert len(bursts.ended) == sum(job.bursts for job in jobs)
+    for name, took_ns in bursts.ended:
+        job = by_name[name]
+        work_ns = round(job.work_s * 1e3 / batch_ms) * batch_ms * MS
+        others_ns = (len(jobs) - 1) * batch_ms * MS
+        # While it had something to run, it was given its share less what the others had already begun.
+        assert job.share * took_ns <= work_ns + others_ns + 1_000
+
+
+@given(mixes())
+@settings(max_examples=5)
+def test_a_journal_replays_to_the_same_decisions(jobs: tuple[Job, ...]) -> None:
+    journal = io.BytesIO()
+    run(Cap.ELASTIC, jobs, 0.01, JournalWriter(journal.write, spec_of(Cap.ELASTIC, jobs)).record)
+    assert replay(journal.getvalue().splitlines()) is None

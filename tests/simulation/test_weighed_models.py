@@ -1,0 +1,81 @@
+"""Models that take more than their files, without profiles: once each was loaded, memory is exceeded no more."""
+
+from collections import Counter
+
+import msgspec
+
+from batcher.config import PartitionConfig
+from batcher.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch, LoadModel, UnloadModel
+from batcher.events import AnyEvent, ModelLoaded, PartitionReady, RequestArrived
+from batcher.residency_config import Loading, ResidencyConfig
+from batcher.scheduler import Scheduler
+from batcher.simulator import Simulator, Verdicts
+from models.model_memory import ModelMemory
+from tests.support.scheduling import MS, ONE, S, model, spec_of
+
+MIB = 1 << 20
+FILE_MIB, TAKEN_MIB, ROOM_MIB = 10, 26, 100
+KEYS = [f"m{number}" for number in range(30)]
+ROUNDS = 5
+
+
+class Weighed(Simulator):
+    """Workers that find what their models take; batches take 1 ms."""
+
+    def at(self, time_ns: int, event: AnyEvent) -> None:
+        if isinstance(event, ModelLoaded):
+            event = msgspec.structs.replace(event, memory=ModelMemory((TAKEN_MIB - 2) * MIB, 2 * MIB))
+        super().at(time_ns, event)
+
+
+class Millisecond:
+    def batch_ns(self, batch: DispatchBatch) -> int:
+        return MS
+
+    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+        return ()
+
+    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+        return ()
+
+
+def test_a_model_that_takes_more_than_its_file_exceeds_no_memory_once_it_was_loaded() -> None:
+    models = [msgspec.structs.replace(model(key, 1), memory_bytes=FILE_MIB * MIB) for key in KEYS]
+    partitions = [PartitionConfig(name, "cpu1", memory_bytes=ROOM_MIB * MIB) for name in ("p0", "p1")]
+    residency = ResidencyConfig(Loading.DEMAND, min_resident_ns=0, load_ns=10 * MS)
+    scheduler = Scheduler(msgspec.structs.replace(spec_of(models, partitions=partitions), residency=residency))
+    held: dict[str, set[str]] = {partition.name: set() for partition in partitions}
+    loads: Counter[str] = Counter()
+    most: Counter[bool] = Counter()
+    answered = 0
+
+    def observe(now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
+        nonlocal answered
+        if isinstance(event, ModelLoaded):
+            loads[event.model] += 1
+        for decision in decisions:
+            if isinstance(decision, LoadModel):
+                held[decision.partition].add(decision.model)
+            elif isinstance(decision, UnloadModel):
+                held[decision.partition].remove(decision.model)
+            elif isinstance(decision, CompleteRequest):
+                answered += 1
+        known = len(loads) == len(KEYS)
+        most[known] = max(most[known], *(len(each) * TAKEN_MIB for each in held.values()))
+
+    simulator = Weighed(
+        scheduler,
+        Millisecond(),
+        observe,
+        tables=dict.fromkeys(held, dict.fromkeys(KEYS, ONE)),
+        load_ns=lambda _: 8 * MS,
+    )
+    for name in held:
+        simulator.at(0, PartitionReady(name, {}))
+    requests = enumerate(KEYS * ROUNDS)
+    simulator.run(((1 + number) * 10 * MS, RequestArrived(number, key, 1, 100 * S)) for number, key in requests)
+    assert answered == ROUNDS * len(KEYS)
+    assert all(loads[key] > 1 for key in KEYS)
+    # By the sizes of their files there would be room for ten; the last that nobody knows may be too much for its while.
+    assert most[False] <= ROOM_MIB - FILE_MIB + TAKEN_MIB
+    assert 3 * TAKEN_MIB == most[True] <= ROOM_MIB

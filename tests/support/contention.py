@@ -1,0 +1,109 @@
+"""Models that contend for the memory of partitions, each asked for at a rate, in virtual time."""
+
+import random
+from collections.abc import Iterator, Sequence
+from heapq import merge
+from typing import NamedTuple
+
+import msgspec
+
+from batcher.config import PartitionConfig
+from batcher.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch, LoadModel
+from batcher.events import AnyEvent, PartitionLost, PartitionReady, RequestArrived
+from batcher.residency_config import Footprint, Loading, ResidencyConfig
+from batcher.scheduler import Scheduler
+from batcher.simulator import Verdicts
+from tests.support.scheduling import MS, ONE, FaultySimulator, S, model, spec_of
+
+LOAD_NS = 50 * MS
+SHORT_NS = 5 * MS
+"""An objective that a model at hand keeps, and no load does."""
+
+
+class Traffic(NamedTuple):
+    """Requests of one row for a model from `from_s` to `until_s`, at random unless `even`."""
+
+    key: str
+    rate: float
+    from_s: float = 0
+    until_s: float = 20
+    objective_ns: int = SHORT_NS
+    even: bool = False
+
+
+class Outcome(NamedTuple):
+    """What came of a request that arrived then."""
+
+    at_ns: int
+    key: str
+    served: bool
+
+
+class Contention:
+    """A run on partitions with room for one model each, of which some are lost for good at `lost_s`, by name.
+
+    `outcomes` are those of its requests, in order of arrival.
+    """
+
+    def __init__(
+        self, traffic: Sequence[Traffic], partitions: int = 1, seed: int = 1, *, lost_s: dict[str, float] | None = None
+    ) -> None:
+        keys = sorted({each.key for each in traffic})
+        models = [
+            msgspec.structs.replace(
+                model(key, 8), memory_bytes=1, footprints={"cpu1": Footprint(1, load_ns=LOAD_NS, table=ONE)}
+            )
+            for key in keys
+        ]
+        rooms = [PartitionConfig(f"p{number}", "cpu1", memory_bytes=1) for number in range(partitions)]
+        spec = msgspec.structs.replace(spec_of(models, partitions=rooms), residency=ResidencyConfig(Loading.DEMAND))
+        self.loads = 0
+        self.scheduler = Scheduler(spec)
+        self._arrivals: dict[int, tuple[int, str]] = {}
+        self._served: set[int] = set()
+        tables = {room.name: dict.fromkeys(keys, ONE) for room in rooms}
+        simulator = FaultySimulator(self.scheduler, self, self._observe, tables=tables, load_ns=lambda order: LOAD_NS)
+        for room in rooms:
+            simulator.at(0, PartitionReady(room.name, {}))
+        for name, at_s in (lost_s or {}).items():
+            simulator.at(int(at_s * S), PartitionLost(name, "it died"))
+        generator = random.Random(seed)
+        simulator.run(self._arrive(merge(*(times(each, random.Random(generator.random())) for each in traffic))))
+        self.scheduler.check()
+        self.outcomes = [
+            Outcome(arrived_ns, key, request in self._served) for request, (arrived_ns, key) in self._arrivals.items()
+        ]
+
+    def served(self, key: str, from_s: float = 0, until_s: float = 1000) -> float:
+        """The share of the requests for a model that arrived in a while that were served; 1 if there were none."""
+        found = [each.served for each in self.outcomes if each.key == key and from_s * S <= each.at_ns < until_s * S]
+        return sum(found) / len(found) if found else 1.0
+
+    def _arrive(self, requests: Iterator[tuple[int, str, int]]) -> Iterator[tuple[int, AnyEvent]]:
+        for number, (now_ns, key, objective_ns) in enumerate(requests):
+            self._arrivals[number] = now_ns, key
+            yield now_ns, RequestArrived(number, key, 1, now_ns + objective_ns)
+
+    def _observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
+        for decision in decisions:
+            if isinstance(decision, LoadModel):
+                self.loads += 1
+            elif isinstance(decision, CompleteRequest):
+                self._served.add(decision.request)
+
+    def batch_ns(self, batch: DispatchBatch) -> int:
+        return ONE.latency_ns(batch.rows)
+
+    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+        return ()
+
+    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+        return ()
+
+
+def times(traffic: Traffic, generator: random.Random) -> Iterator[tuple[int, str, int]]:
+    """When requests arrive, for what, and with what objective."""
+    gap_s = 1 / traffic.rate
+    now_s = traffic.from_s
+    while (now_s := now_s + (gap_s if traffic.even else generator.expovariate(traffic.rate))) < traffic.until_s:
+        yield int(now_s * S), traffic.key, traffic.objective_ns
