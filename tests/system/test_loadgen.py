@@ -92,6 +92,7 @@ def run(target: str, queries: int = 200, rate: float = 500, **settings: object) 
     )
 
 
+@pytest.mark.timed
 def test_a_stall_of_the_server_shows_in_the_latency_from_due_only() -> None:
     async def stall_once(number: int, writer: asyncio.StreamWriter) -> None:
         if number == 100:
@@ -106,7 +107,7 @@ def test_a_stall_of_the_server_shows_in_the_latency_from_due_only() -> None:
     assert metrics.latency_ms is not None
     assert metrics.service_ms is not None
     assert metrics.latency_ms.p90 > 500
-    assert metrics.service_ms.p90 < 200
+    assert metrics.service_ms.p99 < 200
     assert metrics.service_ms.max > 990
     assert any("limited by the client" in reason for reason in result.invalid)
 

@@ -100,28 +100,30 @@ def test_no_request_is_lost_or_answered_twice_when_workers_are_killed(tmp_path: 
     assert away_s[0] < 2.0
 
 
+@pytest.mark.timed
 @pytest.mark.skipif(len(available_cores()) < 2, reason="two partitions need two cores")
 def test_requests_of_a_worker_that_hangs_are_answered_by_another_and_it_is_replaced(tmp_path: Path) -> None:
     repository = tmp_path / "models"
     save_spin(repository / "spin" / "1" / "model.onnx", 2_000, 200)
 
-    async def main(server: GatewayServer) -> int:
+    async def main(server: GatewayServer) -> tuple[int, float]:
         load = Load(server, pause_s=0.05)
         running = asyncio.create_task(load.run())
         await asyncio.to_thread(until, lambda: load.answered > 0)
         victim = children(server.process.pid)[0]
         os.kill(victim, signal.SIGSTOP)
-        await asyncio.to_thread(seconds_away, server, victim)
+        away_s = await asyncio.to_thread(seconds_away, server, victim)
         load.stopping = True
         await running
-        return load.answered
+        return load.answered, away_s
 
     config: dict[str, object] = {"partitions": 2, "max_batch_size": 8, "default_slo_ms": 100_000}
     with gateway_server(repository, tmp_path, config) as server:
-        answered = asyncio.run(main(server))
+        answered, away_s = asyncio.run(main(server))
         outcomes = counts(server, "sluice_requests_total", "outcome")
         restarts = counts(server, "sluice_worker_restarts_total", "partition")
         assert "did not end within 10 s" in server.log.read_text()
+    assert 9.5 < away_s < 15.0
     assert outcomes["completed"] == answered
     assert sum(outcomes.values()) == answered
     assert sum(restarts.values()) == 1
