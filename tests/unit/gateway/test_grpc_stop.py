@@ -1,6 +1,7 @@
 """The end of a gRPC server, as clients see it who ask until then."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from gateway.grpc_server import GrpcServer
 from models.tensor import DataType
 from tests.unit.gateway.front import front, identity
 from tests.unit.gateway.grpc_channel import refusal
-from tests.unit.gateway.test_grpc_server import serve, unary
+from tests.unit.gateway.test_grpc_server import GIVEN_UP_S, serve, unary, waiting_threads
 
 STOPPING = grpc.StatusCode.UNAVAILABLE, "the server is stopping", {"retry-after": "1"}
 
@@ -148,3 +149,84 @@ def test_a_stream_of_inference_is_ended_with_its_last_answers_before_it() -> Non
             await stopping
 
     asyncio.run(run())
+
+
+def test_a_stop_ends_streams_that_are_open_and_a_second_one_does_nothing() -> None:
+    ended = asyncio.Event()
+
+    async def echo(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        try:
+            async for request in requests:
+                yield request
+        finally:
+            ended.set()
+
+    async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
+        stream = channel.stream_stream("/s/M", None, None)(None)
+        await stream.write(b"a")
+        assert await stream.read() == b"a"
+        await asyncio.gather(server.stop(0.05), server.stop(0.05))
+        await ended.wait()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stream.read()
+
+    serve({"M": grpc.stream_stream_rpc_method_handler(echo)}, talk)
+
+
+def test_a_handler_that_goes_on_after_a_stop_changes_nothing() -> None:
+    begun, ended, released = asyncio.Semaphore(0), asyncio.Semaphore(0), asyncio.Event()
+    went_on: list[str] = []
+
+    async def go_on() -> None:
+        begun.release()
+        while not released.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await released.wait()
+
+    async def answer(request: bytes, context: Any) -> bytes:
+        await go_on()
+        went_on.append("answer")
+        ended.release()
+        return request
+
+    async def answers(requests: AsyncIterator[bytes], context: Any) -> None:
+        await go_on()
+        await context.write(b"too late")
+        went_on.append(f"stream of {[request async for request in requests]}")
+        ended.release()
+
+    handlers = unary(answer) | {"S": grpc.stream_stream_rpc_method_handler(answers)}
+
+    async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
+        call = channel.unary_unary("/s/M", None, None)(b"")
+        stream = channel.stream_stream("/s/S", None, None)(None)
+        await stream.write(b"a")
+        await begun.acquire()
+        await begun.acquire()
+        await server.stop(None)
+        for reply in (call, stream.read()):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await reply
+        released.set()
+        await ended.acquire()
+        await ended.acquire()
+
+    serve(handlers, talk)
+    assert sorted(went_on) == ["answer", "stream of []"]
+
+
+def test_a_server_that_was_not_started_stops_at_once() -> None:
+    asyncio.run(GrpcServer(()).stop(None))
+
+
+def test_the_thread_of_a_server_whose_loop_was_closed_ends_with_the_next_call() -> None:
+    async def start() -> int:
+        server = GrpcServer(())
+        port = server.add_port("127.0.0.1:0")
+        await server.start()
+        return port
+
+    port = asyncio.run(start())
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError):
+        channel.unary_unary("/s/M", None, None)(b"", timeout=GIVEN_UP_S)
+    assert waiting_threads() == []
