@@ -247,14 +247,20 @@ class Runtime:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), timeout_s)
 
-    def close(self) -> None:
-        """Refuse requests from now on, and answer the open ones that the server has stopped."""
+    def close(self) -> int:
+        """Refuse requests from now on, and answer the open ones that the server has stopped; returns how many."""
+        self._flush()  # what came while a drain ended is refused like what came before
+        return self._end()
+
+    def _end(self) -> int:
         self._closed = True
         self._timer.close()
         self._planning.shutdown(wait=False, cancel_futures=True)
-        for request in list(self._open):
+        given_up = list(self._open)
+        for request in given_up:
             self._settle(request, Answer(Outcome.FAILED_UNAVAILABLE, "the server stopped before the request was done"))
             self._executor.forget(request)
+        return len(given_up)
 
     def _alarm(self) -> None:
         self._armed_ns = None
@@ -269,7 +275,7 @@ class Runtime:
             self._drive()
         except Exception:  # a rule of the scheduler is broken: nothing that it says from now on can be relied on
             logger.critical("the scheduler failed; the server stops", exc_info=True)
-            self.close()
+            self._end()
             self.failed.set()
 
     def _drive(self) -> None:

@@ -260,8 +260,7 @@ class Server:
         await asyncio.wait({drained, forced}, return_when=asyncio.FIRST_COMPLETED)
         drained.cancel()
         forced.cancel()
-        given_up = self.runtime.in_flight
-        self.runtime.close()
+        given_up = self.runtime.close()
         log(logger, logging.INFO, "drain ended", given_up=given_up)
         return given_up
 

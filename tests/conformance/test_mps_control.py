@@ -20,6 +20,7 @@ from mps.partition import MpsPartition, ShareMode
 from tests.support import fake_mps
 from tests.support.cuda_process import CudaProcess
 from tests.support.fake_mps import GPU
+from tests.support.processes import alive, until
 
 MIB = 1 << 20
 HARDWARE = ["hardware"] if Path("/dev/nvidia0").exists() and shutil.which(PROGRAM) else []
@@ -155,6 +156,7 @@ def test_a_server_that_is_killed_is_no_longer_listed(fake: MpsDaemon, clients: C
     client = clients(fake)
     server = fake.control.servers()[0].pid
     os.kill(server, signal.SIGKILL)
+    until(lambda: not alive(server))
     assert client.ask("check") in (0, 806)
     assert fake.control.start_server().pid != server
 

@@ -80,7 +80,7 @@ def test_a_daemon_that_dies_is_told_and_started_again(fake: MpsDaemon, clients: 
         match="MPS command 'get_server_list' failed with status 1: 'Cannot find MPS control daemon process'",
     ):
         fake.control.servers()
-    assert fake.pid is None
+    until(lambda: fake.pid is None)
     assert client.ask("check") != 0
     fake.start()
     assert server.pid not in mps_processes(fake.pipes)
@@ -131,6 +131,7 @@ def test_what_a_killed_daemon_has_left_is_ended_before_the_next_one_starts(fake:
     server = fake.control.start_server()
     assert fake.pid is not None
     os.kill(fake.pid, signal.SIGKILL)
+    until(lambda: fake.pid is None)
     assert server.pid in mps_processes(fake.pipes)
     fake.start()
     assert server.pid not in mps_processes(fake.pipes)
@@ -372,8 +373,7 @@ def test_a_daemon_that_is_started_again_makes_its_sets_again(
     daemon = MpsDaemon(GPU, root, sets={"a": 50}, program=program)
     daemon.start()
     os.kill(daemon.pid or 0, signal.SIGKILL)
-    while daemon.pid is not None:
-        time.sleep(0.01)
+    until(lambda: daemon.pid is None)
     with monkeypatch.context() as patch:
         patch.setenv("FAKE_MPS", '{"start": "die"}')
         with pytest.raises(ControlFailed, match="Failed to start"):

@@ -2,6 +2,7 @@
 
 import os
 import random
+import select
 import signal
 import socket
 import subprocess
@@ -33,10 +34,13 @@ class TritonServer(NamedTuple):
         return f"127.0.0.1:{self.grpc_port}"
 
     def kill_stubs(self, model: str) -> int:
-        """`kill -9` the processes that run a model; returns how many there were."""
+        """`kill -9` the processes that run a model, and wait for their end; returns how many there were."""
         stubs = [pid for pid, line in children(self.process.pid) if f"/{model}/" in line]
         for pid in stubs:
-            os.kill(pid, signal.SIGKILL)
+            descriptor = os.pidfd_open(pid)
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            assert select.select([descriptor], [], [], STOP_TIMEOUT_S)[0]
+            os.close(descriptor)
         return len(stubs)
 
 

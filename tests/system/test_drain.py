@@ -6,9 +6,11 @@ import re
 import signal
 import socket
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
+from typing import TypeVar
 
 import grpc
 import pytest
@@ -17,6 +19,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tests.support.onnx_models import save_spin
 from tests.support.processes import alive, children, until
 from tests.support.server import GatewayServer, gateway_server
+
+T = TypeVar("T")
 
 IN_FLIGHT = 6
 CONFIG: dict[str, object] = {"max_batch_size": 1, "partitions": 1, "default_slo_ms": 120_000}
@@ -42,14 +46,12 @@ def waiting_and_sent(server: GatewayServer) -> tuple[float, float]:
     return float(waiting[1]), float(sent[1])
 
 
-def in_flight(
-    server: GatewayServer, pool: ThreadPoolExecutor, count: int
-) -> list[Future[tuple[int, dict[str, object]]]]:
+def in_flight(server: GatewayServer, pool: ThreadPoolExecutor, count: int, ask: Callable[[], T]) -> list[Future[T]]:
     """Requests that have all come, and are with the worker, which is stopped, or wait for it."""
-    answers = [pool.submit(infer, server)]
+    answers = [pool.submit(ask)]
     until(lambda: waiting_and_sent(server)[1] > 0)
     _, one = waiting_and_sent(server)
-    answers += [pool.submit(infer, server) for _ in range(count - 1)]
+    answers += [pool.submit(ask) for _ in range(count - 1)]
 
     def all_have_come() -> bool:
         waiting, sent = waiting_and_sent(server)
@@ -79,7 +81,7 @@ def test_a_drain_answers_what_is_in_flight_and_leaves_nothing_behind(tmp_path: P
     ):
         (worker,) = children(server.process.pid)
         os.kill(worker, signal.SIGSTOP)
-        answers = in_flight(server, pool, IN_FLIGHT)
+        answers = in_flight(server, pool, IN_FLIGHT, lambda: infer(server))
         server.process.send_signal(signal.SIGTERM)
         until(lambda: server.request("GET", "/v2/health/ready")[0] != 200)
         assert server.request("GET", "/v2/health/live")[0] == 200
@@ -100,7 +102,7 @@ def test_a_drain_answers_what_is_in_flight_and_leaves_nothing_behind(tmp_path: P
 @pytest.mark.timed
 def test_clients_over_grpc_that_ask_until_the_end_are_refused_by_the_server_itself(tmp_path: Path) -> None:
     repository = tmp_path / "models"
-    save_spin(repository / "spin" / "1" / "model.onnx", 10, 200_000)
+    save_spin(repository / "spin" / "1" / "model.onnx", 10, 10)
     tensor = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 64])
     request = service_pb2.ModelInferRequest(model_name="spin", inputs=[tensor], raw_input_contents=[bytes(256)])
 
@@ -121,9 +123,12 @@ def test_clients_over_grpc_that_ask_until_the_end_are_refused_by_the_server_itse
                 stub.ModelInfer(request)
             return f"{caught.value.code().name}: {caught.value.details()}"
 
-        asking = [pool.submit(ask_twice) for _ in range(IN_FLIGHT)]
-        until(lambda: waiting_and_sent(server)[0] == IN_FLIGHT - 1)
+        (worker,) = children(server.process.pid)
+        os.kill(worker, signal.SIGSTOP)
+        asking = in_flight(server, pool, IN_FLIGHT, ask_twice)
         server.process.send_signal(signal.SIGTERM)
+        until(lambda: server.request("GET", "/v2/health/ready")[0] != 200)
+        os.kill(worker, signal.SIGCONT)
         assert {each.result(60) for each in asking} == {"UNAVAILABLE: the server is stopping"}
         answered_s = time.monotonic()
         with pytest.raises(grpc.RpcError, match="the server is stopping") as caught:
@@ -143,7 +148,7 @@ def test_a_second_signal_ends_it_at_once_and_every_request_gets_an_answer(tmp_pa
     ):
         (worker,) = children(server.process.pid)
         os.kill(worker, signal.SIGSTOP)
-        answers = in_flight(server, pool, 3)
+        answers = in_flight(server, pool, 3, lambda: infer(server))
         server.process.send_signal(signal.SIGTERM)
         until(lambda: server.request("GET", "/v2/health/ready")[0] != 200)
         server.process.send_signal(signal.SIGTERM)

@@ -168,6 +168,18 @@ def test_a_drain_waits_for_what_is_in_flight_and_refuses_what_comes() -> None:
     run_virtual(main)
 
 
+def test_what_comes_when_a_drain_has_just_ended_is_refused_and_not_given_up() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop)
+        await bench.runtime.drain(10.0)
+        _, late = bench.submit()
+        assert bench.runtime.close() == 0
+        answer = await late
+        assert (answer.outcome, answer.reason) == (Outcome.REJECTED_DRAINING, "the server is stopping")
+
+    run_virtual(main)
+
+
 def test_closing_answers_what_is_still_open_and_refuses_more() -> None:
     async def main(loop: VirtualLoop) -> None:
         bench = Bench(loop)
@@ -175,7 +187,7 @@ def test_closing_answers_what_is_still_open_and_refuses_more() -> None:
         await asyncio.sleep(0.001)
         await bench.runtime.drain(0.0005)
         assert bench.runtime.in_flight == 1
-        bench.runtime.close()
+        assert bench.runtime.close() == 1
         answer = await future
         assert (answer.outcome, answer.reason) == (
             Outcome.FAILED_UNAVAILABLE,
