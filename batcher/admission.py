@@ -108,6 +108,7 @@ class Admission:
         refusal = booked.reserve(event, pipeline, now_ns)
         if refusal is not None and self._forgive(pipeline, now_ns):
             booked.learn(stage.model for stage in pipeline.stages if stage.model is not None)
+            booked.forgive()
             refusal = booked.reserve(event, pipeline, now_ns)
         if refusal is None:
             return None

@@ -14,7 +14,7 @@ from batcher.events import RequestArrived
 from batcher.fleet import Fleet
 from batcher.ledger import Part
 from batcher.lifecycle import Batch, Entry
-from batcher.placement import ModelState, PartitionState
+from batcher.placement import HAND_OFF_WEIGHT, MAX_HAND_OFF_NS, ModelState, PartitionState
 from batcher.plan import PipelineState
 from batcher.pool import Pool
 from batcher.progress import request_batch_key
@@ -25,6 +25,10 @@ from batcher.slots import QueueKey, Slot
 
 DRIFT = 0.05
 """Relative change of an estimate that reservations take note of: below it, the estimates of a steady machine waver."""
+WAY_DRIFT = 1.5
+"""The factor by which the time of a hand-off has to move for that: it wavers more."""
+OUTLIER = 8
+"""No hand-off counts as more than so many times the usual one: a machine may halt for once."""
 
 Chosen = tuple[PartitionState, Queue, list[Entry], ReleaseReason]
 """(partition, queue, entries taken, why now) of a batch that is to be closed."""
@@ -34,7 +38,7 @@ class BookedWork:
     """Entries with a reserved place, by (request, stage) in `waiting`, and the `ledgers` that hold their places.
 
     `wake` has a pool looked at, at a time; `release` has an entry queued that lost its place. A place counts as kept
-    for the time of a hand-off, which its length includes: drivers wake up late.
+    for the time of a hand-off, which its length includes: drivers wake up late, and may be seen to take longer.
     """
 
     def __init__(
@@ -44,7 +48,8 @@ class BookedWork:
         wake: Callable[[Pool, int], None],
         release: Callable[[Entry, int], None],
     ) -> None:
-        self._hand_off_ns = spec.limits.hand_off_ns
+        self._hand_off_ns = self._least_ns = spec.limits.hand_off_ns
+        self._seen_ns: float = self._hand_off_ns
         self._fleet = fleet
         self._wake = wake
         self._release = release
@@ -198,6 +203,22 @@ class BookedWork:
         """An estimate was corrected by a batch of as many rows."""
         if _moved(self._services[kind, model.config.key][rows - 1], model.estimates[kind].service_ns(rows)):
             self.learn((model,))
+
+    def handed_off(self, took_ns: int) -> None:
+        """A batch was under way for so long, there and back, beside the time that it ran."""
+        seen_ns = self._seen_ns + HAND_OFF_WEIGHT * (min(took_ns, OUTLIER * self._seen_ns) - self._seen_ns)
+        self._see(min(seen_ns, MAX_HAND_OFF_NS))
+
+    def forgive(self) -> None:
+        """Let what hand-offs are seen to take decay: when nothing is admitted for that, none is seen any more."""
+        self._see(self._seen_ns / 2)
+
+    def _see(self, seen_ns: float) -> None:
+        self._seen_ns = max(seen_ns, self._least_ns)
+        if not self._hand_off_ns <= WAY_DRIFT * self._seen_ns <= WAY_DRIFT**2 * self._hand_off_ns:
+            self._hand_off_ns = round(self._seen_ns)
+            for (kind, key), services_ns in self._services.items():
+                self._reservations.learn(kind, key, [each_ns + self._hand_off_ns for each_ns in services_ns])
 
     def started(self, partition: PartitionState, model: str, entries: Iterable[Entry], rows: int, now_ns: int) -> None:
         """A batch is given to a partition."""

@@ -88,13 +88,15 @@ class PartitionState:
         """Whether its worker has been away for too long to be about to come back."""
         return self.lost_ns is not None and now_ns - self.lost_ns >= UNAVAILABLE_NS
 
-    def observe(self, dispatched_ns: int, started_ns: int, ended_ns: int, now_ns: int) -> None:
-        """Learn from a batch that did not have to wait for another what its way to the worker and back took."""
+    def observe(self, dispatched_ns: int, started_ns: int, ended_ns: int, now_ns: int) -> int | None:
+        """Learn what the way to the worker and back took, which is returned; None if the batch waited for another."""
+        took_ns = None
         if dispatched_ns >= self.ended_ns:
             took_ns = (started_ns - dispatched_ns) + (now_ns - ended_ns)
             learned_ns = self.hand_off_ns + int(HAND_OFF_WEIGHT * (took_ns - self.hand_off_ns))
             self.hand_off_ns = min(max(learned_ns, self._least_hand_off_ns), MAX_HAND_OFF_NS)
         self.ended_ns = ended_ns
+        return took_ns
 
 
 class ModelState:

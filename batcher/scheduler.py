@@ -353,7 +353,9 @@ class Scheduler:
     def _completed(self, event: BatchCompleted, now_ns: int, decisions: list[AnyDecision]) -> None:
         batch = self.dispatcher.end(event.batch, now_ns)
         partition = batch.partition
-        partition.observe(batch.dispatched_ns, event.started_ns, event.ended_ns, now_ns)
+        took_ns = partition.observe(batch.dispatched_ns, event.started_ns, event.ended_ns, now_ns)
+        if took_ns is not None and self._booked is not None:
+            self._booked.handed_off(took_ns)
         model = self.dispatcher.models[batch.queue.model]
         if (estimate := model.estimates.get(batch.kind)) is not None:  # its partition may be of another kind by now
             estimate.observe(batch.rows, event.ended_ns - event.started_ns)

@@ -23,7 +23,7 @@ ACCEPTING = 64
 """Calls that are taken at once, at most."""
 MAX_EVENTS = 256
 """Events taken in one turn before other callbacks of the loop get theirs."""
-LAST_CALLS_S = 0.1
+LAST_CALLS_S = 0.3
 """How long calls are still taken by a server that stops: clients that get their last answers ask again at once."""
 
 _HAPPENED = cygrpc.CompletionType.operation_complete
@@ -181,6 +181,9 @@ class GrpcServer:
         message = message_of(event)
         if message is None:  # or the client has gone, which then does not hear of this
             call.end(grpc.StatusCode.UNIMPLEMENTED, f"{call.method} requires exactly one request message")
+            return
+        if call.cancelled:  # already: what its handler would set as `on_cancelled` is not called any more
+            call.end(grpc.StatusCode.CANCELLED)
             return
         begin = self._direct.get(call.method)
         if begin is None:

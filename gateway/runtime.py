@@ -5,11 +5,9 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor as PlanExecutor
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
-from batcher.config import SchedulerSpec
 from batcher.decisions import (
     AnyDecision,
     BuildPlan,
@@ -33,22 +31,24 @@ from batcher.events import (
     BatchRevoked,
     DrainStarted,
     FailureCause,
-    PlanBuilt,
     RequestArrived,
     RequestCancelled,
     ServingChanged,
 )
 from batcher.outcome import Outcome
-from batcher.plans import Observed, Plan
 from batcher.scheduler import Scheduler
+from gateway import intake
 from gateway.answer import Answer, Tensor
 from gateway.batch_runs import BatchRuns
 from gateway.executors.base import Executor
 from gateway.local_stages import LocalStages
 from gateway.metrics import Metrics
+from gateway.plan_building import BuildPlans, PlanBuilding
 from gateway.submission import Submission
+from gateway.timer import Timer
 from gateway.trace import TRACE_REQUESTS, Trace, Traces
 from models.errors import PartitionError, RejectedError, RequestError
+from models.pipeline import Late
 from models.units import NS_PER_S
 
 logger = logging.getLogger(__name__)
@@ -58,25 +58,6 @@ MAX_ROUNDS = 1000
 _FROM_CACHE = "it was answered from the cache"
 
 
-class Timer(Protocol):
-    """One alarm on the clock of the runtime."""
-
-    def start(self, callback: Callable[[], None]) -> None:
-        """Begin; `callback` is called when the alarm goes off."""
-        ...
-
-    def arm(self, due_ns: int | None) -> None:
-        """Set the alarm, in place of an earlier setting; None turns it off."""
-        ...
-
-    def close(self) -> None:
-        """Turn the alarm off for good."""
-        ...
-
-
-BuildPlans = Callable[[SchedulerSpec, Observed], Plan]
-"""Builds a plan; called beside the loop."""
-
 Observe = Callable[[int, AnyEvent | None, list[AnyDecision]], None]
 """Is told every step of the scheduler: the time, the event (None for a wake-up) and the decisions."""
 
@@ -85,6 +66,8 @@ class Runtime:
     """Drives a scheduler on the running asyncio loop.
 
     Events of one loop iteration are handled together at one instant, so requests that arrive together share a batch.
+    Of requests that are rather refused than late, only so many are taken as `intake` says; of the others, some are
+    refused when that was so the last time as well.
     Whatever goes wrong while a decision is carried out is reported to the scheduler as a failed batch or combination.
     When the scheduler itself fails, all open requests are answered with an error and `failed` is set; when `observe`
     raises OSError, no more steps are told. `on_ended` is told each request that has its outcome. Without `build_plan`
@@ -117,15 +100,17 @@ class Runtime:
         self._open: dict[int, Submission] = {}
         self._runs = BatchRuns(metrics, lambda name: scheduler.dispatcher.fleet.partitions[name].price / NS_PER_S)
         self._stages = {pipeline.name: pipeline.stages for pipeline in scheduler.spec.pipelines}
+        self._hard = {pipeline.name for pipeline in scheduler.spec.pipelines if pipeline.late is Late.EVICT}
         self.traces = Traces(trace_requests)
-        self._build_plan = build_plan
-        self._planning = planning or ThreadPoolExecutor(1, "planning")
+        self._plans = PlanBuilding(build_plan, planning, self.post)
         self._memory_limit = scheduler.spec.limits.memory_bytes
         self._next_request = 0
         self._last_arrived = 0
         # One queue a priority: events of one instant are taken completions first, arrivals last.
         self._queues: tuple[deque[AnyEvent], ...] = tuple(deque() for _ in range(max(PRIORITY.values()) + 1))
         self._flush_due = False
+        self._behind = False
+        self._hurried = True
         self._armed_ns: int | None = None
         self._now_ns = 0
         self._closed = False
@@ -137,7 +122,7 @@ class Runtime:
             RevokeBatch: self._revoke,
             CombineOutputs: stages.combine,
             RecallOutputs: stages.recall,
-            BuildPlan: self._build,
+            BuildPlan: lambda order: self._plans.begin(order, scheduler.spec),
             LoadModel: executor.load,
             UnloadModel: executor.unload,
             CompleteRequest: self._complete,
@@ -215,9 +200,12 @@ class Runtime:
         """Serve something else, with models that the executor knows; nothing is submitted to what is retired."""
         for pipeline in change.pipelines:
             self._stages[pipeline.name] = pipeline.stages
+            if pipeline.late is Late.EVICT:
+                self._hard.add(pipeline.name)
             self._metrics.serve(pipeline.name, [stage.name for stage in pipeline.stages])
         for name in change.retired:
             del self._stages[name]
+            self._hard.discard(name)
             self._metrics.forget(name)
         self.post(change)
 
@@ -249,13 +237,14 @@ class Runtime:
 
     def close(self) -> int:
         """Refuse requests from now on, and answer the open ones that the server has stopped; returns how many."""
+        self._hurried = False
         self._flush()  # what came while a drain ended is refused like what came before
         return self._end()
 
     def _end(self) -> int:
         self._closed = True
         self._timer.close()
-        self._planning.shutdown(wait=False, cancel_futures=True)
+        self._plans.close()
         given_up = list(self._open)
         for request in given_up:
             self._settle(request, Answer(Outcome.FAILED_UNAVAILABLE, "the server stopped before the request was done"))
@@ -280,19 +269,28 @@ class Runtime:
 
     def _drive(self) -> None:
         now_ns = self._now_ns = self._clock()
+        behind = False
         for _ in range(MAX_ROUNDS):
-            self._take_events(now_ns)
+            if self._take_events(now_ns, behind) and not behind:
+                behind = True
+                now_ns = self._now_ns = self._clock()
             due_ns = self._scheduler.next_wakeup_ns()
             if due_ns is None or due_ns > now_ns:
                 break
             self._carry_out(None, self._scheduler.handle_wakeup(now_ns))
+        if behind:
+            if self._behind:  # not only for this once
+                self._turn_away(now_ns)
+            self._loop.call_soon(self._flush)
         # Only now: what the decisions above posted has been taken in as well.
-        self._flush_due = False
+        self._flush_due = behind
+        self._behind = behind
         if due_ns != self._armed_ns:
             self._armed_ns = due_ns
             self._timer.arm(due_ns)
 
-    def _take_events(self, now_ns: int) -> None:
+    def _take_events(self, now_ns: int, behind: bool) -> bool:
+        """Handle what was reported; whether arrivals are left, as they are if it is `behind` with them already."""
         handle, carry_out = self._scheduler.handle, self._carry_out
         completions, cancellations, arrivals = self._queues
         while True:
@@ -302,12 +300,27 @@ class Runtime:
                     self._runs.ended(event, now_ns)
             elif cancellations:
                 event = cancellations.popleft()
-            elif arrivals:
+            elif arrivals and not behind:
                 event = arrivals.popleft()
+                if arrivals and isinstance(event, RequestArrived) and event.pipeline in self._hard:
+                    self._last_arrived = event.request
+                    behind = self._hurried and intake.is_over(event, now_ns, self._clock())
             else:
-                self._last_arrived = self._next_request
-                return
+                if not arrivals:
+                    self._last_arrived = self._next_request
+                return behind
             carry_out(event, handle(event, now_ns))
+
+    def _turn_away(self, now_ns: int) -> None:
+        """Refuse arrivals that have waited for too long: else all those behind them will do so, too."""
+        arrivals = self._queues[PRIORITY[RequestArrived]]
+        while arrivals and isinstance(event := arrivals[0], RequestArrived) and event.pipeline in self._hard:
+            rejection = intake.refusal(event, self._open[event.request].trace.arrived_ns, now_ns)
+            if rejection is None:
+                return
+            arrivals.popleft()
+            self._last_arrived = event.request
+            self._refuse(rejection)
 
     def _carry_out(self, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
         if self._observe is not None:
@@ -334,25 +347,6 @@ class Runtime:
 
     def _revoke(self, decision: RevokeBatch) -> None:
         self._executor.revoke(decision.batch)
-
-    def _build(self, order: BuildPlan) -> None:
-        """Build a plan in a thread: it takes milliseconds, for which the loop must not stand still."""
-        if self._build_plan is None:
-            self.post(PlanBuilt(order.build, None))
-            return
-        spec = self._scheduler.spec
-        built = self._loop.run_in_executor(self._planning, self._build_plan, spec, order.observed)
-        built.add_done_callback(lambda future: self._built(order.build, future))
-
-    def _built(self, build: int, future: asyncio.Future[Plan]) -> None:
-        if self._closed or future.cancelled():
-            return
-        plan = None if (error := future.exception()) else future.result()
-        if plan is None:
-            logger.error("plan %d could not be built; the one before stays", build, exc_info=error)
-        for pipeline, reason in plan.failed.items() if plan else ():
-            logger.error("plan %d: pipeline %s keeps the one before: %s", build, pipeline, reason)
-        self.post(PlanBuilt(build, plan))
 
     def _complete(self, decision: CompleteRequest) -> None:
         try:

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -35,11 +35,16 @@ class LiveServer:
     def keep_on(self, core: int) -> None:
         """Keep the gateway on a core; its workers have theirs by now."""
         for thread in self._threads():
-            os.sched_setaffinity(int(thread.name), {core})
+            with suppress(ProcessLookupError):  # it has just ended
+                os.sched_setaffinity(int(thread.name), {core})
 
     def cpu_ns(self) -> int:
         """Processor time that the gateway, without its workers, has used."""
-        return sum(int((thread / "schedstat").read_text().split()[0]) for thread in self._threads())
+        taken = 0
+        for thread in self._threads():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                taken += int((thread / "schedstat").read_text().split()[0])
+        return taken
 
     def stop(self) -> None:
         """End the server as an operator would; its journal is complete then.

@@ -58,10 +58,11 @@ def measuring(
 
     Where it ends for want of memory, `peaks`, and what it raises, are as for `warming`. The inputs are zeros, with
     variable dimensions of 1 where `shapes` has no other. A size takes a warming run and up to `repeats` timed ones, at
-    least one, of which no further begins after a quarter of a second. What happens between two steps does not count.
+    least one, of which no further begins after a quarter of a second; with one alone the warming run counts as well,
+    and of two medians the lower one. What happens between two steps does not count.
     """
     cells: list[tuple[int, int]] = []
-    for rows, inputs in _warm(backend, batchable, menu, shapes, peaks or MemoryPeaks(None)):
+    for rows, inputs, warming_ns in _warm(backend, batchable, menu, shapes, peaks or MemoryPeaks(None)):
         yield
         times: list[int] = []
         while not times or (len(times) < repeats and sum(times) < _BUDGET_NS):
@@ -69,7 +70,10 @@ def measuring(
             backend.run(inputs)
             times.append(max(1, time.monotonic_ns() - started))
             yield
-        cells.append((rows, sorted(times)[len(times) // 2]))
+        # One run may have been held up for longer than the budget, and a cell far too high is never found out.
+        if len(times) == 1:
+            times.append(warming_ns)
+        cells.append((rows, sorted(times)[(len(times) - 1) // 2]))
     return LatencyTable(tuple(cells))
 
 
@@ -80,19 +84,21 @@ def measure_table(backend: Backend, batchable: bool, menu: Iterable[int], repeat
 
 def _warm(
     backend: Backend, batchable: bool, menu: Iterable[int], shapes: Shapes | None, peaks: MemoryPeaks
-) -> Iterator[tuple[int, dict[str, Array]]]:
-    """Each size that there is memory for, with inputs that have run once."""
+) -> Iterator[tuple[int, dict[str, Array], int]]:
+    """Each size that there is memory for, with inputs that have run once, and the nanoseconds that it took."""
     for number, rows in enumerate(menu):
         peaks.begin()
         try:
             inputs = blank_batch(backend, batchable, rows, shapes)
+            started = time.monotonic_ns()
             backend.run(inputs)
+            took_ns = max(1, time.monotonic_ns() - started)
         except Exception as error:  # of any backend
             if not number or not is_out_of_memory(error):
                 raise
             return
         peaks.end(rows)
-        yield rows, inputs
+        yield rows, inputs, took_ns
 
 
 def blank_batch(backend: Backend, batchable: bool, rows: int, shapes: Shapes | None = None) -> dict[str, Array]:

@@ -81,7 +81,8 @@ class MpsDaemon:
     @property
     def pid(self) -> int | None:
         """The process id of the daemon, None when it does not run."""
-        return self._process.pid if self._process is not None and self._process.poll() is None else None
+        process = self._process  # which the thread that keeps it may forget at any moment
+        return process.pid if process is not None and process.poll() is None else None
 
     def start(self) -> None:
         """Start the daemon and return when it answers; raises ControlFailed, which tells what the daemon said.

@@ -68,7 +68,7 @@ class Post:
     def started(self, process: WorkerProcess) -> None:
         """Give a new worker its first message; it is to be ready in time."""
         self.process = process
-        self.wait(self._limit_s, lambda: self.end(f"not ready within {self._limit_s:g} s"))
+        self._limit(f"not ready within {self._limit_s:g} s")
         models = tuple(self.models.values())
         process.send(Load(self.spec.partition, self.output_region, self.spec.output_bytes, models))
 
@@ -121,4 +121,15 @@ class Post:
         self.stop_waiting()
         if self._changes:
             what = "load" if isinstance(self._changes[0], LoadModel) else "unload"
-            self.wait(self._limit_s, lambda: self.end(f"it did not {what} a model within {self._limit_s:g} s"))
+            self._limit(f"it did not {what} a model within {self._limit_s:g} s")
+
+    def _limit(self, reason: str) -> None:
+        """Have the worker ended for a reason, unless something else is waited for by then, or nothing any more."""
+        self.wait(self._limit_s, lambda: self._expired(reason))
+
+    def _expired(self, reason: str) -> None:
+        timer = self._timer
+        if self.process is not None:
+            self.process.take_in()  # what is missing may be there, since loops look at timers before they read
+        if self._timer is timer:
+            self.end(reason)

@@ -80,6 +80,11 @@ class WorkerProcess:
             self._loop.add_writer(self._channel.fileno(), self._flush)
         self._outgoing.append((packet, copies))
 
+    def take_in(self) -> None:
+        """Deliver what has arrived, which the loop may not have come to yet: before anything is said to be missing."""
+        if not self._channel.closed:
+            self._receive()
+
     def close(self, reason: str = "") -> None:
         """Close the channel: the worker ends after the batch it is running. `reason` as for `kill`, if there is one."""
         self._reason = self._reason or reason

@@ -32,10 +32,10 @@ KNOWN_CORRECT = {"digits-cascade": 888, "digits-ensemble": 889}
 
 OBJECTIVE_MS = 50
 RATE_PER_S = 300
-ROUNDS = 5
+ROUNDS = 20
 EXPECTED_ATTAINMENT = 0.99
-START_TIMEOUT_S = 60
-STOP_TIMEOUT_S = 30
+START_TIMEOUT_S = 120
+STOP_TIMEOUT_S = 80
 
 NEXT_STEPS = """Every request got exactly one answer, and the accuracies are the known ones. To try it yourself:
 

@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import IO
 
 from gateway.executors.triton_errors import ServerLost
 from gateway.executors.triton_settings import TritonSettings
@@ -24,8 +23,10 @@ PAUSE_S = 0.1
 """Between two looks at a server that is starting."""
 
 _HEAD_LINES, _TAIL_LINES, _LINE_BYTES = 2, 6, 300
-_OUTPUT_TIMEOUT_S = 0.1
-"""Time for the last output of a process that has ended; what has left its group may hold the pipe open."""
+_MARK = b"\n\0\n"
+"""Comes after the last output of a process that has ended; what has left its group may hold the pipe open."""
+_OUTPUT_TIMEOUT_S = 10.0
+"""Time to read what a process has said that has ended; the thread that does only has to get its turns."""
 _KILL_TIMEOUT_S = 5.0
 
 
@@ -39,7 +40,8 @@ class TritonProcess:
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
-        self._reader: threading.Thread | None = None
+        self._output = -1
+        self._all_read = threading.Event()
         self._head: list[str] = []
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
 
@@ -54,27 +56,33 @@ class TritonProcess:
         self._head, self._tail = [], deque(maxlen=_TAIL_LINES)
         settings = self._settings
         pinned = environment(CpuPartition(settings.name, settings.cores)) if settings.cores else {}
-        # A session of its own: a terminal's interrupt reaches the gateway alone, and all can be killed together.
-        process = subprocess.Popen(
-            [*launcher(settings.cores), *settings.command],
-            env=os.environ | pinned | settings.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        output, self._output = os.pipe()
         try:
-            self._pidfd = os.pidfd_open(process.pid)
+            # A session of its own: a terminal's interrupt reaches the gateway alone, and all can be killed together.
+            process = subprocess.Popen(
+                [*launcher(settings.cores), *settings.command],
+                env=os.environ | pinned | settings.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                self._pidfd = os.pidfd_open(process.pid)
+            except OSError:
+                with process:
+                    process.kill()
+                raise
         except OSError:
-            with process:
-                process.kill()
+            os.close(output)
+            os.close(self._output)
             raise
         self._process = process
+        self._all_read = threading.Event()
         # A thread, since the pipe must be read when there is no event loop yet.
-        self._reader = threading.Thread(
-            target=self._keep_output, args=(process.stdout,), name=f"triton-{settings.name}", daemon=True
-        )
-        self._reader.start()
+        threading.Thread(
+            target=self._keep_output, args=(output, self._all_read), name=f"triton-{settings.name}", daemon=True
+        ).start()
 
     def ended(self) -> str | None:
         """How the process ended, in a sentence, after which nothing is left of it; None while it runs."""
@@ -133,11 +141,13 @@ class TritonProcess:
         if self._process is not None:
             asyncio.get_running_loop().remove_reader(self._pidfd)
 
-    def _keep_output(self, stream: IO[bytes]) -> None:
+    def _keep_output(self, output: int, all_read: threading.Event) -> None:
         head, tail = self._head, self._tail
-        with stream:
+        with open(output, "rb") as stream:
             while line := stream.readline(_LINE_BYTES):
-                if text := line.decode(errors="replace").strip():
+                if line == _MARK.lstrip():
+                    all_read.set()
+                elif text := line.decode(errors="replace").strip():
                     if len(head) < _HEAD_LINES:
                         head.append(text)
                     else:
@@ -155,12 +165,13 @@ class TritonProcess:
 
     def _reap(self) -> int:
         assert self._process is not None
-        assert self._reader is not None
         try:
             status = self._process.wait(_KILL_TIMEOUT_S)
         except subprocess.TimeoutExpired:  # a driver holds it; the kernel ends it when that lets go
             status = -signal.SIGKILL
-        self._reader.join(_OUTPUT_TIMEOUT_S)
+        os.write(self._output, _MARK)
+        os.close(self._output)
+        self._all_read.wait(_OUTPUT_TIMEOUT_S)
         os.close(self._pidfd)
         self._process = None
         return status

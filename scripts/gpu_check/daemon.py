@@ -1,5 +1,6 @@
 """A private MPS daemon: in a directory of its own, in the compute mode that there is, ended with all it started."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -95,7 +96,8 @@ class Daemon:
             if number is not None and left:
                 found[number.name] = left
                 for pid in left:
-                    os.kill(pid, number)
+                    with contextlib.suppress(ProcessLookupError):  # it has just ended
+                        os.kill(pid, number)
             while self._left() and time.monotonic() < give_up:
                 time.sleep(0.05)
         found |= {"logs": self.logs(), "after": self.say("get_server_list", 5), "left": self._left()}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from models.errors import ControlFailed
+from mps import mps_inventory
 from mps.mps_channel import MpsChannel, NoAnswer
 from mps.mps_control import MpsClient
 from mps.mps_daemon import MpsDaemon
@@ -110,7 +111,10 @@ def test_static_sets_of_multiprocessors_keep_clients_apart(
         daemon.control.add_partition(daemon.device, 1000)
 
 
-def test_daemons_are_found_with_their_clients(daemon: MpsDaemon, program: str, clients: Clients) -> None:
+def test_daemons_are_found_with_their_clients(
+    daemon: MpsDaemon, program: str, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mps_inventory, "LOOK_S", 30.0)
     client = clients(daemon)
     (found,) = (each for each in found_daemons(program if daemon.device == GPU else PROGRAM) if each.pid == daemon.pid)
     assert (found.pipes, found.devices, found.trouble) == (daemon.pipes, daemon.device, "")

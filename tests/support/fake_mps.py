@@ -12,7 +12,9 @@ CONTROL = "nvidia-cuda-mps-control"
 SMS = 132
 GPU = "GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65"
 """A device that there is none of."""
-TIMEOUT_S = 30.0
+OWN_GPU = f"GPU-74d43ed3-cdf7-e667-3644-{os.getpid():012x}"
+"""One for daemons in the directory of this user, of which each device has one: no other process of tests has it."""
+TIMEOUT_S = 60.0
 """How long a client waits for its server."""
 _ROOT = Path(__file__).resolve().parents[2]
 

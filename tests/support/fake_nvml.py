@@ -4,6 +4,7 @@
 
 import ctypes
 import queue
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -360,12 +361,15 @@ def _profile(geometry: Geometry, matches: Callable[[Profile], bool]) -> Profile:
 
 @contextmanager
 def installed(fake: FakeNvml) -> Iterator[FakeNvml]:
-    """Put the fake where pynvml looks for the library."""
+    """Put the fake where pynvml looks for the library, until the threads that watch devices are done with it."""
     before = pynvml.nvmlLib
     pynvml._nvmlGetFunctionPointer_cache.clear()
     pynvml.nvmlLib = fake
     try:
         yield fake
     finally:
+        for thread in threading.enumerate():
+            if thread.name == "device-watch":
+                thread.join(60)
         pynvml.nvmlLib = before
         pynvml._nvmlGetFunctionPointer_cache.clear()

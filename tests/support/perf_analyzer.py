@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from tests.support.triton_setup import scratch_of
 from tests.support.triton_setup import set_up as set_up_triton
 
 WHEEL = "tritonclient==2.51.0"
@@ -31,27 +32,26 @@ def set_up() -> Path:
     triton = set_up_triton()
     program = DIRECTORY / "perf_analyzer"
     if not program.exists():
-        scratch = DIRECTORY.with_name(f"{DIRECTORY.name}.{os.getpid()}")
-        scratch.mkdir(parents=True, exist_ok=True)
         try:
-            _unpack(scratch)
-            for name, pattern in _LIBRARIES.items():
-                (library,) = (triton / "wheel" / "nvidia_pytriton.libs").glob(pattern)
-                shutil.copy(library, scratch / name)
-            if not program.exists():
-                shutil.rmtree(DIRECTORY, ignore_errors=True)
-                scratch.rename(DIRECTORY)
+            with scratch_of(DIRECTORY) as scratch:
+                if not program.exists():
+                    _unpack(scratch)
+                    for name, pattern in _LIBRARIES.items():
+                        (library,) = (triton / "wheel" / "nvidia_pytriton.libs").glob(pattern)
+                        shutil.copy(library, scratch / name)
+                    shutil.rmtree(DIRECTORY, ignore_errors=True)
+                    scratch.rename(DIRECTORY)
         except (OSError, ValueError) as error:
-            if not program.exists():
-                raise PerfAnalyzerUnavailable(f"perf_analyzer could not be set up: {error}") from error
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            raise PerfAnalyzerUnavailable(f"perf_analyzer could not be set up: {error}") from error
     run("--version")
     return program
 
 
 def run(*arguments: str) -> str:
-    """What the program prints; it must end well. Raises PerfAnalyzerUnavailable when it cannot be started."""
+    """What the program prints; it must end well.
+
+    Raises PerfAnalyzerUnavailable when it cannot be started, subprocess.TimeoutExpired when it does not end.
+    """
     environment = {**os.environ, "LD_LIBRARY_PATH": str(DIRECTORY)}
     command = [str(DIRECTORY / "perf_analyzer"), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

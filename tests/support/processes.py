@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def alive(pid: int) -> bool:
 
 def allowed_cores(pid: int) -> set[str]:
     """The lists of cores that the threads of a process may run on."""
-    statuses = [(task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    statuses = _of_threads(pid, "status")
     return {line.split()[1] for status in statuses for line in status.splitlines() if "Cpus_allowed_list" in line}
 
 
@@ -29,8 +29,14 @@ def memory_files(pid: int, name: str) -> list[str]:
 
 def children(pid: int) -> list[int]:
     """The child processes of a process, of all its threads."""
-    lists = [(task / "children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
-    return sorted(int(child) for text in lists for child in text.split())
+    return sorted(int(child) for text in _of_threads(pid, "children") for child in text.split())
+
+
+def _of_threads(pid: int, name: str) -> Iterator[str]:
+    """What a file of each thread of a process says, but for those that end meanwhile."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            yield (task / name).read_text()
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 60) -> None:

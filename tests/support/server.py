@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
-READY_TIMEOUT_S = 120.0
+READY_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 80.0
 
 
@@ -56,6 +56,7 @@ def gateway_server(
     """
     settings, ready, log = directory / "sluice.yaml", directory / "ready.json", directory / "server.log"
     settings.write_text(json.dumps({**(config or {}), "http_port": 0, "grpc_port": 0}))
+    ready.unlink(missing_ok=True)  # of a server that was there before
     source: list[str] = []
     if repository is not None:
         source = ["--repository", str(repository)] if repository.is_dir() else [str(repository)]

@@ -27,7 +27,7 @@ CLIENTS = (*SYNC, *AIO)
 class Sent(NamedTuple):
     """A request that is sent `at_ms`; its rows are numbers from `first` on, each `width` times.
 
-    `outputs` are those it asks for, all of them when there are none.
+    `outputs` are those it asks for, all of them when there are none. Asked for by `id` the server tells of it.
     """
 
     at_ms: float = 0
@@ -38,6 +38,7 @@ class Sent(NamedTuple):
     width: int = 1
     first: int = 0
     outputs: tuple[str, ...] = ()
+    id: str = ""
 
 
 class Reply(NamedTuple):
@@ -119,6 +120,7 @@ def _arguments(library: ModuleType, each: Sent, inputs: Sequence[str]) -> dict[s
         "model_name": each.model,
         "inputs": tensors,
         "outputs": wanted,
+        "request_id": each.id,
         "priority": each.priority,
         "timeout": timeout,
     }
@@ -141,3 +143,16 @@ def executed(server: GatewayServer, model: str) -> dict[int, int]:
     with tritonclient.http.InferenceServerClient(server.http_url) as client:
         (entry,) = client.get_inference_statistics(model)["model_stats"]
     return {each["batch_size"]: each["compute_infer"]["count"] for each in entry["batch_stats"]}
+
+
+def metrics(server: GatewayServer) -> Mapping[str, float]:
+    """Triton's metrics by name and labels."""
+    text = server.request("GET", "/metrics")[2].decode()
+    lines = (line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("nv_"))
+    return {name: float(number) for name, number in lines}
+
+
+def metric(server: GatewayServer, name: str, model: str, **labels: str) -> float:
+    """One of them, of a model; 0 when there is none."""
+    more = "".join(f',{label}="{each}"' for label, each in labels.items())
+    return metrics(server).get(f'nv_inference_{name}{{model="{model}",version="1"{more}}}', 0)

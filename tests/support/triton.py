@@ -19,6 +19,8 @@ from tests.support.triton_setup import command
 
 READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 10.0
+REGION = "sluice-test-"
+"""What the names of the shared memory begin with that a server and the processes of its models have in common."""
 
 
 class TritonServer(NamedTuple):
@@ -70,22 +72,23 @@ def triton_server(
     `load` are the models to begin with. The log is kept in `scratch`. Raises RuntimeError with the log when it does not
     get ready.
     """
-    grpc_port = grpc_port or free_ports(1)[0]
-    line, environment = command_line(directory, repository, grpc_port, load, arguments)
-    log = scratch / f"triton-{grpc_port}.log"
-    http_port = next(int(each.partition("=")[2]) for each in line if each.startswith("--http-port="))
+    log = scratch / "triton.log"
+    # On a busy machine one in a while ends as it starts: it waits for its models' locks for so long only, and somebody
+    # else may have taken a port that was free.
     for _ in range(3):
+        port = grpc_port or free_ports(1)[0]
+        line, environment = command_line(directory, repository, port, load, arguments)
+        http_port = next(int(each.partition("=")[2]) for each in line if each.startswith("--http-port="))
         with log.open("ab") as output:
             process = subprocess.Popen(line, env=environment, stdout=output, stderr=subprocess.STDOUT)
-        server = TritonServer(process, http_port, grpc_port, log)
+        server = TritonServer(process, http_port, port, log)
         try:
-            # On a busy machine one in a while ends as it starts: it waits for its models' locks for so long only.
             if _is_ready(server):
                 yield server
                 return
         finally:
             _end(process)
-            remove_memory(grpc_port)
+            remove_memory(port)
     raise RuntimeError(f"Triton did not get ready:\n{log.read_text(errors='replace')}")
 
 
@@ -125,11 +128,11 @@ def command_line(
 def remove_memory(grpc_port: int) -> None:
     """Remove what the models of a server that was killed have left behind."""
     for left in Path("/dev/shm").glob(f"{_memory(grpc_port)}*"):
-        left.unlink()
+        left.unlink(missing_ok=True)
 
 
 def _memory(grpc_port: int) -> str:
-    return f"sluice-test-{os.getpid()}-{grpc_port}-"
+    return f"{REGION}{os.getpid()}-{grpc_port}-"
 
 
 def _is_ready(server: TritonServer) -> bool:
@@ -138,7 +141,7 @@ def _is_ready(server: TritonServer) -> bool:
     with tritongrpc.InferenceServerClient(server.url) as client:
         while time.monotonic() < deadline and server.process.poll() is None:
             with suppress(InferenceServerException):
-                if client.is_server_ready():
+                if client.is_server_ready(client_timeout=10):
                     return True
             time.sleep(0.05)
     return False

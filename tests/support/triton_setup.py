@@ -4,12 +4,15 @@ The wheel's Python backend takes NumPy 1 only (with NumPy 2 its outputs are sile
 environment of their own.
 """
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
@@ -27,28 +30,40 @@ class TritonUnavailable(Exception):
 def set_up() -> Path:
     """The directory with a complete Triton, made if it is not there yet (a minute at most where wheels come quickly).
 
-    Raises TritonUnavailable. Several processes may try at once: one of them wins.
+    Raises TritonUnavailable. Several processes may try at once: one does it, the others wait for that.
     """
     stamp = f"{WHEEL} python{sysconfig.get_python_version()} onnxruntime=={_onnxruntime()}\n"
-    if _is_complete(stamp):
-        return DIRECTORY
-    scratch = DIRECTORY.with_name(f"{DIRECTORY.name}.{os.getpid()}")
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    try:
-        _unpack_wheel(scratch)
-        _make_backend(scratch)
-        _make_environment(scratch)
-        (scratch / "complete").write_text(stamp)
-        if not _is_complete(stamp):
-            shutil.rmtree(DIRECTORY, ignore_errors=True)
-            scratch.rename(DIRECTORY)
-    except OSError as error:
-        if not _is_complete(stamp):
+    if not _is_complete(stamp):
+        try:
+            with scratch_of(DIRECTORY) as scratch:
+                if not _is_complete(stamp):
+                    _unpack_wheel(scratch)
+                    _make_backend(scratch)
+                    _make_environment(scratch)
+                    (scratch / "complete").write_text(stamp)
+                    shutil.rmtree(DIRECTORY, ignore_errors=True)
+                    scratch.rename(DIRECTORY)
+        except OSError as error:
             raise TritonUnavailable(f"Triton could not be set up: {error}") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return DIRECTORY
+
+
+@contextmanager
+def scratch_of(directory: Path) -> Iterator[Path]:
+    """An empty directory beside another one, to be made into that; no other process has it meanwhile.
+
+    Waits for one that has, which is bounded by what that does.
+    """
+    scratch, lock = (directory.with_name(f"{directory.name}.{suffix}") for suffix in ("new", "lock"))
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+        try:
+            yield scratch
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def command(directory: Path) -> tuple[list[str], dict[str, str]]:

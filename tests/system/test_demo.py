@@ -11,6 +11,7 @@ import pytest
 
 from examples.digits import demo
 from examples.digits.build import build_repository
+from tests.support.processes import until
 
 ROOT = Path(demo.__file__).parents[2]
 
@@ -37,7 +38,7 @@ def run(command: list[str]) -> subprocess.CompletedProcess[str]:
         env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
 
@@ -57,9 +58,15 @@ def test_the_demo_gets_every_answer_and_the_known_accuracies(
 
 def test_the_readme_s_curl_line_gets_the_zero_recognised(server: demo.Server) -> None:
     (curl,) = (block for block in readme_blocks("sh", server) if block.startswith("curl"))
-    answer = run(["bash", "-c", curl])
-    assert re.search(r'"shape":\[1,10\]', answer.stdout), answer
-    data = re.search(r'"data":\[([^\]]*)\]', answer.stdout)
+    answers: list[str] = []
+
+    def is_answered() -> bool:
+        """Under load it may be refused: it asks for 20 ms."""
+        answers.append(run(["bash", "-c", curl]).stdout)
+        return '"shape":[1,10]' in answers[-1]
+
+    until(is_answered)
+    data = re.search(r'"data":\[([^\]]*)\]', answers[-1])
     assert data is not None
     probabilities = [float(value) for value in data[1].split(",")]
     assert probabilities.index(max(probabilities)) == 0

@@ -55,7 +55,7 @@ def repository(tmp_path: Path) -> Path:
 
 @contextmanager
 def serve(repository: Path, tmp_path: Path, **config: Any) -> Iterator[GatewayServer]:
-    settings = {"control": "explicit", "partitions": 2, "max_batch_size": 4, **config}
+    settings = {"control": "explicit", "partitions": 2, "max_batch_size": 4, "default_slo_ms": 60_000, **config}
     with gateway_server(repository, tmp_path, settings) as server:
         yield server
 
@@ -85,9 +85,13 @@ def index(client: Any) -> list[tuple[str, ...]]:
 
 @contextmanager
 def traffic(server: GatewayServer, name: str) -> Iterator[list[Any]]:
-    """Requests one after the other over both protocols; the answers, none of which may be an error."""
+    """Requests one after the other over both protocols; the answers, none of which may be an error.
+
+    The last answer is to what was asked after the block.
+    """
     answers: list[Any] = []
     errors: list[Exception] = []
+    answered = dict.fromkeys(CLIENTS, 0)
     stop = threading.Event()
 
     def run(protocol: str) -> None:
@@ -95,17 +99,21 @@ def traffic(server: GatewayServer, name: str) -> Iterator[list[Any]]:
             while not stop.wait(0.005):
                 try:
                     answers.append(ask(client, name))
+                    answered[protocol] += 1
                 except InferenceServerException as error:
                     errors.append(error)
+
+    def go_on() -> None:
+        seen = answered.copy()
+        until(lambda: all(answered[each] > seen[each] + 5 for each in CLIENTS) or bool(errors))
 
     threads = [threading.Thread(target=run, args=(protocol,)) for protocol in CLIENTS]
     for thread in threads:
         thread.start()
     try:
-        until(lambda: len(answers) > 10 or bool(errors))
+        go_on()
         yield answers
-        seen = len(answers)
-        until(lambda: len(answers) > seen + 10 or bool(errors))
+        go_on()
     finally:
         stop.set()
         for thread in threads:
@@ -352,7 +360,7 @@ def test_the_command_line_is_a_client_of_it(
         assert main(["model", "unload", "mine", url]) == 0
         assert main(["model", "load", "nowhere", url]) == 2
         assert "failed to load 'nowhere'" in capsys.readouterr().err
-    assert main(["model", "list", url]) == 2
+    assert main(["model", "list", "--url=http://127.0.0.1:1"]) == 2
     assert "cannot be reached: [Errno 111] Connection refused" in capsys.readouterr().err
     assert main(["model", "validate", str(repository)]) == 0
     assert capsys.readouterr().out == (

@@ -1,5 +1,6 @@
 """Loads and unloads on a real server that are slow, crash, are too big, race each other, or come as it stops."""
 
+import http.client
 import json
 import os
 import random
@@ -72,6 +73,26 @@ def loading(server: GatewayServer, name: str, or_ready: bool = False) -> bool:
         return any(entry[0] == name and entry[2] in states for entry in index(client))
 
 
+def runs(server: GatewayServer) -> bool:
+    """Whether some worker has a batch."""
+    return b"\nsluice_arena_used_bytes 0.0\n" not in server.request("GET", "/metrics")[2]
+
+
+def asked(server: GatewayServer, change: str) -> http.client.HTTPConnection:
+    """A connection on which a change was asked for; what is asked on others from now on comes after it."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
+    connection.request("POST", f"/v2/repository/models/{change}", b"{}")
+    return connection
+
+
+def refusal(connection: http.client.HTTPConnection) -> tuple[int, str]:
+    """Status and message of the answer that comes on a connection, its last one."""
+    answer = connection.getresponse()
+    message: str = json.loads(answer.read())["error"]
+    connection.close()
+    return answer.status, message
+
+
 @pytest.mark.timed
 @pytest.mark.behaviour("L0_lifecycle", "unload drains: requests that run are answered", through="http")
 def test_what_is_in_flight_ends_before_a_model_goes_and_before_its_worker_is_replaced(
@@ -87,8 +108,9 @@ def test_what_is_in_flight_ends_before_a_model_goes_and_before_its_worker_is_rep
     with meanwhile() as pool, serve(repository, tmp_path, partitions=1, load_models=["slow", "first"]) as server:
         worker = children(server.process.pid)
         for name, recycle in (("first", True), ("slow", False)):
+            until(lambda: not runs(server))
             answer = pool.submit(late, server)
-            until(lambda: b"\nsluice_arena_used_bytes 0.0\n" not in server.request("GET", "/metrics")[2])  # it runs
+            until(lambda: runs(server))
             body = json.dumps({"parameters": {"recycle": recycle}}).encode()
             assert server.request("POST", f"/v2/repository/models/{name}/unload", body)[0] == 200
             y, seconds = answer.result()
@@ -165,15 +187,16 @@ def test_a_server_that_is_to_stop_does_not_wait_for_a_load(repository: Path, tmp
     # It gives requests longer than this test waits.
     with meanwhile() as pool, serve(repository, tmp_path, load_models=["first"], drain_timeout_s=600) as server:
         workers = children(server.process.pid)
-        loads = [pool.submit(load, server, "endless", "grpc")]
+        endless = pool.submit(load, server, "endless", "grpc")
         until(lambda: loading(server, "endless"))
-        loads += [pool.submit(load, server, name) for name in ("endless", "second")]
-        until(lambda: loading(server, "second"))
-        unload = pool.submit(server.request, "POST", "/v2/repository/models/endless/unload", b"{}")
+        changes = [asked(server, change) for change in ("endless/load", "endless/unload", "second/load")]
+        until(lambda: loading(server, "second"))  # and it has what was asked before
         server.process.send_signal(signal.SIGTERM)
+        refusals = [refusal(change) for change in changes]
         assert server.process.wait(60) == 0  # it gives 5 s to the workers, which do not end by themselves
-        assert [each.result().split(": ")[-1] for each in loads] == ["the server is stopping"] * 3
-        assert unload.result()[0] == 503
+        assert [status for status, _ in refusals] == [503] * 3
+        messages = [endless.result(), *(message for _, message in refusals)]
+        assert [message.split(": ")[-1] for message in messages] == ["the server is stopping"] * 4
         assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
     log = server.log.read_text()
     assert "Traceback" not in log

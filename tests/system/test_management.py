@@ -219,7 +219,7 @@ def test_a_stream_answers_each_request_and_survives_a_bad_one(server: GatewaySer
             )
         answers, errors = {}, []
         for _ in range(20):
-            result, error = replies.get(timeout=20)
+            result, error = replies.get(timeout=60)
             if error is None:
                 response = result.get_response()
                 answers[response.id] = result.as_numpy("y").tolist()
@@ -250,7 +250,7 @@ def test_the_asyncio_clients_manage_as_well(server: GatewayServer, protocol: str
 @pytest.mark.behaviour("L0_grpc", "grpc.health.v1 says SERVING when ready", through="grpc")
 def test_health_is_served_to_orchestrators(server: GatewayServer) -> None:
     with grpc.insecure_channel(server.grpc_url) as channel:
-        reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+        reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
     assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
@@ -306,10 +306,10 @@ def _over_http(server: GatewayServer, context: ssl.SSLContext) -> None:
     body = {"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}]}
     address = f"https://{server.http_url}/v2/models/first/infer"
     request = urllib.request.Request(address, json.dumps(body).encode(), method="POST")
-    with urllib.request.urlopen(request, timeout=20, context=context) as reply:
+    with urllib.request.urlopen(request, timeout=60, context=context) as reply:
         assert json.load(reply)["outputs"][0]["data"] == [1, 2, 3]
 
 
 def _over_grpc(client: Any) -> None:
-    result = client.infer("first", given(tritonclient.grpc), client_timeout=10)
+    result = client.infer("first", given(tritonclient.grpc), client_timeout=60)
     assert result.as_numpy("y").tolist() == ROW.tolist()

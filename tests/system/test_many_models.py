@@ -55,6 +55,7 @@ def test_50_models_where_10_fit_are_all_served(tmp_path: Path) -> None:
     config: dict[str, object] = {
         "partitions": [{"name": "only", "cores": [available_cores()[0]], "memory_mb": HELD * MODEL_MB}],
         "max_batch_size": 4,
+        "default_slo_ms": 60_000,
         "residency": {"pinned": ["m7"]},
     }
     generator = random.Random(1)
@@ -107,6 +108,7 @@ def test_what_cannot_be_loaded_in_time_is_refused_at_once_with_the_reason(tmp_pa
     config: dict[str, object] = {
         "partitions": [{"name": "only", "cores": [available_cores()[0]], "memory_mb": MODEL_MB}],
         "max_batch_size": 4,
+        "default_slo_ms": 60_000,
     }
     with gateway_server(tmp_path / "models", tmp_path, config) as server:
         status, answer = infer(server, "m1", {"slo_ms": 100})

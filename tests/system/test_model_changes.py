@@ -178,7 +178,7 @@ async def test_a_worker_that_is_killed_while_it_loads_comes_back_without_that_mo
     tmp_path: Path, small: ModelFile, big: ModelFile
 ) -> None:
     stuck = held(tmp_path / "stuck", "stuck:1", at_load=True)
-    slow = timed(tmp_path / "slow.json", 1000, "slow:1")
+    slow = timed(tmp_path / "slow.json", 60_000, "slow:1")
     async with serving(worker(small)) as gateway:
         for file in (stuck, slow):  # Killed while the backend is made, and while it is warmed.
             gateway.supervisor.load("cpu0", file)
@@ -196,11 +196,11 @@ async def test_a_worker_that_is_killed_while_it_loads_comes_back_without_that_mo
 
 @in_loop
 async def test_a_worker_that_is_told_to_end_while_it_loads_ends(tmp_path: Path, small: ModelFile) -> None:
-    before = children(os.getpid())  # of other tests, such as the tracker of shared memory that Python keeps
+    before = set(children(os.getpid()))  # of other tests, such as the tracker of shared memory that Python keeps
     async with serving(worker(small)) as gateway:
-        gateway.supervisor.load("cpu0", timed(tmp_path / "slow.json", 1000))
+        gateway.supervisor.load("cpu0", timed(tmp_path / "slow.json", 2000))
         await asyncio.sleep(0.2)
-    assert children(os.getpid()) == before
+    assert set(children(os.getpid())) <= before
     assert gateway.reports.empty()
 
 
@@ -242,7 +242,7 @@ async def test_orders_of_the_scheduler_are_carried_out_and_answered(tmp_path: Pa
     """Each by one event, unless the worker is lost first."""
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"this is no model")
-    slow = timed(tmp_path / "slow.json", 1000, "slow:1")
+    slow = timed(tmp_path / "slow.json", 60_000, "slow:1")
     files = small, timed(tmp_path / "timed.json", 1), slow, model(broken, "bad:1")
     tensor = TensorSpec("x", DataType.FP32, (8,))
     specs = {file.key: ModelSpec(file.key[:-2], 1, (tensor,), (tensor,), max_batch_size=4) for file in files}

@@ -19,10 +19,10 @@ from mps.mps_environment import pipe_directory
 from mps.mps_processes import mps_processes
 from mps.mps_protocol2 import Protocol2
 from tests.support import fake_mps
+from tests.support.fake_mps import OWN_GPU as GPU
 from tests.support.processes import until
 from tests.support.server import GatewayServer, gateway_server
 
-GPU = "GPU-74d43ed3-cdf7-e667-3644-0000000000fa"
 PIPES = pipe_directory(GPU)
 CONFIG = """
 backend: "python" max_batch_size: 4
@@ -73,6 +73,10 @@ async def under_load(server: GatewayServer, trouble: Callable[[], None], over: C
     answered = 0
     stopping = False
 
+    async def some_more() -> None:
+        enough = answered + 4 * CLIENTS
+        await asyncio.to_thread(until, lambda: answered >= enough)
+
     async def send(client: tritonclient.grpc.aio.InferenceServerClient, value: float) -> None:
         nonlocal answered
         tensor = tritonclient.grpc.aio.InferInput("x", [1, 1], "FP32")
@@ -86,10 +90,10 @@ async def under_load(server: GatewayServer, trouble: Callable[[], None], over: C
     async with tritonclient.grpc.aio.InferenceServerClient(server.grpc_url) as client, asyncio.TaskGroup() as tasks:
         for number in range(CLIENTS):
             tasks.create_task(send(client, number))
-        await asyncio.sleep(0.3)
+        await some_more()
         trouble()
         await asyncio.to_thread(until, over)
-        await asyncio.sleep(0.3)
+        await some_more()
         stopping = True
     return answered
 

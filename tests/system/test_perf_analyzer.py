@@ -1,6 +1,8 @@
 """Triton's perf_analyzer as it is, against a real server: in all its ways to send requests, and none of them fails."""
 
+import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from tests.support.server import GatewayServer, gateway_server
 from tests.support.triton_setup import TritonUnavailable
 
 REQUESTS = 300
+TRIES = 3
 CLOSED = ["--concurrency-range", "4"]
 OPEN = ["--request-rate-range", "250"]
 MODES = {
@@ -55,9 +58,14 @@ def test_perf_analyzer_runs_as_against_triton(server: GatewayServer, tmp_path: P
     kind, arguments = MODES[mode]
     url = server.http_url if protocol == "http" else server.grpc_url
     succeeded, failed = counts(server)
-    rows, (experiment,) = perf_analyzer.profile(
-        tmp_path, "-m", "identity", "-i", protocol, "-u", url, "--request-count", str(REQUESTS), *arguments
-    )
+    wanted = ("-m", "identity", "-i", protocol, "-u", url, "--request-count", str(REQUESTS), *arguments)
+    for _ in range(TRIES):
+        before = counts(server)[0]
+        with suppress(subprocess.TimeoutExpired):
+            rows, (experiment,) = perf_analyzer.profile(tmp_path, *wanted)
+            break
+        # It waits forever where all is answered before it begins to count, as on a machine with other work.
+        assert counts(server)[0] - before >= REQUESTS
     assert experiment["experiment"]["mode"] == kind
     requests = experiment["requests"]
     assert len(requests) >= REQUESTS

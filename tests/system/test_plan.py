@@ -14,7 +14,7 @@ from mps.cpu import available_cores
 from tests.support.onnx_models import save_mlp
 
 CASCADE = """
-slo_ms: 200
+slo_ms: 60000
 stages:
   small: {model: small, inputs: {x: request.x}}
   large: {model: large, inputs: {x: request.x}, when: {stage: small, output: y, below: 0.9}}
@@ -61,7 +61,7 @@ def test_a_pipeline_is_planned_before_and_after_it_is_profiled(sluice: Sluice, r
     assert before.status == 0, before.err
     assert "sluice: timing small:1 on cpu1: there is no stored profile" in before.err
     assert "latencies timed now, not stored" in before.out
-    assert "assumed: the pipeline's objective, 200 ms" in before.out
+    assert "assumed: the pipeline's objective, 60000 ms" in before.out
     assert "assumed: 50% of the rows offered to stage 'large' run (--escalation large=P)" in before.out
     assert not list(repository.rglob("profile.json")), "planning stores nothing"
 
@@ -70,17 +70,22 @@ def test_a_pipeline_is_planned_before_and_after_it_is_profiled(sluice: Sluice, r
     after = sluice(*plan, "--escalation", "large=0.1", "--explain")
     assert (after.status, after.err) == (0, "")
     assert "latencies measured: small:1 on cpu1, large:1 on cpu1" in after.out
-    for told in ("bottleneck: stage", "highest rate within 200 ms:", "lowest objective at 20 requests/s:", "runner-up"):
+    for told in (
+        "bottleneck: stage",
+        "highest rate within 60000 ms:",
+        "lowest objective at 20 requests/s:",
+        "runner-up",
+    ):
         assert told in after.out
     assert "20 x 0.1 = 2 a second" in after.out
     assert "longest way: small" in after.out
 
 
 def test_all_figures_as_json(sluice: Sluice, repository: Path) -> None:
-    done = sluice("plan", "cascade", "--repository", repository, "--partitions", "1", "--slo-ms", 500, "--json")
+    done = sluice("plan", "cascade", "--repository", repository, "--partitions", "1", "--slo-ms", 50000, "--json")
     assert done.status == 0, done.err
     answer = msgspec.json.decode(done.out, type=PlanAnswer)
-    assert (answer.pipeline, answer.slo_ms, answer.planner, answer.feasible) == ("cascade:1", 500, "exact", True)
+    assert (answer.pipeline, answer.slo_ms, answer.planner, answer.feasible) == ("cascade:1", 50_000, "exact", True)
     assert answer.partitions == {f"cpu{len(available_cores())}": 1}
     assert [stage.probability for stage in answer.plan.stages] == [1, 0.5]
 
@@ -100,7 +105,7 @@ def test_what_cannot_be_met_is_told_and_is_the_exit_status(sluice: Sluice, repos
 
 
 def test_an_objective_beyond_a_day_counts_as_one(sluice: Sluice, repository: Path) -> None:
-    (repository / "cascade" / "pipeline.yaml").write_text(CASCADE.replace("slo_ms: 200", "slo_ms: 1.0e+300"))
+    (repository / "cascade" / "pipeline.yaml").write_text(CASCADE.replace("slo_ms: 60000", "slo_ms: 1.0e+300"))
     plan = ("plan", "cascade", "--repository", repository, "--partitions", "cpu1")
     for given in ((), ("--slo-ms", "1e300")):
         done = sluice(*plan, *given)
@@ -126,11 +131,11 @@ def test_the_partitions_and_prices_of_the_configuration(sluice: Sluice, reposito
     core = available_cores()[0]
     config = repository / "sluice.yaml"
     partition = {"name": "slow", "cores": [core], "slowdown": 2, "price": 3600}
-    config.write_text(json.dumps({"partitions": [partition], "default_slo_ms": 1000}))
+    config.write_text(json.dumps({"partitions": [partition], "default_slo_ms": 50_000}))
     done = sluice("plan", "small", "--repository", repository, "--config", config, "--json")
     assert done.status == 0, done.err
     answer = msgspec.json.decode(done.out, type=PlanAnswer)
-    assert (answer.partitions, answer.slo_ms) == ({"cpu1/x2": 1}, 1000)
+    assert (answer.partitions, answer.slo_ms) == ({"cpu1/x2": 1}, 50_000)
     (stage,) = answer.plan.stages
     assert stage.arithmetic is not None
     assert stage.arithmetic.price_per_s == 1

@@ -8,11 +8,10 @@ import pytest
 
 from gateway.cli import main
 from tests.support import fake_mps
+from tests.support.fake_mps import OWN_GPU as GPU
 from tests.support.http_load import HttpLoad
 from tests.support.server import GatewayServer, gateway_server
 from tests.support.timed_models import save_timed
-
-GPU = "GPU-74d43ed3-cdf7-e667-3644-0000000000fe"
 
 pytestmark = pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there may well be an MPS of its own here")
 

@@ -40,7 +40,7 @@ outputs:
 
 def sluice(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gateway.cli", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
 
 
 CHAINED = """

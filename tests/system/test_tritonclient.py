@@ -1,6 +1,7 @@
 """The real tritonclient (http, grpc, and their asyncio variants) against a real server."""
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
@@ -19,8 +20,9 @@ from tritonclient.utils import InferenceServerException
 
 from models.arrays import numpy_dtype
 from models.tensor import RAW_ONLY, DataType
-from tests.support.onnx_models import save_identity, save_spin
+from tests.support.onnx_models import save_identity
 from tests.support.server import GatewayServer, gateway_server
+from tests.support.timed_models import save_timed
 
 SYNC = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 AIO = {"http": tritonclient.http.aio, "grpc": tritonclient.grpc.aio}
@@ -43,11 +45,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayServer]:
     repository = directory / "models"
     for datatype in DataType:
         save_identity(repository / f"identity_{datatype.lower()}" / "1" / "model.onnx", datatype, [3])
-    save_spin(repository / "slow" / "1" / "model.onnx", 10_000, 10_000)
+    save_timed(repository, "slow", {1: 400}, max_batch_size=1)
     config: dict[str, object] = {
         "max_batch_size": 4,
         "partitions": 1,
-        "models": {"slow": {"max_batch_size": 1}},
         "limits": {"queue_requests": 2},
     }
     with gateway_server(repository, directory, config, ["--allow-client-shm"]) as running:
@@ -143,7 +144,7 @@ def test_an_unknown_model_is_not_found(client: Any, protocol: str) -> None:
 @pytest.mark.behaviour("L0_http", "a full queue is 503, UNAVAILABLE: Exceeds maximum queue size")
 def test_overload_is_told_at_once_and_the_rest_is_served(server: GatewayServer, protocol: str) -> None:
     library = SYNC[protocol]
-    row = np.zeros((1, 64), np.float32)
+    row = np.zeros((1, 1), np.float32)
 
     def infer(_: int) -> str:
         with library.InferenceServerClient(url(server, protocol)) as client:
@@ -164,7 +165,7 @@ def test_overload_is_told_at_once_and_the_rest_is_served(server: GatewayServer, 
 @pytest.mark.behaviour("L0_parameters", "custom parameters are passed, and timeout is accepted")
 def test_a_client_may_give_an_objective(client: Any, protocol: str) -> None:
     given = [tensor(SYNC[protocol], VALUES[DataType.INT8], "INT8")]
-    answer = client.infer("identity_int8", given, parameters={"slo_ms": 5000}, timeout=5_000_000)
+    answer = client.infer("identity_int8", given, parameters={"slo_ms": 50_000}, timeout=50_000_000)
     assert answer.as_numpy("y").tolist() == VALUES[DataType.INT8].tolist()
     with pytest.raises(InferenceServerException, match="'slo_ms'"):
         client.infer("identity_int8", given, parameters={"slo_ms": "soon"})
@@ -183,10 +184,11 @@ def test_an_output_may_be_told_as_classes(client: Any, protocol: str) -> None:
 def test_tensors_go_through_shared_memory(client: Any, protocol: str) -> None:
     library = SYNC[protocol]
     values = VALUES[DataType.FP32]
-    region = shm.create_shared_memory_region("tensors", f"/test-tritonclient-{protocol}", 64)
+    key = f"/test-tritonclient-{os.getpid()}-{protocol}"
+    region = shm.create_shared_memory_region("tensors", key, 64)
     try:
         shm.set_shared_memory_region(region, [values])
-        client.register_system_shared_memory("tensors", f"/test-tritonclient-{protocol}", 64)
+        client.register_system_shared_memory("tensors", key, 64)
         given = library.InferInput("x", values.shape, "FP32")
         given.set_shared_memory("tensors", 24)
         wanted = library.InferRequestedOutput("y")

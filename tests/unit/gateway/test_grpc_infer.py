@@ -66,7 +66,7 @@ def test_what_differs_beside_the_numbers_is_heeded(served: Front) -> None:
             marked.parameters["triton_enable_empty_final_response"].bool_param = True
             reply = await stub.ModelInfer(marked)
             assert (numbers(reply), reply.parameters["triton_final_response"].bool_param) == ([3, 4], True)
-            hurried = await stub.ModelInfer(request(5, 6), timeout=0.5)
+            hurried = await stub.ModelInfer(request(5, 6), timeout=50)
             assert numbers(hurried) == [5, 6]
             wide = request(1, 2)
             wide.inputs[0].shape[:] = [2, 1]
@@ -74,11 +74,12 @@ def test_what_differs_beside_the_numbers_is_heeded(served: Front) -> None:
             short = request(1)
             assert (await refusal(stub.ModelInfer(short)))[0] is grpc.StatusCode.INVALID_ARGUMENT
 
-    served = front(identity("m", ("x", DataType.FP32, (2,)), max_batch_size=64))
+    served = front(identity("m", ("x", DataType.FP32, (2,)), max_batch_size=64, slo_ms=60_000))
     converse(served, talk)
     assert [each["id"] for each in served.runtime.submitted] == ["", "a", "b", "", ""] * 3
     budgets_ns = [each["deadline_ns"] - ARRIVED_NS for each in served.runtime.submitted]
-    assert all((budget_ns < 10**9) == (place % 5 == 4) for place, budget_ns in enumerate(budgets_ns))
+    assert [budget_ns == 60 * 10**9 for budget_ns in budgets_ns] == [True, True, True, True, False] * 3
+    assert all(budget_ns < 55 * 10**9 for budget_ns in budgets_ns[4::5])
 
 
 def test_several_inputs_go_their_own_ways(served: Front) -> None:

@@ -14,8 +14,6 @@ import pytest
 from gateway.grpc_server import GrpcServer
 
 Handlers = dict[str, Any]
-GIVEN_UP_S = 1.6
-"""When clients give up that wait in vain: enough for a call to have reached its server."""
 
 
 def serve(handlers: Handlers, talk: Callable[[grpc.aio.Channel, GrpcServer], Awaitable[None]]) -> None:
@@ -42,6 +40,15 @@ def waiting_threads() -> list[threading.Thread]:
     for thread in threads:
         thread.join(60)
     return [thread for thread in threads if thread.is_alive()]
+
+
+async def give_up(call: Any, message: bytes, reached: Callable[[], bool]) -> None:
+    """Wait in vain for the answer to a call that has reached its server, for which some need more time than others."""
+    timeout_s = 0.2
+    while not reached():
+        with pytest.raises(grpc.aio.AioRpcError, match="DEADLINE_EXCEEDED"):
+            await call(message, timeout=timeout_s)
+        timeout_s *= 2
 
 
 def unary(behaviour: Callable[[bytes, Any], Awaitable[bytes] | None]) -> Handlers:
@@ -76,32 +83,28 @@ def test_calls_that_come_together_are_taken_in_one_turn_of_the_loop() -> None:
 
 
 def test_a_call_that_the_client_cancels_or_waits_for_too_long_is_cancelled() -> None:
-    cancelled: list[bytes] = []
-    begun, both = asyncio.Event(), asyncio.Event()
+    begun = {request: asyncio.Event() for request in (b"late", b"given up")}
+    cancelled = {request: asyncio.Event() for request in begun}
 
     async def answer(request: bytes, context: Any) -> bytes:
-        if request == b"given up":
-            begun.set()
+        begun[request].set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            cancelled.append(request)
-            if len(cancelled) == 2:
-                both.set()
+            cancelled[request].set()
             raise
         return b""
 
     async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
         call = channel.unary_unary("/s/M", None, None)
-        with pytest.raises(grpc.aio.AioRpcError, match="DEADLINE_EXCEEDED"):
-            await call(b"late", timeout=GIVEN_UP_S)
+        await give_up(call, b"late", begun[b"late"].is_set)
+        await cancelled[b"late"].wait()
         given_up = call(b"given up")
-        await begun.wait()
+        await begun[b"given up"].wait()
         given_up.cancel()
-        await both.wait()
+        await cancelled[b"given up"].wait()
 
     serve(unary(answer), talk)
-    assert cancelled == [b"late", b"given up"]
 
 
 def test_time_metadata_and_status_go_both_ways() -> None:
@@ -174,24 +177,26 @@ def test_a_handler_that_fails_and_an_unknown_method_end_their_call_only(caplog: 
         serve(unary(answer), talk)
 
 
-def test_a_stop_lets_calls_end_and_cancels_those_that_do_not() -> None:
-    begun, released = asyncio.Semaphore(0), asyncio.Event()
+@pytest.mark.parametrize(("grace_s", "ends"), [(60, True), (0.05, False)])
+def test_a_stop_lets_calls_end_and_cancels_those_that_do_not(grace_s: float, ends: bool) -> None:
+    begun, released = asyncio.Event(), asyncio.Event()
 
     async def answer(request: bytes, context: Any) -> bytes:
-        begun.release()
-        await (asyncio.Event() if request == b"for ever" else released).wait()
+        begun.set()
+        await released.wait()
         return request
 
     async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
-        call = channel.unary_unary("/s/M", None, None)
-        ends, never = call(b"ends"), call(b"for ever")
-        await begun.acquire()
-        await begun.acquire()
-        stopping = asyncio.create_task(server.stop(GIVEN_UP_S))
-        released.set()
-        assert await ends == b"ends"
-        with pytest.raises(grpc.aio.AioRpcError):
-            await never
+        call = channel.unary_unary("/s/M", None, None)(b"ends")
+        await begun.wait()
+        stopping = asyncio.create_task(server.stop(grace_s))
+        await asyncio.sleep(0)
+        if ends:
+            released.set()
+            assert await call == b"ends"
+        else:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call
         await stopping
 
     serve(unary(answer), talk)
@@ -209,8 +214,9 @@ def test_a_plain_function_ends_its_call_itself_and_hears_of_one_that_is_cancelle
     def begin(request: bytes, call: Any) -> None:
         if request == b"bad":
             raise ValueError("the model is on fire")
-        call.on_cancelled = cancelled.set
-        calls[request] = call
+        if request not in calls:
+            call.on_cancelled = cancelled.set
+            calls[request] = call
         asked.set()
 
     async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
@@ -224,8 +230,7 @@ def test_a_plain_function_ends_its_call_itself_and_hears_of_one_that_is_cancelle
         with pytest.raises(grpc.aio.AioRpcError, match="the model is on fire"):
             await call(b"bad")
         assert not cancelled.is_set()
-        with pytest.raises(grpc.aio.AioRpcError, match="DEADLINE_EXCEEDED"):
-            await call(b"late", timeout=GIVEN_UP_S)
+        await give_up(call, b"late", lambda: b"late" in calls)
         await cancelled.wait()
         assert [calls[b"answered"].cancelled, calls[b"late"].cancelled] == [False, True]
 
@@ -333,22 +338,22 @@ def test_calls_that_are_refused_and_those_without_a_message_end_with_a_status() 
 
 
 def test_what_is_told_of_an_event_may_fail_once_and_the_next_call_is_answered(caplog: pytest.LogCaptureFixture) -> None:
-    cancelled = asyncio.Event()
+    begun, cancelled = asyncio.Event(), asyncio.Event()
 
     def begin(request: bytes, call: Any) -> None:
         def fail() -> None:
             cancelled.set()
             raise ValueError("nobody expects this")
 
-        if request == b"never":
-            call.on_cancelled = fail
-        else:
+        if request == b"good":
             call.finish(request)
+        elif not begun.is_set():
+            call.on_cancelled = fail
+            begun.set()
 
     async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
         call = channel.unary_unary("/s/M", None, None)
-        with pytest.raises(grpc.aio.AioRpcError):
-            await call(b"never", timeout=GIVEN_UP_S)
+        await give_up(call, b"never", begun.is_set)
         await cancelled.wait()
         assert await call(b"good") == b"good"
 

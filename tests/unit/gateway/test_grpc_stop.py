@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -15,7 +16,7 @@ from gateway.grpc_server import GrpcServer
 from models.tensor import DataType
 from tests.unit.gateway.front import front, identity
 from tests.unit.gateway.grpc_channel import refusal
-from tests.unit.gateway.test_grpc_server import GIVEN_UP_S, serve, unary, waiting_threads
+from tests.unit.gateway.test_grpc_server import serve, unary
 
 STOPPING = grpc.StatusCode.UNAVAILABLE, "the server is stopping", {"retry-after": "1"}
 
@@ -24,17 +25,31 @@ async def echo(request: bytes, context: Any) -> bytes:
     return request
 
 
+Patience = Callable[[GrpcServer, int], None]
+
+
 @pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last calls may take their time, so that they come early enough on a busy machine."""
-    monkeypatch.setattr("gateway.grpc_server.LAST_CALLS_S", 2)
+def patience(monkeypatch: pytest.MonkeyPatch) -> Patience:
+    """Has a server that stops take calls for as long as it takes so many to come."""
+    last_calls_s, sleep = 12.5, asyncio.sleep
+
+    def be_patient(server: GrpcServer, count: int) -> None:
+        async def wait(delay_s: float) -> None:
+            await sleep(0 if delay_s == last_calls_s else delay_s)
+            while delay_s == last_calls_s and len(server._late or ()) < count:
+                await sleep(0)
+
+        monkeypatch.setattr("gateway.grpc_server.LAST_CALLS_S", last_calls_s)
+        monkeypatch.setattr(asyncio, "sleep", wait)
+
+    return be_patient
 
 
-@pytest.mark.usefixtures("patience")
-def test_calls_that_come_while_a_server_stops_are_refused() -> None:
+def test_calls_that_come_while_a_server_stops_are_refused(patience: Patience) -> None:
     async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
         call = channel.unary_unary("/s/M", None, None)
         assert await call(b"before") == b"before"
+        patience(server, 100)
         stopping = asyncio.create_task(server.stop(60))
         await asyncio.sleep(0)
         assert [await refusal(reply) for reply in [call(b"late") for _ in range(100)]] == [STOPPING] * 100
@@ -43,11 +58,11 @@ def test_calls_that_come_while_a_server_stops_are_refused() -> None:
     serve(unary(echo), talk)
 
 
-@pytest.mark.usefixtures("patience")
-def test_a_client_that_asks_again_at_once_is_refused_once_and_reaches_nobody_then() -> None:
+def test_a_client_that_asks_again_at_once_is_refused_once_and_reaches_nobody_then(patience: Patience) -> None:
     async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
         call = channel.unary_unary("/s/M", None, None)
         assert await call(b"before") == b"before"
+        patience(server, 1)
         stopping = asyncio.create_task(server.stop(60))
         await asyncio.sleep(0)
         assert await refusal(call(b"late")) == STOPPING
@@ -227,6 +242,10 @@ def test_the_thread_of_a_server_whose_loop_was_closed_ends_with_the_next_call() 
         return port
 
     port = asyncio.run(start())
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError):
-        channel.unary_unary("/s/M", None, None)(b"", timeout=GIVEN_UP_S)
-    assert waiting_threads() == []
+    timeout_s = 0.2
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        while any(thread.name == "grpc" for thread in threading.enumerate()):
+            assert timeout_s < 60
+            with pytest.raises(grpc.RpcError):
+                channel.unary_unary("/s/M", None, None)(b"", timeout=timeout_s)
+            timeout_s *= 2  # on a busy machine it takes longer to reach the server

@@ -28,6 +28,7 @@ from gateway.executors.triton_settings import TritonSettings
 from gateway.executors.triton_statistics import ModelCounts
 from models.errors import PartitionError
 from tests.support.fake_triton import NOT_HEALTHY, FakeTriton, M, N, Refusal, answer_of, double, serving_fake
+from tests.support.triton import free_ports
 from tests.support.triton_bench import Bench, answers, benched, hang, refusing, saying
 
 
@@ -192,8 +193,7 @@ async def test_only_a_batch_that_waits_behind_another_is_taken_back(bench: Bench
 def test_a_server_that_is_not_there_is_reported_once_and_found_when_it_comes() -> None:
     async def main() -> None:
         fake = FakeTriton()
-        async with serving_fake(fake) as port:
-            pass
+        (port,) = free_ports(1)
         bench = Bench(fake, port, {"m:1": M}, 5.0)
         events: asyncio.Queue[AnyEvent] = asyncio.Queue()
         tried = asyncio.Event()

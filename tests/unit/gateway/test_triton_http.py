@@ -18,9 +18,12 @@ REQUEST = encode_request("127.0.0.1:8000", M, "slot-1", [Place("x", 0, 16, "FP32
 def asked(answers: list[bytes], ask: Callable[[TritonHttp], Awaitable[None]]) -> list[bytes]:
     """Ask a server that gives these answers, b"" to close its connection; returns the heads of the requests."""
     first: list[bytes] = []
-    ended = asyncio.Semaphore(0)
+    conversations: list[asyncio.Task[None]] = []
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        conversations.append(asyncio.create_task(converse(reader, writer)))
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             while head := await reader.readuntil(b"\r\n\r\n"):
                 await reader.readexactly(int(head.rpartition(b"Content-Length: ")[2]))
@@ -31,15 +34,13 @@ def asked(answers: list[bytes], ask: Callable[[TritonHttp], Awaitable[None]]) ->
         with suppress(ConnectionError):
             writer.close()
             await writer.wait_closed()
-        ended.release()
 
     async def run() -> None:
         async with await asyncio.start_server(connected, "127.0.0.1") as server:
             http = TritonHttp(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
             await ask(http)
             http.close()
-            if first:
-                await ended.acquire()
+            await asyncio.gather(*conversations)
 
     asyncio.run(run())
     return first

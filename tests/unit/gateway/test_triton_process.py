@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +25,12 @@ with open(sys.argv[1] + ".new", "w") as file:
     print(sorted(os.sched_getaffinity(0)), os.environ["CUDA_VISIBLE_DEVICES"], child.pid, file=file)
 os.rename(sys.argv[1] + ".new", sys.argv[1])
 signal.pause()
+"""
+LEAVE = """
+import subprocess
+left = subprocess.Popen(["sleep", "60"], start_new_session=True)
+print("it is", left.pid, "that holds the pipe", flush=True)
+print("and this is no whole line", end="", flush=True)
 """
 STUBBORN = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on'); signal.pause()"
 PARENT = """
@@ -91,6 +98,18 @@ def test_the_first_and_the_last_lines_of_the_output_are_kept() -> None:
         reason = how_it_ended(processes["t"])
     kept = " / ".join(f"line {number}" for number in (0, 1, 994, 995, 996, 997, 998, 999))
     assert reason == f"the process exited with status 0; its output: {kept}"
+
+
+def test_all_that_was_said_is_told_though_something_holds_the_pipe_open() -> None:
+    with launched([server(sys.executable, "-c", LEAVE)]) as processes:
+        reason = how_it_ended(processes["t"])
+    told = re.fullmatch(
+        r"the process exited with status 0; its output: it is (\d+) that holds the pipe / and this is no whole line",
+        reason,
+    )
+    assert told, reason
+    assert not gone(int(told[1]))
+    os.kill(int(told[1]), signal.SIGKILL)
 
 
 def test_a_core_that_is_not_there_is_an_error() -> None:

@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -25,6 +26,7 @@ from models.pipeline_memory import OutputMemory
 from models.profile import LatencyTable
 from models.spec import ModelSpec
 from models.tensor import VARIABLE, DataType, TensorSpec
+from models.units import NS_PER_S
 from mps.arena import Region
 from mps.cpu import default_partitions
 from mps.messages import Blame, Done, Failed, LoadedModel, ModelFile, OutputTensor, Ready, Revoke, Revoked, Run
@@ -46,17 +48,22 @@ READY = Ready(1, (0,), 1, (LoadedModel("mlp:1", TABLE), LoadedModel("big:1", Non
 
 
 class Packets:
-    """The sending end of a worker's channel."""
+    """A worker's channel: what was sent, and what has `arrived` that the loop has not come to yet."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
         self.killed: list[str] = []
         self.refusal: Exception | None = None
+        self.arrived: Callable[[], None] = lambda: None
 
     def send(self, message: Any) -> None:
         if self.refusal is not None:
             raise self.refusal
         self.sent.append(message)
+
+    def take_in(self) -> None:
+        arrived, self.arrived = self.arrived, lambda: None
+        arrived()
 
     def kill(self, reason: str) -> None:
         self.killed.append(reason)
@@ -279,6 +286,31 @@ async def test_a_worker_whose_running_batch_does_not_end_is_killed(bench: Bench)
     assert bench.worker.killed == []
     await bench.at(20.0)
     assert bench.worker.killed == ["batch 2 did not end within 10 s"]
+
+
+@benched
+async def test_a_batch_that_has_ended_is_not_missed_because_the_loop_was_busy(bench: Bench) -> None:
+    bench.send(1)
+    await bench.at(9.9)
+    bench.worker.arrived = partial(bench.done, 1)
+    await bench.at(10.1)
+    assert [event.batch for event in bench.events if isinstance(event, BatchCompleted)] == [1]
+    bench.send(2)
+    await bench.at(20.0)
+    bench.worker.arrived = partial(bench.executor.worker_lost, "cpu0", "killed by SIGKILL")
+    await bench.at(60.0)
+    assert bench.worker.killed == []
+
+
+@benched
+async def test_time_in_which_the_loop_stood_still_is_not_held_against_a_worker(bench: Bench) -> None:
+    bench.send(1)
+    await bench.at(3.5)
+    bench.loop.now_ns += 60 * NS_PER_S
+    await bench.at(69.4)  # it was due for a look at 4.0, and had one at 63.5
+    assert bench.worker.killed == []
+    await bench.at(69.6)
+    assert bench.worker.killed == ["batch 1 did not end within 10 s"]
 
 
 @benched

@@ -48,6 +48,15 @@ def test_a_slow_model_is_timed_for_a_quarter_of_a_second(monkeypatch: pytest.Mon
     assert len(backend.seen) == 3
 
 
+@pytest.mark.parametrize(("times_ms", "known_ms"), [([9, 500], 9), ([9, 2, 500], 2), ([500, 2, 2, 2, 2, 2], 2)])
+def test_one_run_that_is_held_up_is_not_taken_for_what_the_model_takes(
+    monkeypatch: pytest.MonkeyPatch, times_ms: list[int], known_ms: int
+) -> None:
+    backend = Stepping(monkeypatch, [time_ms * MS for time_ms in times_ms])
+    assert measure_table(backend, True, (1,)) == LatencyTable(((1, known_ms * MS),))
+    assert len(backend.seen) == len(times_ms)
+
+
 def test_measuring_takes_one_run_a_step_and_what_happens_between_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -31,7 +31,7 @@ X = np.array([[1, 2], [3, 4]], np.float32)
 TIMEOUT_S = 60
 
 MODEL = """
-import os, pathlib
+import os, pathlib, signal
 
 beside = pathlib.Path(__file__)
 beside.with_name("pid").write_text(str(os.getpid()))
@@ -41,11 +41,11 @@ def infer(inputs):
     if x[0, 0] == -1:
         os._exit(7)
     if x[0, 0] == -2:
-        if os.fork() == 0:
-            import signal
+        left = os.fork()
+        if left == 0:
             signal.alarm(60)
-            beside.with_name("left").write_text(str(os.getpid()))
             signal.pause()
+        beside.with_name("left").write_text(str(left))
         os.kill(os.getpid(), 11)
     if x[0, 0] == -3:
         raise ValueError("minus three")
@@ -66,6 +66,7 @@ def load(directory: Path, text: str = MODEL, config: dict[str, Any] | None = Non
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process is waited for however busy the machine is, but where the wait is what is tested."""
     monkeypatch.setattr(python, "RELOAD_WAIT_S", TIMEOUT_S)
+    monkeypatch.setattr(python, "END_TIMEOUT_S", TIMEOUT_S)
 
 
 def pid(directory: Path) -> int:

@@ -7,6 +7,7 @@ import pytest
 from models.errors import PartitionError
 from mps.channel import PACKET_BYTES, Channel
 from mps.messages import Failed, FromWorker, Revoke, Revoked, Run, ToWorker
+from tests.support.processes import memory_files
 
 Pair = tuple[Channel[FromWorker], Channel[ToWorker]]
 
@@ -51,11 +52,12 @@ def test_a_descriptor_travels_with_its_message_and_is_not_inherited(ends: Pair) 
 
 def test_more_descriptors_than_a_message_may_carry_are_refused_and_closed(ends: Pair) -> None:
     gateway, worker = ends
-    before = len(os.listdir("/proc/self/fd"))
-    worker.send(Revoked(1), [0] * 8)
+    fd = os.memfd_create("test-too-many")
+    worker.send(Revoked(1), [fd] * 8)
     with pytest.raises(PartitionError, match="cut short"):
         next(gateway.receive())
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(memory_files(os.getpid(), "test-too-many")) == 1
+    os.close(fd)
     _close(ends)
 
 

@@ -131,5 +131,5 @@ def test_a_daemon_that_is_started_again_is_waited_for_but_not_for_ever() -> None
             if self.refusals >= 0:
                 raise ControlFailed("Cannot find MPS control daemon process")
 
-    assert asyncio.run(answering(cast(MpsControl, Restarting(1)), 5))
+    assert asyncio.run(answering(cast(MpsControl, Restarting(1)), 60))
     assert not asyncio.run(answering(cast(MpsControl, Restarting(100)), 0.01))

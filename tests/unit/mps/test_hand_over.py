@@ -56,6 +56,9 @@ class Process:
     def send(self, message: Any, fds: Sequence[int] = ()) -> None:
         self.sent.append(message)
 
+    def take_in(self) -> None:
+        """Nothing has arrived that was not said."""
+
     def kill(self, reason: str) -> None:
         self.killed.append(reason)
 

@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -22,6 +22,10 @@ class Process:
     def __init__(self) -> None:
         self.sent: list[Any] = []
         self.killed: list[str] = []
+        self.arrived: Callable[[], None] = lambda: None
+
+    def take_in(self) -> None:
+        self.arrived()
 
     def send(self, message: Any, fds: Sequence[int] = ()) -> None:
         self.sent.append(message)
@@ -102,6 +106,21 @@ def test_each_change_has_its_time(change: LoadModel | UnloadModel, reason: str) 
         assert process.killed == []
         await asyncio.sleep(1.1)
         assert process.killed == [f"cpu0: {reason}"]
+
+    run_virtual(main)
+
+
+def test_a_change_that_was_answered_is_not_missed_because_the_loop_was_busy() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        process = Process()
+        post = ready_post(process)
+        process.arrived = lambda: post.unloaded("a")
+        post.change(UnloadModel("a"))
+        await asyncio.sleep(121.0)
+        post.change(UnloadModel("b"))
+        process.arrived = post.lost
+        await asyncio.sleep(121.0)
+        assert process.killed == []
 
     run_virtual(main)
 

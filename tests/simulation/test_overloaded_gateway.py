@@ -1,0 +1,142 @@
+"""A gateway that is asked for more than its own processor can do, in virtual time that passes as it works."""
+
+import asyncio
+from collections import Counter
+from functools import partial
+
+import pytest
+
+from batcher.config import ModelConfig, PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
+from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch
+from batcher.events import AnyEvent, BatchCompleted, OutputsCombined, PartitionReady, RequestArrived
+from batcher.outcome import Outcome
+from batcher.scheduler import Scheduler
+from batcher.simulator import Verdicts
+from gateway.answer import Answer
+from gateway.executors.timed import TimedExecutor
+from gateway.metrics import Metrics
+from gateway.runtime import Runtime
+from models.pipeline import Late
+from models.profile import LatencyTable
+from models.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from tests.support.virtual_time import VirtualAlarm, VirtualLoop, run_virtual
+
+SLO_NS = 50 * NS_PER_MS
+TABLE = LatencyTable.from_ms({1: 0.03, 8: 0.05, 64: 0.2})
+MODELS = ("prep:1", "narrow:1", "broad:1", "kernel:1")
+STAGES = (
+    StageConfig("prep", MODELS[0]),
+    *(StageConfig(model, model, (0,)) for model in MODELS[1:]),
+    StageConfig("vote", None, (1, 2, 3)),
+)
+SPEC = SchedulerSpec(
+    tuple(ModelConfig(model, 64) for model in MODELS),
+    (PipelineConfig("ensemble:1", STAGES, late=Late.EVICT),),
+    (PartitionConfig("cpu0", "cpu1"),),
+)
+READ_NS, ANSWER_NS = 120 * NS_PER_US, 60 * NS_PER_US
+STEP_NS = {RequestArrived: 280 * NS_PER_US, BatchCompleted: 150 * NS_PER_US, OutputsCombined: 60 * NS_PER_US}
+WAKE_NS = 200 * NS_PER_US
+"""What a request, and a step of the scheduler, take of the gateway's time, about as it was measured on one core."""
+
+
+class Service:
+    def batch_ns(self, batch: DispatchBatch) -> int:
+        return TABLE.latency_ns(batch.rows)
+
+    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+        return ()
+
+    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+        return ()
+
+
+class Busy:
+    """A runtime whose work takes time of the virtual clock; `outcomes` are how requests ended, `good` those in time."""
+
+    def __init__(self, loop: VirtualLoop, requests: int) -> None:
+        self.loop = loop
+        self.outcomes: Counter[Outcome] = Counter()
+        self.good = 0
+        self.over = asyncio.Event()
+        self._left = requests
+        tables = dict.fromkeys(MODELS, TABLE)
+        metrics = Metrics(
+            {"ensemble:1": [stage.name for stage in STAGES]}, ["cpu0"], queue_depths=dict, arena_bytes=int
+        )
+        self.runtime = Runtime(
+            Scheduler(SPEC),
+            TimedExecutor(Service(), loop.clock, [PartitionReady("cpu0", tables)]),
+            clock=loop.clock,
+            timer=VirtualAlarm(loop),
+            metrics=metrics,
+            observe=self._work,
+        )
+        self.runtime.start()
+
+    def ask(self) -> int:
+        """Read a request, which has come at some time before; returns its number."""
+        self.loop.now_ns += READ_NS
+        deadline_ns = self.loop.now_ns + SLO_NS
+        submission = self.runtime.submit("ensemble:1", {}, 1, "", deadline_ns, 0)
+        submission.future.add_done_callback(partial(self._answered, deadline_ns))
+        return submission.request
+
+    def _answered(self, deadline_ns: int, future: asyncio.Future[Answer]) -> None:
+        self.loop.now_ns += ANSWER_NS
+        outcome = future.result().outcome
+        self.outcomes[outcome] += 1
+        self.good += outcome.answered and self.loop.now_ns <= deadline_ns
+        self._left -= 1
+        if not self._left:
+            self.over.set()
+
+    def _work(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
+        self.loop.now_ns += WAKE_NS if event is None else STEP_NS.get(type(event), 0)
+
+
+@pytest.mark.parametrize(("rate", "least"), [(1000, 495), (2000, 500), (3000, 250)])
+def test_one_that_is_asked_for_too_much_goes_on_answering_in_time(rate: int, least: int) -> None:
+    requests = rate // 2  # in half of a second, of which it works all: it can do 1400 a second
+
+    async def main(loop: VirtualLoop) -> Busy:
+        busy = Busy(loop, requests)
+        for number in range(requests):
+            loop.at((number + 1) * NS_PER_S // rate, busy.ask)
+        await busy.over.wait()
+        busy.runtime.close()
+        return busy
+
+    busy = run_virtual(main)
+    assert busy.outcomes.total() == requests
+    assert busy.good >= least
+    assert busy.outcomes[Outcome.EVICTED_DEADLINE] <= requests // 10
+
+
+def test_what_is_not_looked_at_yet_when_the_server_stops_is_refused() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        busy = Busy(loop, 20)
+        for _ in range(20):
+            busy.ask()
+        await busy.runtime.drain(0)
+        assert busy.runtime.close() == 0
+        await busy.over.wait()
+        assert busy.outcomes == {Outcome.REJECTED_DRAINING: 20}
+
+    run_virtual(main)
+
+
+def test_one_that_is_cancelled_before_it_is_looked_at_takes_no_time_of_a_worker() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        busy = Busy(loop, 20)
+        await asyncio.sleep(0)
+        requests = [busy.ask() for _ in range(20)]
+        await asyncio.sleep(0)
+        assert busy.runtime.in_flight == 20
+        busy.runtime.cancel(requests[-1])
+        await busy.over.wait()
+        busy.runtime.close()
+        assert busy.outcomes == {Outcome.COMPLETED: 19, Outcome.CANCELLED_CLIENT: 1}
+        assert busy.runtime.traces.find("sluice-20").runs == ()
+
+    run_virtual(main)

@@ -1,0 +1,74 @@
+"""A model that keeps the only partition for as long as a test likes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from models.fingerprint import fingerprint
+from models.measurement import Cell
+from models.profile_file import Entry, Profile, Source, model_hash, write_profile
+from models.units import NS_PER_S
+from mps.cpu import available_cores
+from tests.support.processes import until
+
+T = TypeVar("T")
+
+PROMISED_NS = 60 * NS_PER_S
+"""What the server expects of a batch: it prepares the next one only then, and admits only what can wait so long."""
+MODEL = """
+import pathlib, time
+
+hold, begun = (pathlib.Path(__file__).with_name(name) for name in ("hold", "begun"))
+
+def infer(inputs):
+    if hold.exists():
+        begun.touch()
+    while hold.exists():
+        time.sleep(0.005)
+    return {output: inputs[given] for given, output in PAIRS}
+"""
+TENSOR = '{ name: "%s" data_type: TYPE_FP32 dims: -1 }'
+
+
+class HeldModel:
+    """A model that echoes, as those of `save_timed`, for a server of one partition on all cores."""
+
+    def __init__(
+        self,
+        repository: Path,
+        name: str,
+        config: str = "",
+        max_batch_size: int = 1,
+        pairs: Sequence[tuple[str, str]] = (("x", "y"),),
+    ) -> None:
+        model = repository / name / "1" / "model.py"
+        model.parent.mkdir(parents=True)
+        model.write_text(f"PAIRS = {list(pairs)}\n{MODEL}")
+        tensors = [f"input {TENSOR % given} output {TENSOR % output}" for given, output in pairs]
+        (repository / name / "config.pbtxt").write_text(
+            " ".join([f'backend: "python" max_batch_size: {max_batch_size}', *tensors, config])
+        )
+        entry = Entry(
+            fingerprint=fingerprint(),
+            kind=f"cpu{len(available_cores())}",
+            source=Source.MEASURED,
+            sha256=model_hash(model),
+            cells=(Cell(max_batch_size, PROMISED_NS, PROMISED_NS, PROMISED_NS, 1),),
+        )
+        write_profile(model.with_name("profile.json"), Profile(entries=(entry,)))
+        self._hold, self._begun = model.with_name("hold"), model.with_name("begun")
+
+    @contextmanager
+    def holding(self, ask: Callable[[], T]) -> Iterator[Future[T]]:
+        """From when what is asked, in a thread, has made a batch of the model begin, until the block is left."""
+        self._begun.unlink(missing_ok=True)
+        self._hold.touch()
+        with ThreadPoolExecutor(1) as thread:
+            answer = thread.submit(ask)
+            try:
+                until(lambda: self._begun.exists() or answer.done())
+                yield answer
+            finally:
+                self._hold.unlink()

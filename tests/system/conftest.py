@@ -1,0 +1,15 @@
+"""What the tests of servers have in common: what the MPS daemons of this process leave is removed."""
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from mps.mps_environment import device_directory
+from tests.support.fake_mps import OWN_GPU
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _files_of_daemons() -> Iterator[None]:
+    yield
+    shutil.rmtree(device_directory(OWN_GPU), ignore_errors=True)

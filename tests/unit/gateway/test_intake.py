@@ -1,0 +1,25 @@
+from batcher.decisions import RejectRequest
+from batcher.events import RequestArrived
+from batcher.outcome import Outcome
+from gateway.intake import is_over, refusal
+from models.units import NS_PER_MS, NS_PER_S
+
+MS, S = NS_PER_MS, NS_PER_S
+
+
+def test_arrivals_are_taken_for_a_32nd_of_the_time_that_is_left_and_for_1_ms_in_any_case() -> None:
+    assert not is_over(RequestArrived(1, "hard:1", 1, 5 * S + 64 * MS), 5 * S, 5 * S + 2 * MS)
+    assert is_over(RequestArrived(1, "hard:1", 1, 5 * S + 64 * MS), 5 * S, 5 * S + 2 * MS + 1)
+    assert not is_over(RequestArrived(2, "hard:1", 1, 5 * S + 8 * MS), 5 * S, 5 * S + 1 * MS)
+    assert is_over(RequestArrived(2, "hard:1", 1, 4 * S), 5 * S, 5 * S + 1 * MS + 1)
+
+
+def test_a_request_is_refused_that_was_not_looked_at_for_an_8th_of_its_time() -> None:
+    arrival = RequestArrived(7, "hard:1", 1, 5 * S + 40 * MS)
+    assert refusal(arrival, 5 * S, 5 * S + 5 * MS - 1) is None
+    assert refusal(arrival, 5 * S, 5 * S + 5 * MS) == RejectRequest(
+        7,
+        Outcome.REJECTED_DEADLINE,
+        "the server is behind: 5.0 of 40.0 ms were over before the request was looked at",
+        retry_after_ns=40 * MS,
+    )
