@@ -8,8 +8,11 @@ from typing import Protocol
 
 from models.process_family import family
 
-# glibc keeps what a model leaves behind until it is told not to; another C library has no such call.
+# glibc keeps what a model leaves behind until it is told not to; another C library has no such calls.
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+_mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+_ARENA_MAX = -8
+"""Of mallopt: how many arenas there may be."""
 
 
 class MemoryMeter(Protocol):
@@ -44,6 +47,15 @@ class HostMemory:
     def peak_bytes(self) -> int | None:
         """The sum of the most that each process held."""
         return _peak_bytes() - self._base
+
+
+def share_one_arena() -> None:
+    """Have all threads allocate in one place; before there are others than the first one.
+
+    Of what is free at the end of an arena that a thread has of its own, `trim` would give nothing back.
+    """
+    if _mallopt is not None:
+        _mallopt(_ARENA_MAX, 1)
 
 
 def trim() -> None:

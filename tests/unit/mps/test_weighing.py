@@ -1,8 +1,9 @@
 """What a worker finds that its models take, on real ones."""
 
+import random
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -10,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from models.backends.base import Backend
-from models.memory_meter import HostMemory
+from models.memory_meter import HostMemory, share_one_arena
 from mps.channel import Channel
 from mps.device_memory import load_meter
 from mps.loader import Loader
-from mps.messages import Loaded, LoadedModel, LoadModel, ModelFile, ToWorker
+from mps.messages import Loaded, LoadedModel, LoadModel, ModelFile, ToWorker, UnloadModel
 from mps.partition import CpuPartition, MpsPartition
 from mps.runner import Runner
 from mps.tensors import WorkerTensors
@@ -112,9 +113,49 @@ class Workplace:
                 answers[answer.model.key] = answer.model
         return answers
 
+    def unload(self, key: str) -> None:
+        self.loader.take(UnloadModel(key))
+        while self.loader.busy:
+            self.loader.step(set())
+
     def close(self) -> None:
         for each in self._sockets:
             each.close()
+
+
+def weigh_again(small: Sequence[Path], growing: Path) -> list[float]:
+    """What `growing` is said to take, in MiB, when it takes the place of others, of which many have come and gone."""
+    share_one_arena()
+    place, generator, found = Workplace(runner()), random.Random(1), []
+    held: list[str] = []
+
+    def come_and_go(times: int) -> None:
+        for _ in range(times):
+            path = generator.choice(small)
+            if path.stem not in held:
+                if len(held) == 8:
+                    place.unload(held.pop(generator.randrange(8)))
+                place.load(file(path))
+                held.append(path.stem)
+
+    come_and_go(40)
+    for _ in range(4):
+        for key in held[:5]:
+            place.unload(key)
+        del held[:5]
+        found.append(weights_mib(place.load(file(growing))[growing.stem]))
+        place.unload(growing.stem)
+        come_and_go(10)
+    place.close()
+    return found
+
+
+def test_a_model_takes_as_much_however_many_have_come_and_gone(tmp_path: Path) -> None:
+    small = [save_mlp(tmp_path / f"m{seed}.onnx", [256, 1024, 10], seed) for seed in range(12)]
+    growing = save_growing(tmp_path / "growing.onnx", 6, 1 << 20)
+    with ProcessPoolExecutor(1, get_context("spawn")) as processes:
+        found = processes.submit(weigh_again, small, growing).result(60)
+    assert all(5.7 < each < 9 for each in found), found
 
 
 class Meeting(Runner):
