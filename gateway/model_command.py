@@ -104,7 +104,7 @@ def _config(options: argparse.Namespace) -> int:
 
 
 def _register(options: argparse.Namespace) -> int:
-    suffix = "".join(options.file.suffixes[-2:]) if options.file.name.endswith(".timed.json") else options.file.suffix
+    suffix = _suffix(options.file)
     parameters = {f"file:1/model{suffix}": _encoded(options.file)}
     config: dict[str, Any] = {}
     if options.config is not None:
@@ -122,6 +122,16 @@ def _register(options: argparse.Namespace) -> int:
         parameters[f"file:{outputs[0]['label_filename']}"] = _encoded(options.labels)
     given = {f"1/model{suffix}": options.file, "1": options.file, "config.pbtxt": options.config or "--config"}
     return _change(options, "load", {"config": json.dumps(config), **parameters}, given)
+
+
+def _suffix(path: Path) -> str:
+    """How the name of a model file ends, by which a server knows what it is."""
+    from models.repository import MODEL_SUFFIXES  # which takes long to import
+
+    for suffix in MODEL_SUFFIXES:
+        if path.name.endswith(suffix):
+            return suffix
+    raise ConfigError(f"--file {path}: expected a model, whose name ends in one of {', '.join(MODEL_SUFFIXES)}")
 
 
 def _outputs(path: Path) -> list[dict[str, str]]:

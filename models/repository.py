@@ -46,6 +46,8 @@ _FORMATS = (
     _Format(".timed.json", "timed", timed_file.read_tensors),
     _Format(".py", "python", None),
 )
+MODEL_SUFFIXES = tuple(form.suffix for form in _FORMATS)
+"""How the names of model files end."""
 
 
 class ModelEntry(NamedTuple):

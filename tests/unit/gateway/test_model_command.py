@@ -93,6 +93,15 @@ def test_what_is_wrong_with_an_upload_is_told_of_the_file_it_came_from(
     assert capsys.readouterr().err == f"sluice: {url}: load failed for model 'm': {said}\n"
 
 
+def test_a_file_that_is_no_kind_of_model_is_not_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "net.pt"
+    file.write_bytes(b"")
+    with answering(b"{}") as url:
+        assert main(["model", "register", "m", "--file", str(file), "--url", url]) == 2
+    said = f"sluice: --file {file}: expected a model, whose name ends in one of .onnx, .timed.json, .py\n"
+    assert capsys.readouterr().err == said
+
+
 def test_what_is_wrong_with_a_configuration_is_told_of_its_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
