@@ -100,8 +100,9 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not all(0 <= port <= 65535 for port in (self.http_port, self.grpc_port, self.metrics_port or 0)):
-            raise ValueError("expected ports from 0 (any free one) to 65535")
+        for name in ("http_port", "grpc_port", "metrics_port"):
+            if not 0 <= (port := getattr(self, name) or 0) <= 65535:
+                raise ValueError(f"{name}: expected a port from 0 (any free one) to 65535, got {port}")
         if self.max_body_bytes < 1:
             raise ValueError("expected a max_body_bytes of at least 1")
         if self.load_models and self.control is not Control.EXPLICIT:

@@ -186,7 +186,7 @@ def test_a_wrong_configuration_is_told_before_a_missing_repository(tmp_path: Pat
     result = sluice("serve", "--config", str(config))
     assert (result.returncode, result.stderr) == (
         2,
-        f"sluice: {config}: expected ports from 0 (any free one) to 65535\n",
+        f"sluice: {config}: http_port: expected a port from 0 (any free one) to 65535, got 70000\n",
     )
 
 

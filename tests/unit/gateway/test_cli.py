@@ -16,7 +16,9 @@ def test_another_platform_than_linux_is_told_so(
 
 def test_options_override_the_configuration_and_are_checked_alike(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "mlp.onnx", "--http-port", "70000"]) == 2
-    assert capsys.readouterr().err == "sluice: command line: expected ports from 0 (any free one) to 65535\n"
+    assert capsys.readouterr().err == (
+        "sluice: command line: http_port: expected a port from 0 (any free one) to 65535, got 70000\n"
+    )
 
 
 def test_what_neither_a_repository_nor_clients_give_cannot_be_served(capsys: pytest.CaptureFixture[str]) -> None:
