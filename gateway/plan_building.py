@@ -17,9 +17,9 @@ BuildPlans = Callable[[SchedulerSpec, Observed], Plan]
 
 
 class PlanBuilding:
-    """Has plans built by `build`, in a thread unless there is a `pool`, and reports each to `post`, if not as a plan.
+    """Has plans built by `build`, in a thread unless there is a `pool`, and reports each to `post`.
 
-    Without `build` there are none. The pool is shut down with this.
+    One that could not be built, as all without `build`, is reported as None. The pool is shut down with this.
     """
 
     def __init__(self, build: BuildPlans | None, pool: Executor | None, post: Callable[[PlanBuilt], None]) -> None:

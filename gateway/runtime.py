@@ -66,8 +66,8 @@ class Runtime:
     """Drives a scheduler on the running asyncio loop.
 
     Events of one loop iteration are handled together at one instant, so requests that arrive together share a batch.
-    Of requests that are rather refused than late, only so many are taken as `intake` says; of the others, some are
-    refused when that was so the last time as well.
+    Requests of pipelines that evict are taken for as long as `intake` says. Those left come next, as soon as other
+    callbacks of the loop had their turn; where some are left then as well, those that have waited too long are refused.
     Whatever goes wrong while a decision is carried out is reported to the scheduler as a failed batch or combination.
     When the scheduler itself fails, all open requests are answered with an error and `failed` is set; when `observe`
     raises OSError, no more steps are told. `on_ended` is told each request that has its outcome. Without `build_plan`
@@ -110,7 +110,6 @@ class Runtime:
         self._queues: tuple[deque[AnyEvent], ...] = tuple(deque() for _ in range(max(PRIORITY.values()) + 1))
         self._flush_due = False
         self._behind = False
-        self._hurried = True
         self._armed_ns: int | None = None
         self._now_ns = 0
         self._closed = False
@@ -229,6 +228,7 @@ class Runtime:
 
     async def drain(self, timeout_s: float) -> None:
         """Reject what comes, and return when what is in flight has finished or the time is over."""
+        self._hard.clear()  # all are refused for that from now on, which takes no time
         self.post(DrainStarted())
         if self._open:
             self._idle.clear()
@@ -237,7 +237,6 @@ class Runtime:
 
     def close(self) -> int:
         """Refuse requests from now on, and answer the open ones that the server has stopped; returns how many."""
-        self._hurried = False
         self._flush()  # what came while a drain ended is refused like what came before
         return self._end()
 
@@ -304,7 +303,7 @@ class Runtime:
                 event = arrivals.popleft()
                 if arrivals and isinstance(event, RequestArrived) and event.pipeline in self._hard:
                     self._last_arrived = event.request
-                    behind = self._hurried and intake.is_over(event, now_ns, self._clock())
+                    behind = intake.is_over(event, now_ns, self._clock())
             else:
                 if not arrivals:
                     self._last_arrived = self._next_request
@@ -313,9 +312,10 @@ class Runtime:
 
     def _turn_away(self, now_ns: int) -> None:
         """Refuse arrivals that have waited for too long: else all those behind them will do so, too."""
-        arrivals = self._queues[PRIORITY[RequestArrived]]
+        arrivals, most = self._queues[PRIORITY[RequestArrived]], self._scheduler.spec.limits.queue_requests
         while arrivals and isinstance(event := arrivals[0], RequestArrived) and event.pipeline in self._hard:
-            rejection = intake.refusal(event, self._open[event.request].trace.arrived_ns, now_ns)
+            arrived_ns = self._open[event.request].trace.arrived_ns
+            rejection = intake.refusal(event, arrived_ns, now_ns, len(arrivals), most)
             if rejection is None:
                 return
             arrivals.popleft()

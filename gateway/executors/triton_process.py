@@ -73,7 +73,7 @@ class TritonProcess:
                 with process:
                     process.kill()
                 raise
-        except OSError:
+        except BaseException:
             os.close(output)
             os.close(self._output)
             raise

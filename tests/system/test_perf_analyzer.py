@@ -66,6 +66,8 @@ def test_perf_analyzer_runs_as_against_triton(server: GatewayServer, tmp_path: P
             break
         # It waits forever where all is answered before it begins to count, as on a machine with other work.
         assert counts(server)[0] - before >= REQUESTS
+    else:
+        pytest.fail(f"it did not end in any of {TRIES} tries")
     assert experiment["experiment"]["mode"] == kind
     requests = experiment["requests"]
     assert len(requests) >= REQUESTS

@@ -35,9 +35,12 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> Patience:
 
     def be_patient(server: GrpcServer, count: int) -> None:
         async def wait(delay_s: float) -> None:
-            await sleep(0 if delay_s == last_calls_s else delay_s)
-            while delay_s == last_calls_s and len(server._late or ()) < count:
-                await sleep(0)
+            if delay_s != last_calls_s:
+                await sleep(delay_s)
+                return
+            async with asyncio.timeout(60):
+                while len(server._late or ()) < count:
+                    await sleep(0)
 
         monkeypatch.setattr("gateway.grpc_server.LAST_CALLS_S", last_calls_s)
         monkeypatch.setattr(asyncio, "sleep", wait)
