@@ -58,7 +58,8 @@ def replay(lines: Iterable[bytes], planner: Planner | None = None) -> Difference
                 continue
             step = decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise ConfigError(f"journal line {number}: {error}") from error
+            expected = "the scheduler's spec" if scheduler is None else "a step"
+            raise ConfigError(f"journal line {number}: expected {expected} in JSON: {error}") from error
         if step.event is None:
             decisions = scheduler.handle_wakeup(step.now_ns)
         else:

@@ -64,10 +64,12 @@ class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hand_off_us: float = 150
 
     def __post_init__(self) -> None:
-        if self.queue_requests < 1 or not 0 < self.memory_mb < math.inf:
-            raise ValueError("expected limits of at least 1")
+        if self.queue_requests < 1:
+            raise ValueError(f"queue_requests: expected at least 1, got {self.queue_requests}")
+        if not 0 < self.memory_mb < math.inf:
+            raise ValueError(f"memory_mb: expected a finite number above 0, got {self.memory_mb:g}")
         if not 0 <= self.hand_off_us < math.inf:
-            raise ValueError("expected a finite hand_off_us of at least 0")
+            raise ValueError(f"hand_off_us: expected a finite number of at least 0, got {self.hand_off_us:g}")
 
     def config(self) -> Limits:
         """The limits as the scheduler takes them."""
@@ -85,8 +87,9 @@ class PriceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpu_hour: float = 4.69
 
     def __post_init__(self) -> None:
-        if not all(0 <= price < math.inf for price in (self.core_hour, self.gpu_hour)):
-            raise ValueError("expected finite prices of at least 0")
+        for name in ("core_hour", "gpu_hour"):
+            if not 0 <= (price := getattr(self, name)) < math.inf:
+                raise ValueError(f"{name}: expected a finite price of at least 0, got {price:g}")
 
     def per_second(self, partition: Partition) -> float:
         """What a second of a partition costs: by its own price, else by its cores or its share of a GPU."""
@@ -114,7 +117,7 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         if self.max_batch_size < 1:
             raise ValueError("expected a max_batch_size of at least 1")
         if not 0 < self.default_slo_ms < math.inf:
-            raise ValueError("expected a finite default_slo_ms above 0")
+            raise ValueError(f"default_slo_ms: expected a finite number above 0, got {self.default_slo_ms:g}")
 
     def batch_sizes(self) -> dict[str, int]:
         """The maximum batch sizes that are not `max_batch_size`, by model name."""

@@ -250,10 +250,16 @@ def _replay(options: argparse.Namespace) -> int:
 
     from batcher.journal import replay
     from batcher.planner.live import LivePlanner
+    from models.errors import ConfigError
 
     read = count()
-    with options.journal.open("rb") as lines:
-        difference = replay((line for line, _ in zip(lines, read, strict=False)), LivePlanner())
+    try:
+        with options.journal.open("rb") as lines:
+            difference = replay((line for line, _ in zip(lines, read, strict=False)), LivePlanner())
+    except OSError as error:
+        raise ConfigError(f"{options.journal}: cannot be read: {error.strerror}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{options.journal}: {error}") from error
     if difference is None:
         # The first line is the spec.
         print(f"{options.journal}: the same decisions in {next(read) - 1} steps")

@@ -39,8 +39,9 @@ class ServerLimits(LimitSettings, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.input_arena_mb, self.output_arena_mb) < 1:
-            raise ValueError("expected limits of at least 1")
+        for name in ("input_arena_mb", "output_arena_mb"):
+            if (size := getattr(self, name)) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {size}")
 
 
 class Control(enum.StrEnum):

@@ -1,5 +1,6 @@
 """The HTTP server: uvicorn with connections that answer inference requests themselves."""
 
+import asyncio
 import contextlib
 import socket
 import ssl
@@ -12,9 +13,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.form import Form, JsonForm
 from gateway.http_infer import Exchange, InferRoute
+from gateway.listener import listen
 from gateway.restricted import Group, Restrictions
 
 KEEP_ALIVE_S = 75
+LAST_REQUESTS_S = 0.3
+"""How long requests are still answered by a server that stops, on connections that there are."""
 
 
 class Connection(HttpToolsProtocol):
@@ -199,6 +203,38 @@ class HttpServer(uvicorn.Server):
         self.config.ssl = self._tls
         await super().serve([self._listener, *(sockets or ())])
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let nobody else connect, answer who has for a while longer, and then end as uvicorn does.
+
+        It would at once close connections whose request has not been read yet.
+        """
+        loop = asyncio.get_running_loop()
+        connected = self._connected()
+        for server in self.servers:
+            server.close()
+        joining = asyncio.gather(
+            *(loop.connect_accepted_socket(self._protocol, each, ssl=self._tls) for each in connected),
+            return_exceptions=True,
+        )
+        await asyncio.sleep(LAST_REQUESTS_S)
+        joining.cancel()
+        await super().shutdown(sockets)
+
+    def _connected(self) -> list[socket.socket]:
+        """Those that the loop has not come to yet, which would be lost with the listener."""
+        found = []
+        with contextlib.suppress(OSError):  # there are no more
+            while True:
+                found.append(self._listener.accept()[0])
+        return found
+
+    def _protocol(self) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        connection: asyncio.Protocol = make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return connection
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Install no signal handlers."""
@@ -228,7 +264,5 @@ def http_config(
 
 
 def http_server(config: uvicorn.Config, host: str, port: int, tls: ssl.SSLContext | None = None) -> HttpServer:
-    """A server that listens from now on; port 0 takes a free one. Raises OSError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=config.backlog)
-    return HttpServer(config, listener, tls)
+    """A server that listens from now on; port 0 takes a free one. Raises ConfigError if it cannot be bound."""
+    return HttpServer(config, listen("HTTP", host, port, config.backlog), tls)

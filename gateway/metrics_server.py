@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-import socket
 
+from gateway.listener import listen
 from gateway.metrics import Metrics
 
 MAX_CONNECTIONS = 64
@@ -15,13 +15,12 @@ HEAD_TIMEOUT_S = 10.0
 class MetricsServer:
     """Answers `GET /metrics` over HTTP, one request a connection, and nothing else; it is bound from the start.
 
-    Port 0 takes a free one. Raises OSError.
+    Port 0 takes a free one. Raises ConfigError if it cannot be bound.
     """
 
     def __init__(self, metrics: Metrics, host: str, port: int) -> None:
         self._metrics = metrics
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family)
+        self._listener = listen("metrics", host, port)
         self.port: int = self._listener.getsockname()[1]
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()

@@ -19,6 +19,7 @@ from gateway import validate_command
 from gateway.http_client import Headers, add_server_arguments, check_url, open_url, unreachable
 from gateway.text_table import aligned
 from models.errors import ConfigError, ServingError
+from models.names import check_name
 
 _T = TypeVar("_T")
 
@@ -80,6 +81,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _load(options: argparse.Namespace) -> int:
+    check_name("NAME", options.name)
     parameters = {} if options.config is None else {"config": _text(options.config)}
     given = {} if options.config is None else {"config.pbtxt": options.config}
     return _change(options, "load", parameters, given)
@@ -104,6 +106,7 @@ def _config(options: argparse.Namespace) -> int:
 
 
 def _register(options: argparse.Namespace) -> int:
+    check_name("NAME", options.name)
     suffix = _suffix(options.file)
     parameters = {f"file:1/model{suffix}": _encoded(options.file)}
     config: dict[str, Any] = {}
@@ -196,7 +199,9 @@ def _reason(error: urllib.error.HTTPError) -> str:
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
 
 

@@ -13,6 +13,7 @@ from batcher.journal import JournalWriter
 from batcher.planner.build import build_plan
 from batcher.planner.live import LivePlanner
 from batcher.scheduler import Scheduler
+from gateway.arenas import check_arenas
 from gateway.auto_resize import AutoResize
 from gateway.catalogue import Catalogue
 from gateway.config import Control, ServerConfig
@@ -148,9 +149,10 @@ def build_server(
     """All parts of a server, connected; it listens already, and its workers start when it runs.
 
     To be called on the event loop that is to run it. Raises ConfigError or PartitionError for settings that cannot be
-    met, OSError for a port that is taken.
+    met, such as a port that is taken.
     """
     _check_names(config, repository)
+    check_arenas(config.limits)
     for each in repository.broken:
         log(logger, logging.ERROR, "cannot be served", name=each.name, version=each.version, reason=each.reason)
     partitions = configured_partitions(config)

@@ -1,6 +1,7 @@
 """What happened to every query of a run, in columns."""
 
 import enum
+import re
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,6 +11,9 @@ from loadgen.schedule import Schedule
 
 MAX_REASONS = 8
 """How many different reasons of failure a run keeps; further ones are counted together."""
+_OTHERS = "other reasons"
+_NUMBER = re.compile(r"(?<![\w.])(?<!\w[:-])(?<!HTTP )\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+"""A quantity in a reason: no status code, and no part of a name (`cpu0`, `mps-20`, `model:1`)."""
 
 
 class Status(enum.IntEnum):
@@ -31,7 +35,8 @@ class Record:
     """Columns of shape (queries,): times are int64 nanoseconds from the start of the run.
 
     `sent_ns` is -1 for a query that never left the client. `answers` holds what the target needs to decode an answer
-    after the run, and is empty unless answers are wanted. `reasons` counts why queries failed.
+    after the run, and is empty unless answers are wanted. `reasons` counts why queries failed; one stands for all that
+    differ from it in quantities only.
     """
 
     due_ns: npt.NDArray[np.int64]
@@ -41,6 +46,7 @@ class Record:
     status: npt.NDArray[np.uint8]
     answers: list[object]
     reasons: dict[str, int] = field(default_factory=dict)
+    _firsts: dict[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, schedule: Schedule, keep_answers: bool = False) -> "Record":
@@ -68,10 +74,13 @@ class Record:
             self.status[:queries],
             self.answers[:queries],
             self.reasons,
+            self._firsts,
         )
 
     def count_reason(self, reason: str) -> None:
-        """Count a reason of failure; at most `MAX_REASONS` are told apart."""
-        if reason not in self.reasons and len(self.reasons) >= MAX_REASONS:
-            reason = "other reasons"
+        """Count a reason of failure as the first one like it; at most `MAX_REASONS` are told apart."""
+        if reason not in self.reasons:
+            alike = _NUMBER.sub("#", reason)
+            full = len(self._firsts) >= MAX_REASONS
+            reason = self._firsts.get(alike, _OTHERS) if full else self._firsts.setdefault(alike, reason)
         self.reasons[reason] = self.reasons.get(reason, 0) + 1

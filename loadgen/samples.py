@@ -1,6 +1,7 @@
 """Samples: the tensors that queries carry, out of a file or made up, and what the answers should be."""
 
 import zipfile
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -109,10 +110,16 @@ def _read_file(
 
 def _open_npz(file: str) -> dict[str, Array]:
     try:
-        with np.load(Path(file), allow_pickle=False) as archive:
-            return dict(archive)
-    except (OSError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{file}: cannot be read as an .npz file: {error}") from error
+        with Path(file).open("rb") as stream:
+            if not zipfile.is_zipfile(stream):
+                raise ConfigError(f"--samples {file}: expected an .npz file, as numpy.savez writes it, or {RANDOM}")
+            stream.seek(0)
+            with np.load(stream, allow_pickle=False) as archive:
+                return dict(archive)
+    except OSError as error:
+        raise ConfigError(f"--samples {file}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ConfigError(f"--samples {file}: cannot be read as an .npz file: {error}") from error
 
 
 def _named(arrays: dict[str, Array], key: str, file: str) -> Array:

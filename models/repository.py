@@ -16,7 +16,8 @@ from models.family_file import Family, read_family
 from models.file_tensors import FileTensors
 from models.instance_groups import CPU
 from models.model_config import ModelConfig, VersionPolicy
-from models.pipeline import REQUEST, Pipeline
+from models.names import check_name
+from models.pipeline import Pipeline
 from models.pipeline_check import check_pipeline, single_family
 from models.pipeline_file import decode_pipeline
 from models.spec import ModelSpec
@@ -29,7 +30,6 @@ CONFIG_FILE = "config.pbtxt"
 REMOTE = "remote"
 """What stands for the backend of a model that has no file here."""
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
 
@@ -133,7 +133,7 @@ class Repository:
         # Families are checked against the models, and pipelines against both.
         for entry in sorted(entries, key=_order):
             try:
-                _check_name(entry, entry.name)
+                check_name(entry, entry.name)
                 if (entry / PIPELINE_FILE).exists():
                     pipelines[entry.name] = _read_pipeline(entry, models, families)
                 elif (entry / FAMILY_FILE).exists():
@@ -183,7 +183,7 @@ def entry_of_file(path: Path, max_batch_size: int = DEFAULT_MAX_BATCH_SIZE) -> M
     for form in _FORMATS:
         if form.read_tensors is not None and path.name.endswith(form.suffix):
             name = name_of_file(path)
-            _check_name(path, name)
+            check_name(path, name)
             return ModelEntry(form.read_tensors(path).spec(name, 1, max_batch_size), path, form.backend)
     endings = " or ".join(form.suffix for form in _FORMATS if form.read_tensors is not None)
     raise ConfigError(f"{path}: expected a file ending in {endings}")
@@ -350,14 +350,6 @@ def _specs(models: Mapping[str, ModelEntry]) -> dict[str, ModelSpec]:
 
 def _order(entry: Path) -> tuple[bool, bool]:
     return (entry / PIPELINE_FILE).exists(), (entry / FAMILY_FILE).exists()
-
-
-def _check_name(path: Path, name: str) -> None:
-    if not _NAME.fullmatch(name) or name == REQUEST:
-        raise ConfigError(
-            f"{path}: '{name}' cannot name a model or a pipeline; expected letters, digits, '_', '.' and '-', "
-            f"and not '{REQUEST}'"
-        )
 
 
 def _default_files(backend: str) -> str:

@@ -16,9 +16,10 @@ _Z99 = 2.3263478740408408
 class StageLatency(NamedTuple):
     """Predicted latency of a row in one stage, waits included.
 
-    `utilisation` is that of its servers in full batches; `rows` is how large a typical batch is. `p99_ns` is the time
-    of a batch of `rows99` and the longest of three waits: for the batch to fill, for a server while full batches queue,
-    for the batch that runs. To that comes the wait for stages beside it, `beside99_ns`.
+    `utilisation` is that of its servers in full batches; `rows` is how large a typical batch is. `rows99` is the size
+    that takes longest from there up to a large one, since larger batches may be quicker. `p99_ns` is the time of such a
+    batch and the longest of three waits: for the batch to fill, for a server while full batches queue, for the batch
+    that runs. To that comes the wait for stages beside it, `beside99_ns`.
     """
 
     p50_ns: int
@@ -54,7 +55,7 @@ def stage_latency(
     - In between, filling counts up to that time, and batches may be any size.
 
     A full batch's wait for a server is the approximation of Allen and Cunneen with Sakasegawa's exponent, for batches
-    that come with Erlang gaps and take a constant time; its tail is taken as exponential. O(log batch).
+    that come with Erlang gaps and take a constant time; its tail is taken as exponential. O(sqrt batch).
     """
     full_s = service_ns(batch) / NS_PER_S
     utilisation = rate * full_s / (servers * batch)
@@ -82,7 +83,8 @@ def stage_latency(
         steady = 1 + bisect_left(range(1, batch), True, key=lambda rows: rows >= per_server * service_ns(rows))
         size50 = max(steady, int(gathered))
         cycle_rows = max(per_server * service_ns(steady), rate * max_wait_s)
-        size99 = min(max(math.ceil(cycle_rows + _Z99 * math.sqrt(cycle_rows)), 1), batch)
+        large = min(max(math.ceil(cycle_rows + _Z99 * math.sqrt(cycle_rows)), size50), batch)
+        size99 = max(range(large, size50 - 1, -1), key=service_ns)
 
     def waits_ns(beyond: float, size: int, fill_s: float) -> list[int]:
         queue_s = mean_wait_s * math.log(queues / beyond) if queues > beyond else 0.0

@@ -87,9 +87,10 @@ class _SiblingWaits:
             return candidate
         wait50_ns = self._wait_ns(stage, candidate.option, alone.rows, beside, _MEDIAN)
         wait99_ns = self._wait_ns(stage, candidate.option, alone.rows99, beside, _TAIL)
-        predicted = alone._replace(
-            p50_ns=alone.p50_ns + wait50_ns, p99_ns=alone.p99_ns + wait99_ns, beside99_ns=wait99_ns
-        )
+        p50_ns = alone.p50_ns + wait50_ns
+        # What joins a large batch may make it quicker than a typical one.
+        p99_ns = max(alone.p99_ns + wait99_ns, p50_ns)
+        predicted = alone._replace(p50_ns=p50_ns, p99_ns=p99_ns, beside99_ns=p99_ns - alone.p99_ns)
         return candidate._replace(predicted=predicted, latency_ns=predicted.p99_ns)
 
     def _wait_ns(self, stage: int, option: Option, rows: int, beside: Sequence[Sibling], percentile: float) -> int:

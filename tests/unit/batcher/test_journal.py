@@ -128,7 +128,8 @@ def test_a_changed_event_is_found_where_it_is_first_decided_otherwise() -> None:
 def test_a_line_that_is_none_of_a_journal_is_named(number: int, line: bytes) -> None:
     lines = journal()
     lines[number - 1] = line
-    with pytest.raises(ConfigError, match=rf"^journal line {number}: "):
+    expected = "the scheduler's spec" if number == 1 else "a step"
+    with pytest.raises(ConfigError, match=rf"^journal line {number}: expected {expected} in JSON: "):
         replay(lines)
 
 

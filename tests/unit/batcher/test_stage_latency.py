@@ -8,6 +8,7 @@ l / (2 b m (1 - rho)) * ln(100 P) at the 99th percentile.
 import pytest
 
 from batcher.planner.stage_latency import StageLatency, stage_latency
+from models.profile import LatencyTable
 from tests.support.scheduling import MS, S
 
 
@@ -111,3 +112,25 @@ def test_without_traffic_a_row_is_alone() -> None:
 def test_more_servers_never_make_it_later(max_wait_ns: int | None) -> None:
     p99 = [p99_ms(stage_latency(affine, 4, 200.0, servers, max_wait_ns)) for servers in (1, 2, 4, 8)]
     assert p99 == sorted(p99, reverse=True)
+
+
+BULGE = LatencyTable.from_ms({1: 10, 2: 10, 4: 12, 32: 10})
+"""Batches of 3 and 4 rows take longer than larger ones."""
+
+
+def test_where_larger_batches_are_quicker_the_tail_is_that_of_the_slowest() -> None:
+    # 3 rows come while a batch of 3 runs, and 99 of 100 times no more than 2.88 + 2.33 * sqrt(2.88) = 6.8. A tenth of a
+    # server is seldom free: nearly every row waits for a whole batch.
+    latency = stage_latency(BULGE.latency_ns, 32, 24.0, 0.1, 0)
+    assert latency is not None
+    assert (latency.rows, latency.rows99) == (3, 4)
+    assert latency.p50_ns / MS == pytest.approx(12 + 12 * (1 - 0.5**10))
+    assert latency.p99_ns / MS == pytest.approx(24)
+
+
+@pytest.mark.parametrize("max_wait_ns", [None, 0, 5 * MS])
+@pytest.mark.parametrize("rows_per_s", range(0, 700, 40))
+@pytest.mark.parametrize("servers", [0.1, 1, 4])
+def test_the_tail_is_never_shorter_than_the_median(servers: float, rows_per_s: int, max_wait_ns: int | None) -> None:
+    latency = stage_latency(BULGE.latency_ns, 32, rows_per_s * servers, servers, max_wait_ns)
+    assert latency is None or latency.p50_ns <= latency.p99_ns

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,19 @@ def test_what_neither_a_repository_nor_clients_give_cannot_be_served(capsys: pyt
     assert "expected --repository DIR, model files, a triton server in the configuration, or" in capsys.readouterr().err
     assert main(["serve", "mlp.onnx", "--load-model", "mlp"]) == 2
     assert "load_models belongs to control explicit, not to none" in capsys.readouterr().err
+
+
+def test_what_is_no_journal_is_told_with_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    notes, absent = tmp_path / "notes.txt", tmp_path / "absent"
+    notes.write_text("hello\n")
+    for path in (notes, absent, tmp_path):
+        assert main(["replay", str(path)]) == 2
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"sluice: {notes}: journal line 1: expected the scheduler's spec in JSON: ")
+    assert others == [
+        f"sluice: {absent}: cannot be read: No such file or directory",
+        f"sluice: {tmp_path}: cannot be read: Is a directory",
+    ]
 
 
 HEAVY = ("asyncio", "fastapi", "google.protobuf", "grpc", "numpy", "onnx", "onnxruntime", "uvicorn", "yaml")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import struct
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from batcher.outcome import Outcome
 from gateway.answer import Answer
 from gateway.http_server import HttpServer, http_config, http_server
+from models.errors import ConfigError
 from models.tensor import DataType
 from tests.unit.gateway.front import (
     ARRIVED_NS,
@@ -338,9 +340,31 @@ def test_clients_beyond_the_limit_are_told_so(served: Front) -> None:
     serve(served, conversation, max_connections=1)
 
 
+def test_who_has_connected_when_a_server_stops_is_answered_and_nobody_else_can(served: Front) -> None:
+    async def conversation(server: HttpServer) -> None:
+        address, loop = ("127.0.0.1", server.port), asyncio.get_running_loop()
+        await until(lambda: server.started)
+        # The loop has no turn between, in which it would come to them.
+        connected = [socket.create_connection(address) for _ in range(5)]
+        stopping = asyncio.create_task(server.shutdown())
+        await asyncio.sleep(0)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+        for each in connected:
+            each.setblocking(False)
+            await loop.sock_sendall(each, HEALTH)
+        for each in connected:
+            assert (await loop.sock_recv(each, 100)).startswith(b"HTTP/1.1 200")
+            each.close()
+        await stopping
+
+    serve(served, conversation)
+
+
 def test_a_port_that_is_taken_is_an_error_at_once(served: Front) -> None:
     async def conversation(server: HttpServer) -> None:
-        with pytest.raises(OSError, match="Address already in use"):
+        said = f"^HTTP port 127.0.0.1:{server.port} cannot be bound: Address already in use$"
+        with pytest.raises(ConfigError, match=said):
             http_server(server.config, "127.0.0.1", server.port)
 
     serve(served, conversation)

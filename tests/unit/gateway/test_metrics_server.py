@@ -1,12 +1,14 @@
 """The port that has the metrics and nothing else."""
 
 import asyncio
+import socket
 from typing import cast
 
 import pytest
 
 from gateway.metrics import Metrics
 from gateway.metrics_server import MAX_HEAD_BYTES, MetricsServer
+from models.errors import ConfigError
 
 TIMEOUT_S = 30
 
@@ -53,6 +55,15 @@ def test_metrics_are_told_and_nothing_else() -> None:
     assert head == metrics.removesuffix(b"sluice_requests_total 3\n")
     assert other.startswith(b"HTTP/1.1 404 Not Found\r\n")
     assert posted.startswith(b"HTTP/1.1 405 Method Not Allowed\r\n")
+
+
+def test_a_port_that_is_taken_is_told_with_what_it_was_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            ConfigError, match=f"^metrics port 127.0.0.1:{port} cannot be bound: Address already in use$"
+        ):
+            MetricsServer(cast(Metrics, Exposition()), "127.0.0.1", port)
 
 
 def test_who_says_too_much_gets_no_answer_and_the_next_one_does() -> None:

@@ -102,6 +102,30 @@ def test_a_file_that_is_no_kind_of_model_is_not_sent(tmp_path: Path, capsys: pyt
     assert capsys.readouterr().err == said
 
 
+@pytest.mark.parametrize("name", ["a/b", "", "sp ace", "request"])
+@pytest.mark.parametrize("command", [["register", "--file", "net.onnx"], ["load"]])
+def test_what_cannot_name_a_model_is_not_sent(
+    command: list[str], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with answering(b"{}") as url:
+        assert main(["model", *command, "--url", url, name]) == 2
+    assert capsys.readouterr().err == (
+        f"sluice: NAME: '{name}' cannot name a model or a pipeline; expected letters, digits, '_', '.' and '-', "
+        "and not 'request'\n"
+    )
+
+
+def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, absent, latin = tmp_path / "net.onnx", tmp_path / "nofile.json", tmp_path / "latin.json"
+    file.write_bytes(b"")
+    latin.write_bytes(b'{"name": "\xe9"}')
+    for config in (absent, latin):
+        assert main(["model", "register", "m", "--file", str(file), "--config", str(config)]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == f"sluice: {absent}: cannot be read: No such file or directory"
+    assert second.startswith(f"sluice: {latin}: cannot be read: 'utf-8' codec can't decode byte 0xe9")
+
+
 def test_what_is_wrong_with_a_configuration_is_told_of_its_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,6 +47,5 @@ def test_a_query_that_cannot_be_sent_fails_and_the_others_leave(unsendable: set[
 
     record = asyncio.run(run())
     assert [status == Status.ERROR for status in record.status] == [sample in unsendable for sample in range(5)]
-    assert record.reasons == {
-        f"cannot be sent: OSError('sample {sample} is too long')": 1 for sample in sorted(unsendable)
-    }
+    first = f"cannot be sent: OSError('sample {min(unsendable)} is too long')"
+    assert record.reasons == {first: len(unsendable)}

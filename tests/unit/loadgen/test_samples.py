@@ -59,7 +59,7 @@ def test_text_is_for_bytes_inputs(tmp_path: Path) -> None:
         (SampleSource("FILE", {"x": "y"}), r"must be \(rows, \*item\)"),
         (SampleSource("FILE", {"x": "raw"}, labels="test"), "the same number of rows"),
         (SampleSource("FILE", {"x": "raw"}, subset="y"), "rows 0 to 4"),
-        (SampleSource("missing.npz"), "missing.npz: cannot be read"),
+        (SampleSource("missing.npz"), "^--samples missing.npz: cannot be read: No such file or directory$"),
         (SampleSource("random", labels="y"), "give --samples FILE.npz"),
     ],
 )
@@ -68,6 +68,24 @@ def test_what_does_not_fit_is_named(file: str, source: SampleSource, message: st
         source = SampleSource(file, source.inputs, source.labels, source.subset)
     with pytest.raises(ConfigError, match=message):
         load_samples(source, BATCHED, 1, seed=0)
+
+
+def test_a_file_that_is_no_npz_is_named_with_what_was_expected(tmp_path: Path) -> None:
+    document, array, cut = tmp_path / "ok.json", tmp_path / "x.npy", tmp_path / "cut.npz"
+    document.write_text('{"x": [1, 2]}')
+    np.save(array, np.zeros((3, 2)))
+    cut.write_bytes(b"")
+    for path in (document, array, cut):
+        said = f"^--samples {path}: expected an .npz file, as numpy.savez writes it, or random$"
+        with pytest.raises(ConfigError, match=said):
+            load_samples(SampleSource(str(path)), BATCHED, 1, seed=0)
+
+
+def test_an_array_that_only_pickle_could_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "objects.npz"
+    np.savez(path, x=np.array([{}], dtype=object))
+    with pytest.raises(ConfigError, match=f"^--samples {path}: cannot be read as an .npz file: Object arrays"):
+        load_samples(SampleSource(str(path)), BATCHED, 1, seed=0)
 
 
 def test_a_datatype_that_would_lose_information_is_refused(tmp_path: Path) -> None:

@@ -201,6 +201,16 @@ def test_stages_of_the_same_model_run_in_one_batch_as_far_as_it_may_be_that_larg
     assert last.latency_ns == p99_ms * MS
 
 
+def test_what_joins_a_batch_never_makes_the_tail_shorter_than_the_median() -> None:
+    # With those of the three stages beside it a lone row is in a batch of 4, two rows are in a quicker one of 5.
+    table = LatencyTable.from_ms({1: 10, 2: 20, 4: 36, 8: 24})
+    served = spec([model("m", 8)], [ensemble("m", "m", "m", "m")], [f"cpu{number}" for number in range(8)])
+    last = pipeline_candidates(demand(served, {"m": {"cpu1": table}}, 40), served.pipelines[0])[0][-1]
+    assert last.predicted is not None
+    assert (last.predicted.rows, last.predicted.rows99) == (1, 2)
+    assert (last.predicted.p50_ns, last.predicted.p99_ns) == (36 * MS, 36 * MS)
+
+
 # -- where models are
 
 
