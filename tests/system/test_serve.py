@@ -234,7 +234,7 @@ def test_validate_loads_models_and_takes_files_too(repository: Path, tmp_path: P
         (["serve", "--repository", "/absent"], "/absent: expected a directory, the model repository"),
         (["serve", "/absent.onnx"], "there is no model that can be served\n  /absent.onnx: cannot be read"),
         (["validate", "/absent"], "/absent: there is no such file or directory; expected a model repository or model"),
-        (["replay", "/absent"], "No such file or directory: '/absent'"),
+        (["replay", "/absent"], "/absent: cannot be read: No such file or directory"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_sentence(arguments: list[str], message: str) -> None:
