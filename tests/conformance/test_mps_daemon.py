@@ -7,8 +7,6 @@ import select
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,11 +16,9 @@ from models.errors import ControlFailed, PartitionError
 from mps import log_files, mps_daemon
 from mps.mps_channel import MpsChannel
 from mps.mps_daemon import MpsDaemon
-from mps.mps_environment import JOIN_S, await_daemon, static_set
 from mps.mps_keeper import MpsKeeper
 from mps.mps_processes import mps_processes
 from mps.mps_protocol2 import Protocol2
-from mps.partition import MpsPartition, ShareMode
 from tests.support import fake_mps
 from tests.support.cuda_process import CudaProcess
 from tests.support.fake_mps import GPU
@@ -342,84 +338,3 @@ def test_a_daemon_that_does_not_start_is_not_kept(root: Path) -> None:
     with pytest.raises(ControlFailed, match="ended with status 127"):
         keeper.start()
     keeper.stop()
-
-
-@pytest.mark.parametrize("protocol", [2, 3])
-def test_shares_can_have_multiprocessors_of_their_own(
-    root: Path, program: str, protocol: int, clients: Clients
-) -> None:
-    shares = [MpsPartition(name, GPU, percent, mode=ShareMode.STATIC) for name, percent in (("a", 25), ("b/c", 75))]
-    sets = {each.name: each.share_percent for each in shares}
-    daemon = MpsDaemon(GPU, root, sets=sets, program=program, protocol=protocol)
-    with pytest.raises(PartitionError, match="partition a: no server has made a static set of multiprocessors for it"):
-        static_set(shares[0], root)
-    daemon.start()
-    assert daemon.control.free_chunks() == 0
-    names = [static_set(share, root) for share in shares]
-    assert [clients(daemon, CUDA_MPS_SM_PARTITION=name).hello["sms"] for name in names] == [32, 96]
-    daemon.stop()
-    with pytest.raises(PartitionError, match="no server has made"):
-        static_set(shares[0], root)
-
-
-def test_a_driver_without_static_sets_is_told(root: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_MPS", '{"without": ["static"]}')
-    daemon = MpsDaemon(GPU, root, sets={"a": 50}, program=program)
-    with pytest.raises(
-        ControlFailed, match=f"the driver of {GPU} has no static sets of multiprocessors; expected mode"
-    ):
-        daemon.start()
-    assert daemon.pid is None
-
-
-def test_a_share_that_is_not_a_whole_chunk_is_refused(root: Path, program: str) -> None:
-    daemon = MpsDaemon(GPU, root, sets={"a": 50, "b": 6}, program=program)
-    with pytest.raises(
-        ControlFailed, match=f"partition b: 6 % of the 16 chunks of multiprocessors of {GPU} .* at least 7 %"
-    ):
-        daemon.start()
-    assert daemon.pid is None
-
-
-def test_a_daemon_that_is_started_again_makes_its_sets_again(
-    root: Path, program: str, monkeypatch: pytest.MonkeyPatch, clients: Clients
-) -> None:
-    share = MpsPartition("a", GPU, 50, mode=ShareMode.STATIC)
-    daemon = MpsDaemon(GPU, root, sets={"a": 50}, program=program)
-    daemon.start()
-    os.kill(daemon.pid or 0, signal.SIGKILL)
-    until(lambda: daemon.pid is None)
-    with monkeypatch.context() as patch:
-        patch.setenv("FAKE_MPS", '{"start": "die"}')
-        with pytest.raises(ControlFailed, match="Failed to start"):
-            daemon.start()
-    daemon.start()
-    assert daemon.control.free_chunks() == 8
-    assert clients(daemon, CUDA_MPS_SM_PARTITION=static_set(share, root)).hello["sms"] == 64
-    daemon.stop()
-
-
-def test_a_worker_waits_for_its_daemon_and_finds_its_set(
-    root: Path, program: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    share = MpsPartition("a", GPU, 50, mode=ShareMode.STATIC)
-    daemon = MpsDaemon(GPU, root, sets={"a": 50}, program=program)
-    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(daemon.pipes))
-    monkeypatch.setenv("CUDA_MPS_SM_PARTITION", "")
-    joining = threading.Thread(target=await_daemon, args=(share, 60))
-    joining.start()
-    daemon.start()
-    joining.join()
-    assert os.environ["CUDA_MPS_SM_PARTITION"] == static_set(share, root)
-    cuda = fake_mps.FakeCuda(os.environ)
-    assert cuda.multiprocessors == 64
-    cuda.close()
-    daemon.stop()
-
-
-def test_a_worker_does_not_start_without_its_daemon(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(root))
-    started = time.monotonic()
-    with pytest.raises(PartitionError, match=rf"partition a: no MPS daemon listens in {root} \(No such file"):
-        await_daemon(MpsPartition("a", GPU, 50), timeout_s=0.1)
-    assert 0.1 <= time.monotonic() - started < JOIN_S

@@ -7,11 +7,10 @@ from functools import partial
 import pytest
 
 from batcher.config import ModelConfig, PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
-from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch
+from batcher.decisions import AnyDecision
 from batcher.events import AnyEvent, BatchCompleted, OutputsCombined, PartitionReady, RequestArrived
 from batcher.outcome import Outcome
 from batcher.scheduler import Scheduler
-from batcher.simulator import Verdicts
 from gateway.answer import Answer
 from gateway.executors.timed import TimedExecutor
 from gateway.metrics import Metrics
@@ -19,6 +18,7 @@ from gateway.runtime import Runtime
 from models.pipeline import Late
 from models.profile import LatencyTable
 from models.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from tests.support.runtime_bench import TableService
 from tests.support.virtual_time import VirtualAlarm, VirtualLoop, run_virtual
 
 SLO_NS = 50 * NS_PER_MS
@@ -40,17 +40,6 @@ WAKE_NS = 200 * NS_PER_US
 """What a request, and a step of the scheduler, take of the gateway's time, about as it was measured on one core."""
 
 
-class Service:
-    def batch_ns(self, batch: DispatchBatch) -> int:
-        return TABLE.latency_ns(batch.rows)
-
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
-        return ()
-
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
-        return ()
-
-
 class Busy:
     """A runtime whose work takes time of the virtual clock; `outcomes` are how requests ended, `good` those in time."""
 
@@ -66,7 +55,7 @@ class Busy:
         )
         self.runtime = Runtime(
             Scheduler(SPEC),
-            TimedExecutor(Service(), loop.clock, [PartitionReady("cpu0", tables)]),
+            TimedExecutor(TableService(TABLE), loop.clock, [PartitionReady("cpu0", tables)]),
             clock=loop.clock,
             timer=VirtualAlarm(loop),
             metrics=metrics,
