@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from batcher.outcome import Outcome
 from benchmarks.conftest import Report
-from gateway import codec_grpc, codec_http
-from gateway.answer import Answer, Tensor
-from gateway.dataplane import Terms
-from gateway.form import JsonForm
-from gateway.request import InferResponse
-from gateway.signature import Signature
-from models.arrays import Array
-from models.tensor import DataType
+from sluice.batcher.interface.outcome import Outcome
+from sluice.gateway.grpc import codec as codec_grpc
+from sluice.gateway.http import codec as codec_http
+from sluice.gateway.inference.dataplane import Terms
+from sluice.gateway.inference.request_template import JsonForm
+from sluice.gateway.protocol.answer import Answer, Tensor
+from sluice.gateway.protocol.request import InferResponse
+from sluice.gateway.protocol.signature import Signature
+from sluice.models.tensors.arrays import Array
+from sluice.models.tensors.spec import DataType
 from tests.unit.gateway.front import identity
 
 IMAGE = np.random.default_rng(0).random((1, 3, 224, 224), np.float32)

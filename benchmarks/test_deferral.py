@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from batcher.config import (
+from benchmarks.conftest import Report
+from sluice.batcher.drivers.simulator import Simulator
+from sluice.batcher.interface.config import (
     ModelConfig,
     Objective,
     PartitionConfig,
@@ -21,16 +23,14 @@ from batcher.config import (
     Verdict,
     WhenConfig,
 )
-from batcher.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch
-from batcher.events import AnyEvent, PartitionReady, RequestArrived
-from batcher.outcome import Outcome
-from batcher.scheduler import Scheduler
-from batcher.simulator import Simulator
-from benchmarks.conftest import Report
-from loadgen.arrivals import ArrivalProcess, Arrivals
-from models.pipeline import Confidence
-from models.profile import LatencyTable
-from models.units import NS_PER_MS, NS_PER_S
+from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch
+from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
+from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.loadgen.traffic.arrivals import ArrivalProcess, Arrivals
+from sluice.models.pipelines.pipeline import Confidence
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.units import NS_PER_MS, NS_PER_S
 
 Times = npt.NDArray[np.int64]
 

@@ -17,11 +17,11 @@ import numpy.typing as npt
 import pytest
 
 from benchmarks.conftest import Report
-from models.units import NS_PER_MS, NS_PER_S
-from mps.cpu import available_cores
-from mps.messages import Done, ModelFile, Run
-from mps.partition import CpuPartition
-from mps.supervisor import WorkerSpec
+from sluice.models.units import NS_PER_MS, NS_PER_S
+from sluice.mps.ipc.messages import Done, ModelFile, Run
+from sluice.mps.partitions.cpu import available_cores
+from sluice.mps.partitions.partition import CpuPartition
+from sluice.mps.supervisor.supervisor import WorkerSpec
 from tests.support.onnx_models import save_mlp
 from tests.support.workers import Gateway, serving
 
@@ -41,7 +41,7 @@ import os, sys, time
 import numpy as np
 cores = {int(core) for core in sys.argv[2].split(",")}
 os.sched_setaffinity(0, cores)
-from models.backends.onnxruntime import load
+from sluice.models.backends.onnxruntime import load
 backend = load(sys.argv[1], len(cores))
 x = np.ones((int(sys.argv[3]), 64), np.float32)
 backend.run({"x": x})

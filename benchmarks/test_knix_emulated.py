@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from benchmarks.conftest import Report
-from models.backends.timed import load
-from models.simulated_gpu import latency_ms
+from sluice.models.backends.timed import load
+from sluice.models.profiles.simulated_gpu import latency_ms
 from tests.support.server import gateway_server
 from tests.support.timed_models import save_timed
 

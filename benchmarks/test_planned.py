@@ -15,8 +15,8 @@ import pytest
 
 from benchmarks.conftest import Report
 from benchmarks.support.processes import gateway, pinned
-from loadgen.result import RunConfig
-from loadgen.scenario import run_server_scenario
+from sluice.loadgen.run.result import RunConfig
+from sluice.loadgen.run.scenario import run_server_scenario
 
 CLIENT_CORE, FAST_CORE = 0, 1
 SLO_MS = 150.0

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batcher.planner.aquatope import plan_aquatope
-from batcher.planner.brute_force import plan_brute_force
-from batcher.planner.esg import plan_esg
-from batcher.planner.exact import ExactPlanner, plan_exact
-from batcher.planner.fast_gshare import plan_fast_gshare
-from batcher.planner.infless import plan_infless
-from batcher.planner.orion import plan_orion
-from batcher.planner.problem import Path, PathPlanner, Problem
-from batcher.planner.rank import StageRanker
 from benchmarks.conftest import Report
+from sluice.batcher.planner.baselines.aquatope import plan_aquatope
+from sluice.batcher.planner.baselines.brute_force import plan_brute_force
+from sluice.batcher.planner.baselines.esg import plan_esg
+from sluice.batcher.planner.baselines.fast_gshare import plan_fast_gshare
+from sluice.batcher.planner.baselines.infless import plan_infless
+from sluice.batcher.planner.baselines.orion import plan_orion
+from sluice.batcher.planner.exact import ExactPlanner, plan_exact
+from sluice.batcher.planner.problem import Path, PathPlanner, Problem
+from sluice.batcher.planner.rank import StageRanker
 from tests.support.planning import chain, realistic_problem
 
 HELD_SEEDS = range(9000, 9020)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.conftest import Report
-from mps.cpu import available_cores
+from sluice.mps.partitions.cpu import available_cores
 from tests.support.http_load import HttpLoad, percentiles_ms
 from tests.support.onnx_models import save_mlp
 from tests.support.server import GatewayServer, gateway_server

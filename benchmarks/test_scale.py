@@ -7,15 +7,22 @@ import tracemalloc
 from collections import deque
 from typing import Any
 
-from batcher.config import Limits, ModelConfig, PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
-from batcher.decisions import AnyDecision, BuildPlan, DispatchBatch
-from batcher.events import BatchCompleted, PartitionReady, PlanBuilt, RequestArrived
-from batcher.planner.build import build_plan
-from batcher.planner.live import LivePlanner
-from batcher.scheduler import Scheduler
 from benchmarks.conftest import Report
-from models.profile import LatencyTable
-from models.units import NS_PER_MS, NS_PER_S
+from sluice.batcher.interface.config import (
+    Limits,
+    ModelConfig,
+    PartitionConfig,
+    PipelineConfig,
+    SchedulerSpec,
+    StageConfig,
+)
+from sluice.batcher.interface.decisions import AnyDecision, BuildPlan, DispatchBatch
+from sluice.batcher.interface.events import BatchCompleted, PartitionReady, PlanBuilt, RequestArrived
+from sluice.batcher.planner.build import build_plan
+from sluice.batcher.planner.live import LivePlanner
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.units import NS_PER_MS, NS_PER_S
 
 STAGES = 5
 QUEUED = 10_000

@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from batcher.config import ModelConfig, PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
-from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch
-from batcher.events import AnyEvent, PartitionReady, RequestArrived
-from batcher.scheduler import Scheduler
-from batcher.simulator import Simulator
 from benchmarks.conftest import Report
-from models.profile import LatencyTable
+from sluice.batcher.drivers.simulator import Simulator
+from sluice.batcher.interface.config import ModelConfig, PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
+from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch
+from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.profiles.latency_table import LatencyTable
 
 TABLE = LatencyTable.from_ms({1: 0.67, 2: 0.8, 4: 1.03, 8: 1.66, 16: 2.46, 32: 3.81, 64: 6.01})
 SPEC = SchedulerSpec(

@@ -7,7 +7,9 @@ from itertools import cycle, product
 import numpy as np
 import pytest
 
-from batcher.config import (
+from benchmarks.conftest import Report
+from sluice.batcher.drivers.simulator import Simulator
+from sluice.batcher.interface.config import (
     Limits,
     ModelConfig,
     PartitionConfig,
@@ -17,18 +19,16 @@ from batcher.config import (
     SchedulerSpec,
     StageConfig,
 )
-from batcher.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch
-from batcher.events import AnyEvent, PartitionReady, RequestArrived
-from batcher.planner.demand import Demand
-from batcher.planner.exact import ExactPlanner
-from batcher.planner.stage_latency import stage_latency
-from batcher.planner.stage_options import pipeline_candidates, problem_of
-from batcher.plans import Observed
-from batcher.scheduler import Scheduler
-from batcher.simulator import Simulator
-from benchmarks.conftest import Report
-from models.profile import LatencyTable
-from models.units import NS_PER_S
+from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch
+from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
+from sluice.batcher.interface.plan_data import Observed
+from sluice.batcher.planner.demand import Demand
+from sluice.batcher.planner.exact import ExactPlanner
+from sluice.batcher.planner.stage_latency import stage_latency
+from sluice.batcher.planner.stage_options import pipeline_candidates, problem_of
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.units import NS_PER_S
 
 SHAPES: dict[str, Callable[[int], float]] = {
     "affine": lambda rows: 10 + rows,

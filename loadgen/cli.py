@@ -8,19 +8,19 @@ from typing import NoReturn
 
 import msgspec
 
-from loadgen.arrivals import DEFAULT_CV, ArrivalProcess, Arrivals
-from loadgen.comparison import comparison_json, table
-from loadgen.findmax import MAX_PROBES, MAX_RATE, Probe, find_max
-from loadgen.papers.command import add_paper_command, run_paper
-from loadgen.report import peak_json, peak_text, probe_text, run_json, run_text
-from loadgen.result import RunConfig, RunResult
-from loadgen.samples import SampleSource
-from loadgen.scenario import run_server_scenario
-from loadgen.target.base import TargetUnreachable
-from loadgen.target.simulated import SIMULATED
-from loadgen.validate_sim import Validation, validate
-from models.errors import ConfigError, ServingError
-from mps.cpu import available_cores
+from sluice.loadgen.papers.command import add_paper_command, run_paper
+from sluice.loadgen.records.samples import SampleSource
+from sluice.loadgen.run.comparison import comparison_json, table
+from sluice.loadgen.run.findmax import MAX_PROBES, MAX_RATE, Probe, find_max
+from sluice.loadgen.run.report import peak_json, peak_text, probe_text, run_json, run_text
+from sluice.loadgen.run.result import RunConfig, RunResult
+from sluice.loadgen.run.scenario import run_server_scenario
+from sluice.loadgen.target.base import TargetUnreachable
+from sluice.loadgen.target.simulated import SIMULATED
+from sluice.loadgen.traffic.arrivals import DEFAULT_CV, ArrivalProcess, Arrivals
+from sluice.loadgen.validation.validate_sim import Validation, validate
+from sluice.models.errors import ConfigError, ServingError
+from sluice.mps.partitions.cpu import available_cores
 
 MET, USAGE, MISSED, INVALID, UNREACHABLE = 0, 1, 2, 4, 5
 """Exit codes: the objective was met; wrong usage; missed; the run proves nothing; the target is not there."""

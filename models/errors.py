@@ -1,4 +1,4 @@
-"""The error tree. No status codes here: `gateway/status.py` is the one table to HTTP and gRPC."""
+"""The error tree. No status codes here: `gateway/protocol/status.py` is the one table to HTTP and gRPC."""
 
 
 class ServingError(Exception):

@@ -2,8 +2,8 @@
 
 import math
 
-from models.errors import RequestError
-from models.units import ms_to_ns
+from sluice.models.errors import RequestError
+from sluice.models.units import ms_to_ns
 
 MAX_SLO_MS = 86_400_000.0
 """A longer objective counts as this one (a day): every deadline fits the 64 bits that a journal gives it."""

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from models.dynamic_batching import DynamicBatching
-from models.tensor import TensorSpec
+from sluice.models.dynamic_batching import DynamicBatching
+from sluice.models.tensors.spec import TensorSpec
 
 
 def revision_key(name: str, version: int, revision: int) -> str:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
-from models.errors import ConfigError
+from sluice.models.errors import ConfigError
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 _PLACE = re.compile(r"(?P<what>.*) - at (?P<key>`key` in )?`\$(?P<where>.*)`", re.DOTALL)

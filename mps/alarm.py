@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from models.units import NS_PER_S
+from sluice.models.units import NS_PER_S
 
 _CLOCK_MONOTONIC = 1
 _ABSOLUTE = 1

@@ -1,13 +1,13 @@
 """Builds the plan that the scheduler goes by: the exact planner on every pipeline, at the rates that were seen."""
 
-from batcher.config import PipelineConfig, SchedulerSpec
-from batcher.planner.demand import Demand
-from batcher.planner.exact import ExactPlanner
-from batcher.planner.residency import ModelNeed, place_models
-from batcher.planner.stage_options import pipeline_candidates, problem_of
-from batcher.plans import Front, Observed, PipelinePlan, Plan, StagePlan
-from batcher.residency_config import Loading
-from models.errors import ConfigError
+from sluice.batcher.interface.config import PipelineConfig, SchedulerSpec
+from sluice.batcher.interface.plan_data import Front, Observed, PipelinePlan, Plan, StagePlan
+from sluice.batcher.interface.residency_config import Loading
+from sluice.batcher.planner.demand import Demand
+from sluice.batcher.planner.exact import ExactPlanner
+from sluice.batcher.planner.residency import ModelNeed, place_models
+from sluice.batcher.planner.stage_options import pipeline_candidates, problem_of
+from sluice.models.errors import ConfigError
 
 
 def build_plan(spec: SchedulerSpec, observed: Observed) -> Plan:

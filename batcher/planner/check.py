@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from batcher.planner.problem import Problem, StageProblem
-from models.errors import ConfigError
+from sluice.batcher.planner.problem import Problem, StageProblem
+from sluice.models.errors import ConfigError
 
 MAX_LATENCY_NS = 1 << 55
 """A year: sums over a pipeline stay far from the end of 64 bits."""

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import NamedTuple
 
-from batcher.config import PartitionConfig, PipelineConfig, PolicyName, SchedulerSpec, StageConfig
-from batcher.plans import Observed
-from models.units import NS_PER_S
+from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, PolicyName, SchedulerSpec, StageConfig
+from sluice.batcher.interface.plan_data import Observed
+from sluice.models.units import NS_PER_S
 
 
 class Equals(NamedTuple):

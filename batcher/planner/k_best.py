@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from batcher.planner.pareto import DONE, Costs, Steps, Times, beside, series
-from batcher.planner.region import Bounds, Leaf, ParallelRegion, Region, SeriesRegion
+from sluice.batcher.planner.pareto import DONE, Costs, Steps, Times, beside, series
+from sluice.batcher.planner.region import Bounds, Leaf, ParallelRegion, Region, SeriesRegion
 
 
 class _Pending(NamedTuple):

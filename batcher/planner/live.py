@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from batcher.planner.rank import StageRanker
-from batcher.plans import Front
-from batcher.ranking import FAR_NS, LiveOption, Ranker
+from sluice.batcher.interface.plan_data import Front
+from sluice.batcher.interface.planner_protocol import FAR_NS, LiveOption, Ranker
+from sluice.batcher.planner.rank import StageRanker
 
 BEST = 5
 """Options that are ranked: ESG's configuration priority queue (HPDC 2024) holds about as many."""
@@ -27,7 +27,7 @@ class FewOptionsRanker:
         self._rest_cost = rest.cost
 
     def rank(self, remaining_ns: int, rows: int, waits_ns: Sequence[int], least_rows: int) -> Sequence[int]:
-        """See `batcher.ranking.Ranker`."""
+        """See `sluice.batcher.interface.planner_protocol.Ranker`."""
         within_ns, rest_cost = self._within_ns, self._rest_cost
         only = rest_cost[0] if len(rest_cost) == 1 else None
         quickest_ns = within_ns[0] if within_ns else FAR_NS
@@ -61,7 +61,7 @@ class ManyOptionsRanker:
         )
 
     def rank(self, remaining_ns: int, rows: int, waits_ns: Sequence[int], least_rows: int) -> Sequence[int]:
-        """See `batcher.ranking.Ranker`."""
+        """See `sluice.batcher.interface.planner_protocol.Ranker`."""
         np.minimum(self._rows, rows, out=self._row_cost)
         np.divide(self._batch_cost, self._row_cost, out=self._row_cost)
         large_enough = None if least_rows <= 1 else self._rows >= least_rows
@@ -69,8 +69,8 @@ class ManyOptionsRanker:
 
 
 class LivePlanner:
-    """The `batcher.ranking.Planner` of this package."""
+    """The `sluice.batcher.interface.planner_protocol.Planner` of this package."""
 
     def ranker(self, options: Sequence[LiveOption], rest: Front) -> Ranker:
-        """See `batcher.ranking.Planner`."""
+        """See `sluice.batcher.interface.planner_protocol.Planner`."""
         return (FewOptionsRanker if len(options) <= FEW else ManyOptionsRanker)(options, rest)

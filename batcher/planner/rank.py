@@ -6,7 +6,7 @@ from operator import neg
 import numpy as np
 import numpy.typing as npt
 
-from batcher.plans import Front
+from sluice.batcher.interface.plan_data import Front
 
 
 class StageRanker:

@@ -6,8 +6,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from batcher.planner.pareto import DONE, Costs, Indices, Steps, Times, parallel, pareto, series, thinned
-from batcher.planner.problem import StageProblem
+from sluice.batcher.planner.pareto import DONE, Costs, Indices, Steps, Times, parallel, pareto, series, thinned
+from sluice.batcher.planner.problem import StageProblem
 
 
 class Bounds(NamedTuple):

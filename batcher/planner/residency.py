@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
-from batcher.config import PartitionConfig
+from sluice.batcher.interface.config import PartitionConfig
 
 STAY = 0.8
 """What a cost counts where a model is held already: models move to save a fifth, not with every change of traffic."""

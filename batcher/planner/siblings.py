@@ -4,7 +4,7 @@ from collections.abc import Collection
 from functools import lru_cache
 from typing import NamedTuple
 
-from batcher.planner.graph import Sources, ancestors
+from sluice.batcher.planner.graph import Sources, ancestors
 
 
 class Sibling(NamedTuple):

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from batcher.planner.pareto import Costs
-from batcher.planner.problem import Problem, StageProblem
+from sluice.batcher.planner.pareto import Costs
+from sluice.batcher.planner.problem import Problem, StageProblem
 
 MAX_SWAPS = 8
 """Times the number of stages: option changes until a path is left as it is."""

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from batcher.planner.check import check_problem
-from batcher.planner.problem import Path, Problem, StageProblem
+from sluice.batcher.planner.check import check_problem
+from sluice.batcher.planner.problem import Path, Problem, StageProblem
 
 _QUANTILES = np.linspace(0.0, 1.0, 33)
 

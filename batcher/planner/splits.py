@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from batcher.config import PartitionConfig, SchedulerSpec
-from batcher.core_steps import Ask, Judgement, Reason, Step
-from batcher.planner.build import build_plan
-from batcher.planner.check import MAX_LATENCY_NS
-from batcher.planner.demand import Demand
-from batcher.planner.stage_latency import RHO_MAX
-from batcher.plans import Observed
+from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
+from sluice.batcher.interface.plan_data import Observed
+from sluice.batcher.planner.build import build_plan
+from sluice.batcher.planner.check import MAX_LATENCY_NS
+from sluice.batcher.planner.core_steps import Ask, Judgement, Reason, Step
+from sluice.batcher.planner.demand import Demand
+from sluice.batcher.planner.stage_latency import RHO_MAX
 
 MARGIN = 0.1
 """Part of the cost, or of an overload, that a step has to save."""

@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import NamedTuple
 
-from models.units import NS_PER_S
+from sluice.models.units import NS_PER_S
 
 RHO_MAX = 0.9
 """Utilisation up to which a stage may be planned for: beyond it the predicted tail is too short."""

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from batcher.config import Objective, PipelineConfig, PolicyConfig, PolicyName, StageConfig
-from batcher.planner.demand import Demand, waits_for
-from batcher.planner.graph import Sources
-from batcher.planner.problem import Option, Problem, StageProblem
-from batcher.planner.siblings import Sibling, at_once, siblings
-from batcher.planner.stage_latency import StageLatency, stage_latency
-from models.errors import ConfigError
-from models.units import NS_PER_S
+from sluice.batcher.interface.config import Objective, PipelineConfig, PolicyConfig, PolicyName, StageConfig
+from sluice.batcher.planner.demand import Demand, waits_for
+from sluice.batcher.planner.graph import Sources
+from sluice.batcher.planner.problem import Option, Problem, StageProblem
+from sluice.batcher.planner.siblings import Sibling, at_once, siblings
+from sluice.batcher.planner.stage_latency import StageLatency, stage_latency
+from sluice.models.errors import ConfigError
+from sluice.models.units import NS_PER_S
 
 
 class Candidate(NamedTuple):

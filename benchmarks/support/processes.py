@@ -67,7 +67,17 @@ def gateway(directory: Path, config: str, core: int | None, *options: str) -> It
     file.write_text(config)
     ready = directory / "gateway.json"
     ports = ["--http-port", "0", "--grpc-port", "0", "--log-level", "warning"]
-    arguments = ["-m", "gateway.cli", "serve", "--config", str(file), "--ready-file", str(ready), *ports, *options]
+    arguments = [
+        "-m",
+        "sluice.gateway.cli.main",
+        "serve",
+        "--config",
+        str(file),
+        "--ready-file",
+        str(ready),
+        *ports,
+        *options,
+    ]
     with running(arguments, ready, core) as server:
         yield server
 

@@ -19,11 +19,11 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from examples.digits.build import DATA, build_repository
-from loadgen.record import Status
-from loadgen.result import RunConfig, RunResult
-from loadgen.samples import SampleSource
-from loadgen.scenario import run_server_scenario
-from models.errors import ServingError
+from sluice.loadgen.records.record import Status
+from sluice.loadgen.records.samples import SampleSource
+from sluice.loadgen.run.result import RunConfig, RunResult
+from sluice.loadgen.run.scenario import run_server_scenario
+from sluice.models.errors import ServingError
 
 DIRECTORY = Path(".demo")
 
@@ -90,7 +90,7 @@ def serving(directory: Path) -> Iterator[Server]:
     """
     ready, log_file = directory / "ready.json", directory / "server.log"
     ready.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "gateway.cli", "serve", "--repository", str(directory / "repository")]
+    command = [sys.executable, "-m", "sluice.gateway.cli.main", "serve", "--repository", str(directory / "repository")]
     command += ["--partitions", "2", "--http-port", "0", "--grpc-port", "0", "--ready-file", str(ready)]
     with log_file.open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:

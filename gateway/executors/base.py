@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from batcher.decisions import DispatchBatch, LoadModel, Member, UnloadModel
-from batcher.events import AnyEvent
-from gateway.answer import Tensor
+from sluice.batcher.interface.decisions import DispatchBatch, LoadModel, Member, UnloadModel
+from sluice.batcher.interface.events import AnyEvent
+from sluice.gateway.protocol.answer import Tensor
 
 Post = Callable[[AnyEvent], None]
 """Reports an event to the runtime; never blocks and never calls back."""

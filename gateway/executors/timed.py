@@ -3,12 +3,19 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from batcher.decisions import CombineOutputs, DispatchBatch, LoadModel, Member, UnloadModel
-from batcher.events import AnyEvent, BatchCompleted, BatchRevoked, ModelLoaded, ModelUnloaded, PartitionReady
-from batcher.simulator import Service
-from gateway.answer import Tensor
-from gateway.executors.base import Combined, Post
-from models.units import NS_PER_S
+from sluice.batcher.drivers.simulator import Service
+from sluice.batcher.interface.decisions import CombineOutputs, DispatchBatch, LoadModel, Member, UnloadModel
+from sluice.batcher.interface.events import (
+    AnyEvent,
+    BatchCompleted,
+    BatchRevoked,
+    ModelLoaded,
+    ModelUnloaded,
+    PartitionReady,
+)
+from sluice.gateway.executors.base import Combined, Post
+from sluice.gateway.protocol.answer import Tensor
+from sluice.models.units import NS_PER_S
 
 
 class TimedExecutor:

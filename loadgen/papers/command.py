@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from loadgen.papers import elastic_share, memory_packing, mixed_packing
+from sluice.loadgen.papers import elastic_share, memory_packing, mixed_packing
 
 
 def _packing() -> str:

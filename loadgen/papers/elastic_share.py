@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from loadgen.papers.shared_device import Cap, Job, Shared, run
+from sluice.loadgen.papers.shared_device import Cap, Job, Shared, run
 
 PUBLISHED_CHANGE = {"0.1": -0.80, "0.9": 0.15}
 """Of the time that each workflow takes, from hard shares to elastic ones."""

@@ -11,16 +11,16 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from loadgen.papers.replay import Job, Pace, Replayed, replay
-from models.units import NS_PER_S
-from mps.packing.best_fit import BestFit
-from mps.packing.cbp import CorrelationBased
-from mps.packing.exclusive import Exclusive
-from mps.packing.first_fit_decreasing import FirstFitDecreasing
-from mps.packing.peak_safe import PeakSafe
-from mps.packing.policy import PackingPolicy
-from mps.packing.pp import PeakPrediction
-from mps.packing.tenant import Phase, Tenant
+from sluice.loadgen.papers.replay import Job, Pace, Replayed, replay
+from sluice.models.units import NS_PER_S
+from sluice.mps.packing.best_fit import BestFit
+from sluice.mps.packing.cbp import CorrelationBased
+from sluice.mps.packing.exclusive import Exclusive
+from sluice.mps.packing.first_fit_decreasing import FirstFitDecreasing
+from sluice.mps.packing.peak_safe import PeakSafe
+from sluice.mps.packing.policy import PackingPolicy
+from sluice.mps.packing.pp import PeakPrediction
+from sluice.mps.packing.tenant import Phase, Tenant
 
 DEVICE_MIB = 32_510
 ENGINE_MIB = 6_994

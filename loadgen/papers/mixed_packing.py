@@ -13,7 +13,7 @@ from statistics import fmean
 
 import msgspec
 
-from loadgen.papers.memory_packing import (
+from sluice.loadgen.papers.memory_packing import (
     DEVICE_MIB,
     EXTRA_PERCENT,
     GIB,
@@ -23,14 +23,14 @@ from loadgen.papers.memory_packing import (
     arrivals_ns,
     request_mib,
 )
-from loadgen.papers.replay import Job, Pace, Replayed, replay
-from models.units import NS_PER_S
-from mps.packing.best_fit import BestFit
-from mps.packing.exclusive import Exclusive
-from mps.packing.peak_safe import PeakSafe
-from mps.packing.policy import PackingPolicy
-from mps.packing.pp import PeakPrediction
-from mps.packing.tenant import Phase, Tenant
+from sluice.loadgen.papers.replay import Job, Pace, Replayed, replay
+from sluice.models.units import NS_PER_S
+from sluice.mps.packing.best_fit import BestFit
+from sluice.mps.packing.exclusive import Exclusive
+from sluice.mps.packing.peak_safe import PeakSafe
+from sluice.mps.packing.policy import PackingPolicy
+from sluice.mps.packing.pp import PeakPrediction
+from sluice.mps.packing.tenant import Phase, Tenant
 
 
 class Engine(msgspec.Struct, frozen=True):

@@ -5,9 +5,9 @@ from math import ceil
 
 import msgspec
 
-from models.units import NS_PER_S
-from mps.packing.policy import PackingPolicy, choose
-from mps.packing.tenant import Device, Phase, Resident, Tenant
+from sluice.models.units import NS_PER_S
+from sluice.mps.packing.policy import PackingPolicy, choose
+from sluice.mps.packing.tenant import Device, Phase, Resident, Tenant
 
 BACK_OFF_NS = 10 * NS_PER_S
 """Wait before the first restart of a job that failed, doubled with each further one, as Kubernetes does."""

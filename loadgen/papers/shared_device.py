@@ -7,7 +7,8 @@ from heapq import heappop, heappush
 
 import msgspec
 
-from batcher.config import (
+from sluice.batcher.fleet.shared_device import parts
+from sluice.batcher.interface.config import (
     DeviceShare,
     Limits,
     ModelConfig,
@@ -16,12 +17,11 @@ from batcher.config import (
     SchedulerSpec,
     StageConfig,
 )
-from batcher.decisions import AnyDecision, CompleteRequest, DispatchBatch, RevokeBatch
-from batcher.device import parts
-from batcher.events import AnyEvent, BatchCompleted, BatchRevoked, PartitionReady, RequestArrived
-from batcher.scheduler import Scheduler
-from models.profile import LatencyTable
-from models.units import NS_PER_S
+from sluice.batcher.interface.decisions import AnyDecision, CompleteRequest, DispatchBatch, RevokeBatch
+from sluice.batcher.interface.events import AnyEvent, BatchCompleted, BatchRevoked, PartitionReady, RequestArrived
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.units import NS_PER_S
 
 _FAR_NS = 1 << 60
 Observer = Callable[[int, AnyEvent | None, list[AnyDecision]], object]

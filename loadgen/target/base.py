@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.record import Status
-from models.errors import ServingError
-from models.tensor import TensorSpec
+from sluice.loadgen.records.record import Status
+from sluice.models.errors import ServingError
+from sluice.models.tensors.spec import TensorSpec
 
 Tensors = Mapping[str, npt.NDArray[np.generic]]
 

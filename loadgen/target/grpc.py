@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from loadgen.record import Status
-from loadgen.target.base import ModelMetadata, Sink, TargetUnreachable, Tensors
-from loadgen.target.v2 import from_wire, wire_bytes
-from models.arrays import datatype_of
-from models.errors import ConfigError
-from models.tensor import DataType, TensorSpec
+from sluice.loadgen.records.record import Status
+from sluice.loadgen.target.base import ModelMetadata, Sink, TargetUnreachable, Tensors
+from sluice.loadgen.target.v2 import from_wire, wire_bytes
+from sluice.models.errors import ConfigError
+from sluice.models.tensors.arrays import datatype_of
+from sluice.models.tensors.spec import DataType, TensorSpec
 
 MAX_IN_FLIGHT = 8192
 """Calls that may be under way at once; one more is dropped."""

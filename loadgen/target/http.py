@@ -13,11 +13,11 @@ from urllib.parse import quote, urlsplit
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.record import Status
-from loadgen.target.base import ModelMetadata, Sink, TargetUnreachable, Tensors
-from loadgen.target.http_response import ProtocolError, Response, ResponseReader
-from loadgen.target.v2 import decode_metadata, decode_output, encode_request
-from models.errors import ConfigError
+from sluice.loadgen.records.record import Status
+from sluice.loadgen.target.base import ModelMetadata, Sink, TargetUnreachable, Tensors
+from sluice.loadgen.target.http_response import ProtocolError, Response, ResponseReader
+from sluice.loadgen.target.v2 import decode_metadata, decode_output, encode_request
+from sluice.models.errors import ConfigError
 
 MAX_BACKLOG = 8192
 """Queries that may wait for a connection; one more is dropped."""

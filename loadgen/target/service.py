@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from batcher.config import PipelineConfig
-from batcher.decisions import CombineOutputs, DispatchBatch
-from batcher.simulator import Verdicts
-from loadgen.seeds import generator
-from models.errors import ConfigError
-from models.profile import LatencyTable
-from models.units import NS_PER_US, ms_to_ns
+from sluice.batcher.drivers.simulator import Verdicts
+from sluice.batcher.interface.config import PipelineConfig
+from sluice.batcher.interface.decisions import CombineOutputs, DispatchBatch
+from sluice.loadgen.traffic.seeds import generator
+from sluice.models.errors import ConfigError
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.units import NS_PER_US, ms_to_ns
 
 _EVEN_ODDS = 0.5
 

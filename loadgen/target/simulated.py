@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from batcher.build import build_spec, pipeline_key
-from batcher.config import PartitionConfig, PipelineConfig
-from batcher.decisions import (
+from sluice.batcher.drivers.simulator import Simulator
+from sluice.batcher.interface.config import PartitionConfig, PipelineConfig
+from sluice.batcher.interface.decisions import (
     AnyDecision,
     CancelRequest,
     CombineOutputs,
@@ -17,28 +17,28 @@ from batcher.decisions import (
     FailRequest,
     RejectRequest,
 )
-from batcher.events import AnyEvent, BatchCompleted, BatchRevoked, PartitionReady, RequestArrived
-from batcher.planner.build import build_plan
-from batcher.planner.live import LivePlanner
-from batcher.scheduler import Scheduler
-from batcher.simulator import Simulator
-from loadgen.record import Record, Status
-from loadgen.samples import Samples
-from loadgen.schedule import Schedule
-from loadgen.seeds import generator
-from loadgen.server_metrics import ServerSide, server_side
-from loadgen.target.base import ModelMetadata
-from loadgen.target.service import ChanceService, Pace, ServiceTimes, Strays
-from loadgen.target.simulation_file import latency_table, read_simulation
-from loadgen.target.v2 import wire_bytes
-from models.errors import ConfigError
-from models.pipeline import Pipeline, batch_key
-from models.pipeline_check import single_model
-from models.pipeline_memory import output_memory
-from models.slo import deadline_ns
-from models.tensor import TensorSpec
-from models.units import NS_PER_US
-from mps.partition import CpuPartition
+from sluice.batcher.interface.events import AnyEvent, BatchCompleted, BatchRevoked, PartitionReady, RequestArrived
+from sluice.batcher.planner.build import build_plan
+from sluice.batcher.planner.live import LivePlanner
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.batcher.settings.spec_builder import build_spec, pipeline_key
+from sluice.loadgen.records.record import Record, Status
+from sluice.loadgen.records.samples import Samples
+from sluice.loadgen.records.server_metrics import ServerSide, server_side
+from sluice.loadgen.target.base import ModelMetadata
+from sluice.loadgen.target.service import ChanceService, Pace, ServiceTimes, Strays
+from sluice.loadgen.target.simulation_file import latency_table, read_simulation
+from sluice.loadgen.target.v2 import wire_bytes
+from sluice.loadgen.traffic.schedule import Schedule
+from sluice.loadgen.traffic.seeds import generator
+from sluice.models.errors import ConfigError
+from sluice.models.pipelines.check import single_model
+from sluice.models.pipelines.memory import output_memory
+from sluice.models.pipelines.pipeline import Pipeline, batch_key
+from sluice.models.slo import deadline_ns
+from sluice.models.tensors.spec import TensorSpec
+from sluice.models.units import NS_PER_US
+from sluice.mps.partitions.partition import CpuPartition
 
 SIMULATED = "sim:"
 

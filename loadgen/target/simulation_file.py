@@ -8,15 +8,15 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from batcher.settings import ServingSettings, convert_settings
-from batcher.simulator import Host
-from loadgen.target.service import ServiceTimes
-from models.backends.configured import load_backend
-from models.errors import ConfigError
-from models.measure import measure_table
-from models.profile import LatencyTable
-from models.repository import ModelEntry, Repository
-from models.units import NS_PER_US
+from sluice.batcher.drivers.simulator import Host
+from sluice.batcher.settings.scheduling import ServingSettings, convert_settings
+from sluice.loadgen.target.service import ServiceTimes
+from sluice.models.backends.configured import load_backend
+from sluice.models.errors import ConfigError
+from sluice.models.measuring.quick import measure_table
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.repository.scan import ModelEntry, Repository
+from sluice.models.units import NS_PER_US
 
 
 class SimulatedPartition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,7 +27,7 @@ class SimulatedPartition(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class HostSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What requests and batches take besides the models, in microseconds, as in `batcher.simulator.Host`."""
+    """What requests and batches take besides the models, in microseconds, as in `simulator.Host`."""
 
     send_us: float = 0
     receive_us: float = 0

@@ -4,10 +4,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.target.base import ModelMetadata, Tensors
-from models.arrays import datatype_of, decode_bytes, encode_bytes, numpy_dtype
-from models.errors import ConfigError
-from models.tensor import DataType, TensorSpec
+from sluice.loadgen.target.base import ModelMetadata, Tensors
+from sluice.models.errors import ConfigError
+from sluice.models.tensors.arrays import datatype_of, decode_bytes, encode_bytes, numpy_dtype
+from sluice.models.tensors.spec import DataType, TensorSpec
 
 
 class _Tensor(msgspec.Struct):

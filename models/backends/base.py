@@ -7,8 +7,8 @@ model is to run on cores.
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from models.arrays import Array
-from models.tensor import TensorSpec
+from sluice.models.tensors.arrays import Array
+from sluice.models.tensors.spec import TensorSpec
 
 
 class GpuOptions(NamedTuple):

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.arrays import Array, numpy_dtype
-from models.backends.base import Backend, GpuOptions
-from models.errors import BackendFailed
-from models.model_config import ModelConfig, TensorConfig, WarmUp, WarmUpInput, decode_config
-from models.tensor import DataType, TensorSpec
+from sluice.models.backends.base import Backend, GpuOptions
+from sluice.models.errors import BackendFailed
+from sluice.models.tensors.arrays import Array, numpy_dtype
+from sluice.models.tensors.spec import DataType, TensorSpec
+from sluice.models.triton_config.model_config import ModelConfig, TensorConfig, WarmUp, WarmUpInput, decode_config
 
 
 class _Reshape(NamedTuple):
@@ -61,7 +61,7 @@ def load_backend(backend: str, path: str, threads: int, config: str, gpu: GpuOpt
 
     Raises whatever that does.
     """
-    loaded: Backend = importlib.import_module(f"models.backends.{backend}").load(path, threads, config, gpu)
+    loaded: Backend = importlib.import_module(f"sluice.models.backends.{backend}").load(path, threads, config, gpu)
     if not config:
         return loaded
     form = decode_config(config)
@@ -70,7 +70,7 @@ def load_backend(backend: str, path: str, threads: int, config: str, gpu: GpuOpt
 
 def prepare(backend: str, gpu: GpuOptions | None = None) -> None:
     """Have what the models of a backend share in a process, its library, so that none of them is charged with it."""
-    module = importlib.import_module(f"models.backends.{backend}")
+    module = importlib.import_module(f"sluice.models.backends.{backend}")
     if hasattr(module, "prepare"):
         module.prepare(gpu)
 

@@ -8,12 +8,12 @@ from functools import cache
 import numpy as np
 import onnxruntime as ort
 
-from models.arrays import Array, datatype_of
-from models.backends.base import GpuOptions
-from models.errors import BackendFailed, PartitionError
-from models.model_config import decode_config
-from models.session_options import ALL, BASIC, EXTENDED, NONE, SessionOptions, session_options
-from models.tensor import VARIABLE, DataType, TensorSpec, element_count
+from sluice.models.backends.base import GpuOptions
+from sluice.models.errors import BackendFailed, PartitionError
+from sluice.models.tensors.arrays import Array, datatype_of
+from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec, element_count
+from sluice.models.triton_config.model_config import decode_config
+from sluice.models.triton_config.session_options import ALL, BASIC, EXTENDED, NONE, SessionOptions, session_options
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"

@@ -14,14 +14,14 @@ import sys
 import time
 import weakref
 from collections.abc import Mapping
-from pathlib import Path
 
-from models.arrays import Array
-from models.backends.base import GpuOptions
-from models.backends.python_model import tensors_of
-from models.backends.python_wire import Failed, Link, Memory, Start, Tensors
-from models.errors import BackendFailed
-from models.model_config import decode_config
+from sluice.models.backends.base import GpuOptions
+from sluice.models.backends.python_models.model import tensors_of
+from sluice.models.backends.python_models.wire import Failed, Link, Memory, Start, Tensors
+from sluice.models.errors import BackendFailed
+from sluice.models.import_root import IMPORT_ROOT
+from sluice.models.tensors.arrays import Array
+from sluice.models.triton_config.model_config import decode_config
 
 LOAD_TIMEOUT_S = 100.0
 """Less than the time that a worker has to load a model: the model is to be given up before the worker is."""
@@ -31,8 +31,6 @@ RELOAD_WAIT_S = 2.0
 """How long batches wait, and with them the models that share the worker, for a process that was started again."""
 RETRY_S = 1.0
 """A process that did not load its model is not started again for so long."""
-
-_ROOT = str(Path(__file__).resolve().parents[2])
 
 
 class PythonBackend:
@@ -194,10 +192,10 @@ def _memory(name: str, opened: contextlib.ExitStack) -> int:
 
 def _spawn(fds: Mapping[str, int]) -> "subprocess.Popen[bytes]":
     """Start the process with copies of the descriptors."""
-    path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (IMPORT_ROOT, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
         [
-            *(sys.executable, "-P", "-m", "models.backends.python_process"),
+            *(sys.executable, "-P", "-m", "sluice.models.backends.python_models.process"),
             *(part for name, fd in fds.items() for part in (f"--{name}", str(fd))),
         ],
         pass_fds=tuple(fds.values()),

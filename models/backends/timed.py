@@ -4,11 +4,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from models.arrays import Array
-from models.backends.base import Backend, GpuOptions
-from models.errors import BackendFailed
-from models.tensor import VARIABLE, TensorSpec
-from models.timed_file import TimedFile, read_timed_file
+from sluice.models.backends.base import Backend, GpuOptions
+from sluice.models.errors import BackendFailed
+from sluice.models.tensors.arrays import Array
+from sluice.models.tensors.spec import VARIABLE, TensorSpec
+from sluice.models.triton_config.timed_file import TimedFile, read_timed_file
 
 
 class TimedBackend:

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from mps.packing.tenant import Device, Tenant
+from sluice.mps.packing.tenant import Device, Tenant
 
 
 class BestFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", tag="best_fit"):

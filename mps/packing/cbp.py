@@ -5,9 +5,9 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from mps.packing.policy import largest_request_first, overdrawn
-from mps.packing.series import percentile, rank_correlation, variation
-from mps.packing.tenant import Device, Tenant
+from sluice.mps.packing.policy import largest_request_first, overdrawn
+from sluice.mps.packing.series import percentile, rank_correlation, variation
+from sluice.mps.packing.tenant import Device, Tenant
 
 
 class CorrelationBased(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", tag="cbp"):

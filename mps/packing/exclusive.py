@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import msgspec
 
-from mps.packing.tenant import Device, Tenant
+from sluice.mps.packing.tenant import Device, Tenant
 
 
 class Exclusive(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", tag="exclusive"):

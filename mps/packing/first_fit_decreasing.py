@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import msgspec
 
-from mps.packing.policy import largest_request_first, overdrawn
-from mps.packing.tenant import Device, Tenant
+from sluice.mps.packing.policy import largest_request_first, overdrawn
+from sluice.mps.packing.tenant import Device, Tenant
 
 
 class FirstFitDecreasing(

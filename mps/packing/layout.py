@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from mps.packing.policy import PackingPolicy, choose
-from mps.packing.tenant import Device, Resident, Tenant
+from sluice.mps.packing.policy import PackingPolicy, choose
+from sluice.mps.packing.tenant import Device, Resident, Tenant
 
 
 class Packed(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import msgspec
 
-from mps.packing.tenant import Device, Resident, Tenant
+from sluice.mps.packing.tenant import Device, Resident, Tenant
 
 
 class PeakSafe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", tag="peak_safe"):

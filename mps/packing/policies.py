@@ -1,11 +1,11 @@
 """All packing policies, by name."""
 
-from mps.packing.best_fit import BestFit
-from mps.packing.cbp import CorrelationBased
-from mps.packing.exclusive import Exclusive
-from mps.packing.first_fit_decreasing import FirstFitDecreasing
-from mps.packing.peak_safe import PeakSafe
-from mps.packing.pp import PeakPrediction
+from sluice.mps.packing.best_fit import BestFit
+from sluice.mps.packing.cbp import CorrelationBased
+from sluice.mps.packing.exclusive import Exclusive
+from sluice.mps.packing.first_fit_decreasing import FirstFitDecreasing
+from sluice.mps.packing.peak_safe import PeakSafe
+from sluice.mps.packing.pp import PeakPrediction
 
 AnyPolicy = Exclusive | BestFit | FirstFitDecreasing | CorrelationBased | PeakPrediction | PeakSafe
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from mps.packing.tenant import Device, Tenant
+from sluice.mps.packing.tenant import Device, Tenant
 
 _ROUNDING = 1e-9
 

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import msgspec
 
-from mps.packing.cbp import CorrelationBased
-from mps.packing.series import autocorrelation, forecast
-from mps.packing.tenant import Device, Tenant
+from sluice.mps.packing.cbp import CorrelationBased
+from sluice.mps.packing.series import autocorrelation, forecast
+from sluice.mps.packing.tenant import Device, Tenant
 
 
 class PeakPrediction(CorrelationBased, frozen=True, forbid_unknown_fields=True, tag_field="name", tag="pp"):

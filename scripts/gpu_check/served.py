@@ -53,7 +53,9 @@ def serve(bench: Bench, found: Findings, site: Path | None) -> None:
         config = directory / "sluice.yaml"
         config.write_text(json.dumps(_config(bench)))
         found["doctor"] = run(
-            [sys.executable, "-m", "gateway.cli", "doctor", "--config", str(config)], env=variables, timeout_s=90
+            [sys.executable, "-m", "sluice.gateway.cli.main", "doctor", "--config", str(config)],
+            env=variables,
+            timeout_s=90,
         )
         bench.save()
         _serve(directory, config, variables, found)
@@ -78,7 +80,7 @@ def _config(bench: Bench) -> dict[str, Any]:
 
 def _serve(directory: Path, config: Path, variables: dict[str, str], found: Findings) -> None:
     ready, log = directory / "ready.json", directory / "server.log"
-    command = [sys.executable, "-m", "gateway.cli", "serve", "--repository", str(directory / "repository")]
+    command = [sys.executable, "-m", "sluice.gateway.cli.main", "serve", "--repository", str(directory / "repository")]
     command += ["--config", str(config), "--http-port", "0", "--grpc-port", "0", "--ready-file", str(ready)]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=variables)
@@ -94,7 +96,7 @@ def _serve(directory: Path, config: Path, variables: dict[str, str], found: Find
             f"http://127.0.0.1:{ports['http_port']}/v2/sluice/partitions", timeout=10
         ) as answer:
             found["partitions"] = json.load(answer)
-        found["listed"] = run([sys.executable, "-m", "gateway.cli", "partitions", "list"], env=variables)
+        found["listed"] = run([sys.executable, "-m", "sluice.gateway.cli.main", "partitions", "list"], env=variables)
         program = _REPLAY.format(http=ports["http_port"], grpc=ports["grpc_port"], file=str(directory / "rows.npz"))
         replayed = python(program, variables, 90)
         if replayed["rc"] != 0:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mps.mps_daemon import MpsDaemon
-from mps.mps_environment import mps_environment
-from mps.partition import MpsPartition
+from sluice.mps.daemon.daemon import MpsDaemon
+from sluice.mps.isolation.mps_environment import mps_environment
+from sluice.mps.partitions.partition import MpsPartition
 from tests.support import fake_mps
 from tests.support.cuda_process import CudaProcess
 

@@ -13,12 +13,15 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from models.spec import ModelSpec
-from models.tensor import TensorSpec
+from sluice.models.spec import ModelSpec
+from sluice.models.tensors.spec import TensorSpec
 from tests.support import ensembles
 from tests.support.onnx_models import save_mlp
 from tests.support.server import GatewayServer, gateway_server
-from tests.unit.models import test_config_check, test_config_pbtxt, test_configured_model, test_ensemble
+from tests.unit.models.triton_config import test_check as test_config_check
+from tests.unit.models.triton_config import test_complete as test_configured_model
+from tests.unit.models.triton_config import test_ensemble
+from tests.unit.models.triton_config import test_pbtxt as test_config_pbtxt
 
 CLIENTS = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 ELSEWHERE = ("is not served", "not supported")

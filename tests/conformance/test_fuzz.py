@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from gateway.codec_grpc import decode_request as decode_message
-from gateway.codec_http import decode_request
-from gateway.signature import Signature
-from gateway.status import grpc_status, http_status
-from models.errors import ServingError
-from models.tensor import DataType
+from sluice.gateway.grpc.codec import decode_request as decode_message
+from sluice.gateway.http.codec import decode_request
+from sluice.gateway.protocol.signature import Signature
+from sluice.gateway.protocol.status import grpc_status, http_status
+from sluice.models.errors import ServingError
+from sluice.models.tensors.spec import DataType
 from tests.support.onnx_models import save_identity
 from tests.support.server import GatewayServer, gateway_server
 from tests.unit.gateway.front import identity

@@ -13,7 +13,7 @@ import pytest
 from onnx import helper
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from models.tensor import DataType
+from sluice.models.tensors.spec import DataType
 from tests.support.onnx_models import save_identity, save_model, value
 from tests.support.server import GatewayServer, gateway_server
 

@@ -6,12 +6,12 @@ import signal
 from collections.abc import Callable
 from typing import cast
 
-from mps.hung_client import end_client
-from mps.mps_channel import MpsChannel
-from mps.mps_control import MpsControl
-from mps.mps_daemon import MpsDaemon
-from mps.mps_protocol2 import Protocol2
-from mps.process import WorkerProcess
+from sluice.mps.daemon.channel import MpsChannel
+from sluice.mps.daemon.control import MpsControl
+from sluice.mps.daemon.daemon import MpsDaemon
+from sluice.mps.daemon.protocol2 import Protocol2
+from sluice.mps.supervisor.hung_client import end_client
+from sluice.mps.supervisor.process import WorkerProcess
 from tests.support import fake_mps
 from tests.support.cuda_process import CudaProcess
 

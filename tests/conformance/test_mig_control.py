@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from models.errors import ControlFailed
-from mps.control import MigControl
-from mps.geometry import GEOMETRIES, geometry_of
-from mps.nvml import Nvml, open_nvml
-from mps.placements import fault, place
+from sluice.models.errors import ControlFailed
+from sluice.mps.mig.control import MigControl
+from sluice.mps.mig.geometry import GEOMETRIES, geometry_of
+from sluice.mps.mig.placements import fault, place
+from sluice.mps.nvidia.nvml import Nvml, open_nvml
 from tests.support.fake_nvml import FakeCompute, FakeGpu, FakeNvml, installed
 
 H100 = GEOMETRIES["H100-80"]

@@ -11,7 +11,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from models.tensor import DataType
+from sluice.models.tensors.spec import DataType
 from tests.support.onnx_models import save_identity, save_mlp
 from tests.support.processes import until
 from tests.support.server import GatewayServer, gateway_server

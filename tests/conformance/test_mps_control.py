@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from models.errors import ControlFailed
-from mps import mps_inventory
-from mps.mps_channel import MpsChannel, NoAnswer
-from mps.mps_control import MpsClient
-from mps.mps_daemon import MpsDaemon
-from mps.mps_environment import static_set
-from mps.mps_inventory import found_daemons
-from mps.mps_processes import PROGRAM
-from mps.mps_protocol2 import Protocol2
-from mps.partition import MpsPartition, ShareMode
+from sluice.models.errors import ControlFailed
+from sluice.mps.daemon import inventory as mps_inventory
+from sluice.mps.daemon.channel import MpsChannel, NoAnswer
+from sluice.mps.daemon.control import MpsClient
+from sluice.mps.daemon.daemon import MpsDaemon
+from sluice.mps.daemon.inventory import found_daemons
+from sluice.mps.daemon.processes import PROGRAM
+from sluice.mps.daemon.protocol2 import Protocol2
+from sluice.mps.isolation.mps_environment import static_set
+from sluice.mps.partitions.partition import MpsPartition, ShareMode
 from tests.support import fake_mps
 from tests.support.cuda_process import CudaProcess
 from tests.support.fake_mps import GPU
@@ -33,7 +33,7 @@ Clients = Callable[..., CudaProcess]
 @pytest.fixture(params=["protocol 2", "protocol 3", *HARDWARE])
 def daemon(request: pytest.FixtureRequest, root: Path, program: str) -> Iterator[MpsDaemon]:
     if request.param == "hardware":
-        from mps.nvml import open_nvml
+        from sluice.mps.nvidia.nvml import open_nvml
 
         with open_nvml() as nvml:
             found = MpsDaemon(nvml.gpus()[0].uuid, root)

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from models.errors import ControlFailed, PartitionError
-from mps import log_files, mps_daemon
-from mps.mps_channel import MpsChannel
-from mps.mps_daemon import MpsDaemon
-from mps.mps_keeper import MpsKeeper
-from mps.mps_processes import mps_processes
-from mps.mps_protocol2 import Protocol2
+from sluice.models.errors import ControlFailed, PartitionError
+from sluice.mps.daemon import daemon as mps_daemon
+from sluice.mps.daemon import log_files
+from sluice.mps.daemon.channel import MpsChannel
+from sluice.mps.daemon.daemon import MpsDaemon
+from sluice.mps.daemon.keeper import MpsKeeper
+from sluice.mps.daemon.processes import mps_processes
+from sluice.mps.daemon.protocol2 import Protocol2
 from tests.support import fake_mps
 from tests.support.cuda_process import CudaProcess
 from tests.support.fake_mps import GPU
@@ -100,7 +101,7 @@ def test_a_daemon_that_hangs_is_waited_for_no_longer_than_told(
 
 def test_a_daemon_ends_with_the_process_that_started_it(root: Path, program: str) -> None:
     text = (
-        "import sys; from pathlib import Path; from mps.mps_daemon import MpsDaemon\n"
+        "import sys; from pathlib import Path; from sluice.mps.daemon.daemon import MpsDaemon\n"
         "daemon = MpsDaemon(sys.argv[1], Path(sys.argv[2]), program=sys.argv[3]); daemon.start()\n"
         "print(daemon.control.start_server().pid, daemon.pid, flush=True); sys.stdin.read()"
     )

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Callable
 
-from mps.mps_daemon import MpsDaemon
+from sluice.mps.daemon.daemon import MpsDaemon
 from tests.support import fake_mps
 from tests.support.cuda_process import CudaProcess
 from tests.support.processes import until

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from models.errors import ControlFailed, PartitionError
-from mps.mps_daemon import MpsDaemon
-from mps.mps_environment import await_daemon, static_set
-from mps.partition import MpsPartition, ShareMode
+from sluice.models.errors import ControlFailed, PartitionError
+from sluice.mps.daemon.daemon import MpsDaemon
+from sluice.mps.isolation.mps_environment import await_daemon, static_set
+from sluice.mps.partitions.partition import MpsPartition, ShareMode
 from tests.support import fake_mps
 from tests.support.cuda_process import CudaProcess
 from tests.support.fake_mps import GPU

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.core.result import Ok
 
-from models.tensor import DataType
+from sluice.models.tensors.spec import DataType
 from tests.support.onnx_models import save_identity
 from tests.support.server import GatewayServer, gateway_server
 

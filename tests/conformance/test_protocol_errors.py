@@ -12,7 +12,7 @@ import pytest
 from onnx import helper
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from models.tensor import DataType
+from sluice.models.tensors.spec import DataType
 from tests.support.onnx_models import save_identity, save_model, save_variable, value
 from tests.support.server import GatewayServer, gateway_server
 

@@ -9,9 +9,18 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batcher.config import ModelConfig, PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
-from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch, LoadModel, Settlement, UnloadModel
-from batcher.events import (
+from sluice.batcher.drivers.journal import JournalWriter, replay
+from sluice.batcher.drivers.simulator import Verdicts
+from sluice.batcher.interface.config import ModelConfig, PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
+from sluice.batcher.interface.decisions import (
+    AnyDecision,
+    CombineOutputs,
+    DispatchBatch,
+    LoadModel,
+    Settlement,
+    UnloadModel,
+)
+from sluice.batcher.interface.events import (
     AnyEvent,
     ModelLoaded,
     ModelLoadFailed,
@@ -21,15 +30,13 @@ from batcher.events import (
     RequestCancelled,
     ServingChanged,
 )
-from batcher.journal import JournalWriter, replay
-from batcher.planner.build import build_plan
-from batcher.planner.live import LivePlanner
-from batcher.residency_config import Eviction, Footprint, Likelihood, Loading, Prewarm, ResidencyConfig
-from batcher.scheduler import Scheduler
-from batcher.simulator import Verdicts
-from models.model_memory import ModelMemory
-from models.pipeline import Late
-from models.profile import LatencyTable
+from sluice.batcher.interface.residency_config import Eviction, Footprint, Likelihood, Loading, Prewarm, ResidencyConfig
+from sluice.batcher.planner.build import build_plan
+from sluice.batcher.planner.live import LivePlanner
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.pipelines.pipeline import Late
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.profiles.model_memory import ModelMemory
 from tests.support.scheduling import CERTAINTY, MS, FaultySimulator, S, cascade, chain, ensemble, model, single, spec_of
 
 KEYS = tuple("abcdefgh")

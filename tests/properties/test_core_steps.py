@@ -6,12 +6,12 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batcher.config import PartitionConfig, SchedulerSpec
-from batcher.core_steps import Ask, Cores, StepChoice, steps
-from batcher.planner.splits import Split, best_step
-from batcher.plans import Observed
-from models.profile import LatencyTable
-from mps.balance import LOOKS, BalanceSettings
+from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
+from sluice.batcher.interface.plan_data import Observed
+from sluice.batcher.planner.core_steps import Ask, Cores, StepChoice, steps
+from sluice.batcher.planner.splits import Split, best_step
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.mps.partitions.balance import LOOKS, BalanceSettings
 from tests.support.scheduling import MS, model, single, spec_of
 
 CORES = 5

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batcher.decisions import AnyDecision, CompleteRequest
-from batcher.events import AnyEvent, RequestArrived
-from batcher.journal import JournalWriter, replay
-from loadgen.papers.shared_device import Cap, Job, run, spec_of
+from sluice.batcher.drivers.journal import JournalWriter, replay
+from sluice.batcher.interface.decisions import AnyDecision, CompleteRequest
+from sluice.batcher.interface.events import AnyEvent, RequestArrived
+from sluice.loadgen.papers.shared_device import Cap, Job, run, spec_of
 
 MS = 1_000_000
 WEIGHTS = st.lists(st.integers(1, 20), min_size=2, max_size=4)

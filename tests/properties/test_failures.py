@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batcher.config import PartitionConfig
-from batcher.decisions import CompleteRequest, DispatchBatch, FailRequest
-from batcher.events import AnyEvent, BatchFailed, FailureCause
-from batcher.outcome import Outcome
-from models.profile import LatencyTable
+from sluice.batcher.interface.config import PartitionConfig
+from sluice.batcher.interface.decisions import CompleteRequest, DispatchBatch, FailRequest
+from sluice.batcher.interface.events import AnyEvent, BatchFailed, FailureCause
+from sluice.batcher.interface.outcome import Outcome
+from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import MS, S, arrival, completed, model, serving, spec_of, step
 
 LARGEST = 64

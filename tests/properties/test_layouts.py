@@ -3,11 +3,11 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps.demand import Demand, cover
-from mps.geometry import GEOMETRIES, Geometry, Profile
-from mps.layout import CreateInstance, DestroyInstance, steps
-from mps.packer import Wanted, pack
-from mps.placements import Layout, fault, layouts
+from sluice.mps.mig.demand import Demand, cover
+from sluice.mps.mig.geometry import GEOMETRIES, Geometry, Profile
+from sluice.mps.mig.layout import CreateInstance, DestroyInstance, steps
+from sluice.mps.mig.packer import Wanted, pack
+from sluice.mps.mig.placements import Layout, fault, layouts
 
 LAYOUTS = {
     geometry.gpu: list(layouts(geometry, {profile: len(profile.starts) for profile in geometry.profiles}))

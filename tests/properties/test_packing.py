@@ -1,12 +1,12 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.papers.replay import Job, Pace, replay
-from models.units import NS_PER_S
-from mps.packing.layout import lay_out
-from mps.packing.peak_safe import PeakSafe
-from mps.packing.policies import POLICIES
-from mps.packing.tenant import Device, Phase, Tenant
+from sluice.loadgen.papers.replay import Job, Pace, replay
+from sluice.models.units import NS_PER_S
+from sluice.mps.packing.layout import lay_out
+from sluice.mps.packing.peak_safe import PeakSafe
+from sluice.mps.packing.policies import POLICIES
+from sluice.mps.packing.tenant import Device, Phase, Tenant
 
 MEMORY_MIB = 1000
 HEADROOM_MIB = 50

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from batcher.estimate import LatencyEstimate
-from batcher.lifecycle import Entry, Request
-from batcher.queue import CONTENDED, Queue
-from models.profile import LatencyTable
+from sluice.batcher.estimates.latency import LatencyEstimate
+from sluice.batcher.queues.fair_queue import CONTENDED, Queue
+from sluice.batcher.state.request import Entry, Request
+from sluice.models.profiles.latency_table import LatencyTable
 
 ORDERS = st.integers(0, 20)
 LANE_NUMBERS = (0, 1, 2)

@@ -5,12 +5,12 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.alternatives import cost_of
-from batcher.booking import Refusal
-from batcher.config import PartitionConfig
-from batcher.ledger import Part
-from batcher.reservations import Reservations
-from batcher.slots import Precedence, QueueKey
+from sluice.batcher.interface.config import PartitionConfig
+from sluice.batcher.reservations.assignments import cost_of
+from sluice.batcher.reservations.reservations import Reservations
+from sluice.batcher.reservations.search import Refusal
+from sluice.batcher.reservations.slots import Precedence, QueueKey
+from sluice.batcher.reservations.timeline import Part
 
 COMPLETION, LOSS, ARRIVAL, WAKE_UP = range(4)
 

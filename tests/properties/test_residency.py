@@ -3,8 +3,8 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.config import PartitionConfig
-from batcher.planner.residency import ModelNeed, place_models
+from sluice.batcher.interface.config import PartitionConfig
+from sluice.batcher.planner.residency import ModelNeed, place_models
 
 KINDS = ("slow", "fast")
 NEEDS = st.builds(

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from batcher.decisions import (
+from sluice.batcher.interface.decisions import (
     AnyDecision,
     BuildPlan,
     CancelRequest,
@@ -24,7 +24,7 @@ from batcher.decisions import (
     RevokeBatch,
     UnloadModel,
 )
-from batcher.events import (
+from sluice.batcher.interface.events import (
     AnyEvent,
     BatchCompleted,
     BatchFailed,
@@ -43,11 +43,11 @@ from batcher.events import (
     RequestArrived,
     RequestCancelled,
 )
-from batcher.outcome import Outcome
-from batcher.planner.build import build_plan
-from batcher.planner.live import LivePlanner
-from batcher.queue import Queue
-from batcher.scheduler import Scheduler
+from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.planner.build import build_plan
+from sluice.batcher.planner.live import LivePlanner
+from sluice.batcher.queues.fair_queue import Queue
+from sluice.batcher.scheduler.scheduler import Scheduler
 from tests.support.machine_world import KINDS, LIMITS, MAX_BATCH, MODELS, PARTITIONS, PIPELINES, TABLES
 from tests.support.scheduling import MS, S, spec_of
 

@@ -4,9 +4,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from batcher.config import PartitionConfig, SchedulerSpec
-from batcher.decisions import AnyDecision, BuildPlan, DispatchBatch, LoadModel, Settlement, UnloadModel
-from batcher.events import (
+from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
+from sluice.batcher.interface.decisions import AnyDecision, BuildPlan, DispatchBatch, LoadModel, Settlement, UnloadModel
+from sluice.batcher.interface.events import (
     AnyEvent,
     BatchCompleted,
     BatchFailed,
@@ -22,10 +22,10 @@ from batcher.events import (
     RequestCancelled,
     ServingChanged,
 )
-from batcher.planner.build import build_plan
-from batcher.planner.live import LivePlanner
-from batcher.scheduler import Scheduler
-from models.pipeline import Late
+from sluice.batcher.planner.build import build_plan
+from sluice.batcher.planner.live import LivePlanner
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.pipelines.pipeline import Late
 from tests.support.scheduling import GAINING, MS, US, S, chain, model, single, spec_of
 
 PARTITIONS = ("cpu0", "cpu1")

@@ -3,13 +3,13 @@
 import msgspec
 import pytest
 
-from batcher.config import PartitionConfig
-from batcher.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch, LoadModel
-from batcher.events import AnyEvent, PartitionReady, RequestArrived
-from batcher.residency_config import Footprint, Loading, Prewarm, ResidencyConfig
-from batcher.scheduler import Scheduler
-from batcher.simulator import Simulator, Verdicts
-from models.profile import LatencyTable
+from sluice.batcher.drivers.simulator import Simulator, Verdicts
+from sluice.batcher.interface.config import PartitionConfig
+from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch, LoadModel
+from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
+from sluice.batcher.interface.residency_config import Footprint, Loading, Prewarm, ResidencyConfig
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import MS, S, chain, model, spec_of
 
 RUN_NS, LOAD_NS = S // 2, S

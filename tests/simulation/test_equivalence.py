@@ -11,7 +11,8 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import msgspec
 import pytest
 
-from batcher.config import (
+from sluice.batcher.drivers.simulator import Simulator, Verdicts
+from sluice.batcher.interface.config import (
     Limits,
     ModelConfig,
     PartitionConfig,
@@ -23,7 +24,7 @@ from batcher.config import (
     Verdict,
     WhenConfig,
 )
-from batcher.decisions import (
+from sluice.batcher.interface.decisions import (
     AnyDecision,
     BuildPlan,
     CombineOutputs,
@@ -32,20 +33,19 @@ from batcher.decisions import (
     LoadModel,
     UnloadModel,
 )
-from batcher.events import AnyEvent, PartitionReady, RequestArrived, RequestCancelled
-from batcher.planner.build import build_plan
-from batcher.planner.live import LivePlanner
-from batcher.plans import Observed, Plan
-from batcher.ranking import Planner
-from batcher.scheduler import Scheduler
-from batcher.simulator import Simulator, Verdicts
-from gateway.answer import Answer
-from gateway.executors.timed import TimedExecutor
-from gateway.metrics import Metrics
-from gateway.runtime import Runtime
-from models.pipeline import Confidence, Late
-from models.profile import LatencyTable
-from models.units import NS_PER_MS, NS_PER_US
+from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived, RequestCancelled
+from sluice.batcher.interface.plan_data import Observed, Plan
+from sluice.batcher.interface.planner_protocol import Planner
+from sluice.batcher.planner.build import build_plan
+from sluice.batcher.planner.live import LivePlanner
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.gateway.executors.timed import TimedExecutor
+from sluice.gateway.observability.metrics import Metrics
+from sluice.gateway.protocol.answer import Answer
+from sluice.gateway.runtime.driver import Runtime
+from sluice.models.pipelines.pipeline import Confidence, Late
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.units import NS_PER_MS, NS_PER_US
 from tests.support.virtual_time import VirtualAlarm, VirtualLoop, run_virtual
 
 T = TypeVar("T")

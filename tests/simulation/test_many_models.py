@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from batcher.config import SchedulerSpec
-from batcher.decisions import AnyDecision
-from batcher.events import AnyEvent, PartitionReady
-from batcher.outcome import Outcome
-from batcher.planner.live import LivePlanner
-from batcher.scheduler import Scheduler
+from sluice.batcher.interface.config import SchedulerSpec
+from sluice.batcher.interface.decisions import AnyDecision
+from sluice.batcher.interface.events import AnyEvent, PartitionReady
+from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.planner.live import LivePlanner
+from sluice.batcher.scheduler.scheduler import Scheduler
 from tests.support.many_models import MODEL_BYTES, ON_DEMAND, WITHOUT_EVICTION, Crowd, run_crowd
 
 CROWD = Crowd(requests=3000)

@@ -6,18 +6,18 @@ from functools import partial
 
 import pytest
 
-from batcher.config import ModelConfig, PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
-from batcher.decisions import AnyDecision
-from batcher.events import AnyEvent, BatchCompleted, OutputsCombined, PartitionReady, RequestArrived
-from batcher.outcome import Outcome
-from batcher.scheduler import Scheduler
-from gateway.answer import Answer
-from gateway.executors.timed import TimedExecutor
-from gateway.metrics import Metrics
-from gateway.runtime import Runtime
-from models.pipeline import Late
-from models.profile import LatencyTable
-from models.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from sluice.batcher.interface.config import ModelConfig, PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
+from sluice.batcher.interface.decisions import AnyDecision
+from sluice.batcher.interface.events import AnyEvent, BatchCompleted, OutputsCombined, PartitionReady, RequestArrived
+from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.gateway.executors.timed import TimedExecutor
+from sluice.gateway.observability.metrics import Metrics
+from sluice.gateway.protocol.answer import Answer
+from sluice.gateway.runtime.driver import Runtime
+from sluice.models.pipelines.pipeline import Late
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from tests.support.runtime_bench import TableService
 from tests.support.virtual_time import VirtualAlarm, VirtualLoop, run_virtual
 

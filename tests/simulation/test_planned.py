@@ -7,8 +7,17 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 import pytest
 
-from batcher.config import PartitionConfig, PipelineConfig, PolicyConfig, PolicyName, SchedulerSpec, StageConfig
-from batcher.decisions import (
+from sluice.batcher.drivers.journal import JournalWriter, replay
+from sluice.batcher.drivers.simulator import Verdicts
+from sluice.batcher.interface.config import (
+    PartitionConfig,
+    PipelineConfig,
+    PolicyConfig,
+    PolicyName,
+    SchedulerSpec,
+    StageConfig,
+)
+from sluice.batcher.interface.decisions import (
     AnyDecision,
     BuildPlan,
     CancelRequest,
@@ -21,16 +30,14 @@ from batcher.decisions import (
     RejectRequest,
     UnloadModel,
 )
-from batcher.events import AnyEvent, PartitionLost, PartitionReady, PlanBuilt, RequestArrived
-from batcher.journal import JournalWriter, replay
-from batcher.outcome import Outcome
-from batcher.planner.build import build_plan
-from batcher.planner.live import LivePlanner
-from batcher.plans import Observed, Plan
-from batcher.scheduler import Scheduler
-from batcher.simulator import Verdicts
-from models.pipeline import Late
-from models.profile import LatencyTable
+from sluice.batcher.interface.events import AnyEvent, PartitionLost, PartitionReady, PlanBuilt, RequestArrived
+from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.interface.plan_data import Observed, Plan
+from sluice.batcher.planner.build import build_plan
+from sluice.batcher.planner.live import LivePlanner
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.pipelines.pipeline import Late
+from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import (
     CERTAINTY,
     GAINING,

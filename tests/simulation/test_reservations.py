@@ -9,15 +9,15 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from batcher.config import PartitionConfig, PipelineConfig, SchedulerSpec
-from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch, RejectRequest, Settlement
-from batcher.events import AnyEvent, PartitionReady, RequestArrived
-from batcher.outcome import Outcome
-from batcher.planner.live import LivePlanner
-from batcher.scheduler import Scheduler
-from batcher.simulator import Simulator, Verdicts
-from models.pipeline import Late
-from models.profile import LatencyTable
+from sluice.batcher.drivers.simulator import Simulator, Verdicts
+from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, SchedulerSpec
+from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, RejectRequest, Settlement
+from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
+from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.planner.live import LivePlanner
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.pipelines.pipeline import Late
+from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import CERTAINTY, MS, S, cascade, chain, ensemble, model, single, spec_of
 
 FAST = {

@@ -4,17 +4,17 @@ import io
 
 import pytest
 
-from batcher.config import PartitionConfig
-from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch, Settlement
-from batcher.events import AnyEvent, PartitionReady, PartitionResized, RequestArrived
-from batcher.journal import JournalWriter, replay
-from batcher.outcome import Outcome
-from batcher.planner.build import build_plan
-from batcher.planner.live import LivePlanner
-from batcher.scheduler import Scheduler
-from batcher.simulator import Simulator, Verdicts
-from models.pipeline import Late
-from models.profile import LatencyTable
+from sluice.batcher.drivers.journal import JournalWriter, replay
+from sluice.batcher.drivers.simulator import Simulator, Verdicts
+from sluice.batcher.interface.config import PartitionConfig
+from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, Settlement
+from sluice.batcher.interface.events import AnyEvent, PartitionReady, PartitionResized, RequestArrived
+from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.planner.build import build_plan
+from sluice.batcher.planner.live import LivePlanner
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.pipelines.pipeline import Late
+from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import MS, S, model, single, spec_of
 
 SLOW = LatencyTable.from_ms({1: 4, 8: 16})

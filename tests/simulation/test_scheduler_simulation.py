@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from batcher.config import Limits, PipelineConfig, PolicyConfig, PolicyName, SchedulerSpec
-from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch, Settlement
-from batcher.events import AnyEvent, PartitionLost, PartitionReady, RequestArrived, RequestCancelled
-from batcher.journal import JournalWriter, replay
-from batcher.outcome import Outcome
-from batcher.scheduler import Scheduler
-from batcher.simulator import Verdicts
-from models.pipeline import Late
-from models.profile import LatencyTable
+from sluice.batcher.drivers.journal import JournalWriter, replay
+from sluice.batcher.drivers.simulator import Verdicts
+from sluice.batcher.interface.config import Limits, PipelineConfig, PolicyConfig, PolicyName, SchedulerSpec
+from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, Settlement
+from sluice.batcher.interface.events import AnyEvent, PartitionLost, PartitionReady, RequestArrived, RequestCancelled
+from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.pipelines.pipeline import Late
+from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import (
     CERTAINTY,
     MS,

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import pytest
 
-from batcher.config import PipelineConfig, PolicyConfig, PolicyName, SchedulerSpec
-from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch, Settlement
-from batcher.events import AnyEvent, PartitionReady, RequestArrived
-from batcher.outcome import Outcome
-from batcher.scheduler import Scheduler
-from batcher.simulator import Simulator, Verdicts
-from models.pipeline import Late
-from models.profile import LatencyTable
+from sluice.batcher.drivers.simulator import Simulator, Verdicts
+from sluice.batcher.interface.config import PipelineConfig, PolicyConfig, PolicyName, SchedulerSpec
+from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, Settlement
+from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
+from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.pipelines.pipeline import Late
+from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import CERTAINTY, MS, S, cascade, chain, ensemble, model, single, spec_of
 
 QUICK = LatencyTable.from_ms({1: 0.67, 2: 0.8, 4: 1.03, 8: 1.66, 16: 2.46, 32: 3.81, 64: 6.01})

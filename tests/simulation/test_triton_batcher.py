@@ -6,9 +6,9 @@ most and a batch takes 1 ms.
 
 import pytest
 
-from batcher.events import RequestCancelled
-from batcher.outcome import Outcome
-from models.dynamic_batching import QueuePolicy
+from sluice.batcher.interface.events import RequestCancelled
+from sluice.batcher.interface.outcome import Outcome
+from sluice.models.dynamic_batching import QueuePolicy
 from tests.support.scheduling import MS, S
 from tests.support.triton_batcher import Run, Sent, timeout_policy
 

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from batcher.config import PipelineConfig, StageConfig
-from batcher.decisions import AnyDecision, CompleteRequest
-from batcher.events import AnyEvent, PartitionReady, RequestArrived, RequestCancelled
-from batcher.outcome import Outcome
-from batcher.scheduler import Scheduler
-from batcher.simulator import Simulator
-from models.dynamic_batching import QueuePolicy, TimeoutAction
+from sluice.batcher.drivers.simulator import Simulator
+from sluice.batcher.interface.config import PipelineConfig, StageConfig
+from sluice.batcher.interface.decisions import AnyDecision, CompleteRequest
+from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived, RequestCancelled
+from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.dynamic_batching import QueuePolicy, TimeoutAction
 from tests.support.scheduling import MS, ONE, US, S, model, single, spec_of
 from tests.support.triton_batcher import DIRECT, Machine, Run, Sent, timeout_policy
 

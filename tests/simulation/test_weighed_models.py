@@ -4,13 +4,20 @@ from collections import Counter
 
 import msgspec
 
-from batcher.config import PartitionConfig
-from batcher.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch, LoadModel, UnloadModel
-from batcher.events import AnyEvent, ModelLoaded, PartitionReady, RequestArrived
-from batcher.residency_config import Loading, ResidencyConfig
-from batcher.scheduler import Scheduler
-from batcher.simulator import Simulator, Verdicts
-from models.model_memory import ModelMemory
+from sluice.batcher.drivers.simulator import Simulator, Verdicts
+from sluice.batcher.interface.config import PartitionConfig
+from sluice.batcher.interface.decisions import (
+    AnyDecision,
+    CombineOutputs,
+    CompleteRequest,
+    DispatchBatch,
+    LoadModel,
+    UnloadModel,
+)
+from sluice.batcher.interface.events import AnyEvent, ModelLoaded, PartitionReady, RequestArrived
+from sluice.batcher.interface.residency_config import Loading, ResidencyConfig
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.profiles.model_memory import ModelMemory
 from tests.support.scheduling import MS, ONE, S, model, spec_of
 
 MIB = 1 << 20

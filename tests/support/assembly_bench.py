@@ -5,20 +5,20 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from batcher.config import Verdict
-from batcher.decisions import DispatchBatch, Member, ReleaseReason
-from gateway.answer import Tensor
-from gateway.assembly import Assembly
-from gateway.input_slots import InputSlots
-from gateway.kept import Outputs
-from gateway.plan import OF_REQUEST, PipelinePlan, StagePlan, Wire
-from models.arrays import Array, numpy_dtype
-from models.pipeline import Combiner, Confidence
-from models.pipeline_memory import OutputMemory
-from models.spec import ModelSpec
-from models.tensor import DataType, TensorSpec
-from mps.arena import Region
-from mps.messages import InputTensor, OutputTensor
+from sluice.batcher.interface.config import Verdict
+from sluice.batcher.interface.decisions import DispatchBatch, Member, ReleaseReason
+from sluice.gateway.protocol.answer import Tensor
+from sluice.gateway.tensors.assembly import Assembly
+from sluice.gateway.tensors.input_slots import InputSlots
+from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelinePlan, StagePlan, Wire
+from sluice.gateway.tensors.request_tensors import Outputs
+from sluice.models.pipelines.memory import OutputMemory
+from sluice.models.pipelines.pipeline import Combiner, Confidence
+from sluice.models.spec import ModelSpec
+from sluice.models.tensors.arrays import Array, numpy_dtype
+from sluice.models.tensors.spec import DataType, TensorSpec
+from sluice.mps.ipc.arena import Region
+from sluice.mps.ipc.messages import InputTensor, OutputTensor
 
 X = TensorSpec("x", DataType.FP32, (2,))
 PROBS = TensorSpec("probs", DataType.FP32, (2,))

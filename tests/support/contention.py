@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from batcher.config import PartitionConfig
-from batcher.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch, LoadModel
-from batcher.events import AnyEvent, PartitionLost, PartitionReady, RequestArrived
-from batcher.residency_config import Footprint, Loading, ResidencyConfig
-from batcher.scheduler import Scheduler
-from batcher.simulator import Verdicts
+from sluice.batcher.drivers.simulator import Verdicts
+from sluice.batcher.interface.config import PartitionConfig
+from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch, LoadModel
+from sluice.batcher.interface.events import AnyEvent, PartitionLost, PartitionReady, RequestArrived
+from sluice.batcher.interface.residency_config import Footprint, Loading, ResidencyConfig
+from sluice.batcher.scheduler.scheduler import Scheduler
 from tests.support.scheduling import MS, ONE, FaultySimulator, S, model, spec_of
 
 LOAD_NS = 50 * MS

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from models.config_check import check_config
-from models.config_pbtxt import decode_config
-from models.configured_model import complete_ensemble
-from models.pipeline import Pipeline
-from models.spec import ModelSpec
-from models.tensor import DataType, TensorSpec
+from sluice.models.pipelines.pipeline import Pipeline
+from sluice.models.spec import ModelSpec
+from sluice.models.tensors.spec import DataType, TensorSpec
+from sluice.models.triton_config.check import check_config
+from sluice.models.triton_config.complete import complete_ensemble
+from sluice.models.triton_config.pbtxt import decode_config
 
 FP32, INT64 = DataType.FP32, DataType.INT64
 RAW, X, PROBS = TensorSpec("raw", FP32, (4,)), TensorSpec("x", FP32, (3,)), TensorSpec("probs", FP32, (10,), ("a", "b"))

@@ -11,8 +11,8 @@ from typing import Any
 
 import pynvml
 
-from mps.geometry import GEOMETRIES, Geometry, Profile
-from mps.placements import Placement, fault
+from sluice.mps.mig.geometry import GEOMETRIES, Geometry, Profile
+from sluice.mps.mig.placements import Placement, fault
 
 _KINDS = {
     "1g": pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE,

@@ -11,8 +11,8 @@ import grpc.aio
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from models.spec import ModelSpec
-from models.tensor import DataType, TensorSpec
+from sluice.models.spec import ModelSpec
+from sluice.models.tensors.spec import DataType, TensorSpec
 
 X, Y = TensorSpec("x", DataType.FP32, (2,)), TensorSpec("y", DataType.FP32, (2,))
 M = ModelSpec("m", 1, (X,), (Y,), max_batch_size=4)

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from models.fingerprint import fingerprint
-from models.measurement import Cell
-from models.profile_file import Entry, Profile, Source, model_hash, write_profile
-from models.units import NS_PER_S
-from mps.cpu import available_cores
+from sluice.models.profiles.file import Entry, Profile, Source, model_hash, write_profile
+from sluice.models.profiles.hardware import fingerprint
+from sluice.models.profiles.measurement import Cell
+from sluice.models.units import NS_PER_S
+from sluice.mps.partitions.cpu import available_cores
 from tests.support.processes import until
 
 T = TypeVar("T")

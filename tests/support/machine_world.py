@@ -2,7 +2,7 @@
 
 import msgspec
 
-from batcher.config import (
+from sluice.batcher.interface.config import (
     DeviceShare,
     LevelsConfig,
     Limits,
@@ -13,9 +13,9 @@ from batcher.config import (
     StageConfig,
     WhenConfig,
 )
-from models.dynamic_batching import QueuePolicy, TimeoutAction
-from models.pipeline import Late
-from models.profile import LatencyTable
+from sluice.models.dynamic_batching import QueuePolicy, TimeoutAction
+from sluice.models.pipelines.pipeline import Late
+from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import CERTAINTY, GAINING, MS, cascade, ensemble, model, single
 
 LEVELS = LevelsConfig(

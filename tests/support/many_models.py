@@ -12,15 +12,22 @@ from typing import NamedTuple
 
 import msgspec
 
-from batcher.config import PartitionConfig, SchedulerSpec
-from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch, LoadModel, Settlement, UnloadModel
-from batcher.events import AnyEvent, ModelLoaded, ModelUnloaded, PartitionReady, RequestArrived
-from batcher.outcome import Outcome
-from batcher.planner.live import LivePlanner
-from batcher.residency_config import Eviction, Footprint, Loading, ResidencyConfig
-from batcher.scheduler import Scheduler
-from batcher.simulator import Simulator, Verdicts
-from models.profile import LatencyTable
+from sluice.batcher.drivers.simulator import Simulator, Verdicts
+from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
+from sluice.batcher.interface.decisions import (
+    AnyDecision,
+    CombineOutputs,
+    DispatchBatch,
+    LoadModel,
+    Settlement,
+    UnloadModel,
+)
+from sluice.batcher.interface.events import AnyEvent, ModelLoaded, ModelUnloaded, PartitionReady, RequestArrived
+from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.interface.residency_config import Eviction, Footprint, Loading, ResidencyConfig
+from sluice.batcher.planner.live import LivePlanner
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import MS, S, model, spec_of
 
 TABLE = LatencyTable.from_ms({1: 2.6, 2: 4, 4: 6.3, 8: 10.3, 16: 18.2})

@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from models.arrays import Array
-from models.tensor import DataType
+from sluice.models.tensors.arrays import Array
+from sluice.models.tensors.spec import DataType
 
 Dimension = str | int | None
 

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Callable, Mapping
 
-from batcher.config import (
+from sluice.batcher.drivers.simulator import Verdicts
+from sluice.batcher.interface.config import (
     Limits,
     ModelConfig,
     PartitionConfig,
@@ -11,18 +12,17 @@ from batcher.config import (
     SchedulerSpec,
     StageConfig,
 )
-from batcher.decisions import AnyDecision, CombineOutputs, DispatchBatch, Member
-from batcher.events import AnyEvent, PartitionReady
-from batcher.outcome import Outcome
-from batcher.scheduler import Scheduler
-from batcher.simulator import Verdicts
-from gateway.answer import Answer, Tensor
-from gateway.executors.base import Combined
-from gateway.executors.timed import TimedExecutor
-from gateway.metrics import Metrics
-from gateway.runtime import Runtime
-from models.profile import LatencyTable
-from models.units import NS_PER_MS
+from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, Member
+from sluice.batcher.interface.events import AnyEvent, PartitionReady
+from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.gateway.executors.base import Combined
+from sluice.gateway.executors.timed import TimedExecutor
+from sluice.gateway.observability.metrics import Metrics
+from sluice.gateway.protocol.answer import Answer, Tensor
+from sluice.gateway.runtime.driver import Runtime
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.units import NS_PER_MS
 from tests.support.virtual_time import VirtualAlarm, VirtualLoop
 
 TABLE = LatencyTable.from_ms({1: 2.0, 8: 4.0})

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from batcher.config import (
+from sluice.batcher.drivers.simulator import Simulator
+from sluice.batcher.interface.config import (
     Limits,
     ModelConfig,
     PartitionConfig,
@@ -15,8 +16,8 @@ from batcher.config import (
     Verdict,
     WhenConfig,
 )
-from batcher.decisions import AnyDecision, BuildPlan, DispatchBatch, Member, ReleaseReason
-from batcher.events import (
+from sluice.batcher.interface.decisions import AnyDecision, BuildPlan, DispatchBatch, Member, ReleaseReason
+from sluice.batcher.interface.events import (
     AnyEvent,
     BatchCompleted,
     BatchFailed,
@@ -26,12 +27,11 @@ from batcher.events import (
     PlanBuilt,
     RequestArrived,
 )
-from batcher.planner.live import LivePlanner
-from batcher.plans import Front, PipelinePlan, Plan, StagePlan
-from batcher.scheduler import Scheduler
-from batcher.simulator import Simulator
-from models.pipeline import Confidence, Late
-from models.profile import LatencyTable
+from sluice.batcher.interface.plan_data import Front, PipelinePlan, Plan, StagePlan
+from sluice.batcher.planner.live import LivePlanner
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.pipelines.pipeline import Confidence, Late
+from sluice.models.profiles.latency_table import LatencyTable
 
 US = 1_000
 MS = 1_000_000

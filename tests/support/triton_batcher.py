@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from batcher.config import LevelsConfig, PipelineConfig, PolicyConfig, PolicyName
-from batcher.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch, Settlement
-from batcher.events import AnyEvent, PartitionReady, RequestArrived
-from batcher.outcome import Outcome
-from batcher.scheduler import Scheduler
-from batcher.simulator import Verdicts
-from models.dynamic_batching import QueuePolicy
-from models.profile import LatencyTable
+from sluice.batcher.drivers.simulator import Verdicts
+from sluice.batcher.interface.config import LevelsConfig, PipelineConfig, PolicyConfig, PolicyName
+from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch, Settlement
+from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
+from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.dynamic_batching import QueuePolicy
+from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import MS, FaultySimulator, S, model, single, spec_of
 
 NEVER = 3600 * S

@@ -9,18 +9,18 @@ from typing import Any, cast
 import grpc
 import numpy as np
 
-from batcher.config import Verdict
-from batcher.decisions import DispatchBatch, Member, ReleaseReason
-from batcher.events import AnyEvent, PartitionReady
-from gateway.assembly import Assembly
-from gateway.executors.triton_partition import TritonPartition
-from gateway.executors.triton_settings import TritonSettings
-from gateway.input_slots import InputSlots
-from gateway.plan import OF_REQUEST, PipelinePlan, StagePlan, Wire
-from models.arrays import WireBytes
-from models.pipeline import Confidence
-from models.pipeline_memory import OutputMemory
-from models.spec import ModelSpec
+from sluice.batcher.interface.config import Verdict
+from sluice.batcher.interface.decisions import DispatchBatch, Member, ReleaseReason
+from sluice.batcher.interface.events import AnyEvent, PartitionReady
+from sluice.gateway.config.triton_settings import TritonSettings
+from sluice.gateway.executors.triton.partition import TritonPartition
+from sluice.gateway.tensors.assembly import Assembly
+from sluice.gateway.tensors.input_slots import InputSlots
+from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelinePlan, StagePlan, Wire
+from sluice.models.pipelines.memory import OutputMemory
+from sluice.models.pipelines.pipeline import Confidence
+from sluice.models.spec import ModelSpec
+from sluice.models.tensors.arrays import WireBytes
 from tests.support.fake_triton import FakeTriton, M, Refusal, double, serving_fake
 
 PLAN = PipelinePlan(

@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
-from models.onnx_file import read_spec
-from models.tensor import DataType, TensorSpec
+from sluice.models.tensors.spec import DataType, TensorSpec
+from sluice.models.triton_config.onnx_file import read_spec
 
 _MODEL = """\
 import json

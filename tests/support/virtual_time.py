@@ -5,7 +5,7 @@ import selectors
 from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
-from models.units import NS_PER_S
+from sluice.models.units import NS_PER_S
 
 _T = TypeVar("_T")
 

@@ -15,16 +15,26 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from models.arrays import Array, decode_bytes, encode_bytes, numpy_dtype
-from models.pipeline import Confidence
-from models.profile import LatencyTable
-from models.tensor import DataType
-from mps.arena import Region
-from mps.cpu import default_partitions
-from mps.messages import Done, Failed, InputTensor, LoadedModel, ModelFile, OutputTensor, Ready, Revoked, Segment
-from mps.partition import CpuPartition
-from mps.process import WorkerProcess
-from mps.supervisor import Supervisor, WorkerSpec
+from sluice.models.pipelines.pipeline import Confidence
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.tensors.arrays import Array, decode_bytes, encode_bytes, numpy_dtype
+from sluice.models.tensors.spec import DataType
+from sluice.mps.ipc.arena import Region
+from sluice.mps.ipc.messages import (
+    Done,
+    Failed,
+    InputTensor,
+    LoadedModel,
+    ModelFile,
+    OutputTensor,
+    Ready,
+    Revoked,
+    Segment,
+)
+from sluice.mps.partitions.cpu import default_partitions
+from sluice.mps.partitions.partition import CpuPartition
+from sluice.mps.supervisor.process import WorkerProcess
+from sluice.mps.supervisor.supervisor import Supervisor, WorkerSpec
 from tests.support.processes import memory_files
 
 _ENDS = [{"name": name, "data_type": "TYPE_FP32", "dims": [8]} for name in "xy"]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mps.mps_environment import device_directory
+from sluice.mps.isolation.mps_environment import device_directory
 from tests.support.fake_mps import OWN_GPU
 
 

@@ -8,7 +8,7 @@ import pytest
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from models.tensor import DataType
+from sluice.models.tensors.spec import DataType
 from tests.support.onnx_models import save_identity
 from tests.support.server import GatewayServer, gateway_server
 

@@ -68,7 +68,16 @@ def metrics(server: GatewayServer) -> dict[str, float]:
 
 
 def why(server: GatewayServer, id: str, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gateway.cli", "why", id, "--url", f"http://{server.http_url}", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "sluice.gateway.cli.main",
+        "why",
+        id,
+        "--url",
+        f"http://{server.http_url}",
+        *options,
+    ]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -154,7 +163,7 @@ def test_what_is_not_remembered_is_said_to_be_so(server: GatewayServer) -> None:
         "that were not answered in time\n",
     )
     result = subprocess.run(
-        [sys.executable, "-m", "gateway.cli", "why", "r-0", "--url", "http://127.0.0.1:1"],
+        [sys.executable, "-m", "sluice.gateway.cli.main", "why", "r-0", "--url", "http://127.0.0.1:1"],
         cwd=ROOT,
         capture_output=True,
         text=True,

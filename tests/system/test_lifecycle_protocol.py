@@ -12,7 +12,7 @@ import tritonclient.grpc
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-from models.tensor import DataType
+from sluice.models.tensors.spec import DataType
 from tests.support.onnx_models import save_identity
 from tests.support.processes import until
 from tests.support.server import GatewayServer, gateway_server

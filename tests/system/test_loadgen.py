@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.result import RunConfig, RunResult
-from loadgen.samples import SampleSource
-from loadgen.scenario import run_server_scenario
-from loadgen.target.base import TargetUnreachable
-from models.errors import ConfigError
+from sluice.loadgen.records.samples import SampleSource
+from sluice.loadgen.run.result import RunConfig, RunResult
+from sluice.loadgen.run.scenario import run_server_scenario
+from sluice.loadgen.target.base import TargetUnreachable
+from sluice.models.errors import ConfigError
 from tests.support.onnx_models import save_mlp
 from tests.support.server import gateway_server
 
@@ -213,7 +213,7 @@ def test_an_interrupt_ends_the_run_with_a_report(tmp_path: Path) -> None:
         writer.write(ANSWER)
         seen.set()
 
-    command = [sys.executable, "-m", "loadgen.cli", "run", "--model", "m", "--rate", "200", "--duration", "60"]
+    command = [sys.executable, "-m", "sluice.loadgen.cli", "run", "--model", "m", "--rate", "200", "--duration", "60"]
     with (
         server(note) as target,
         subprocess.Popen([*command, "--target", target], stdout=subprocess.PIPE, text=True) as process,

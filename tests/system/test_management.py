@@ -22,7 +22,7 @@ import tritonclient.http.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from models.tensor import DataType
+from sluice.models.tensors.spec import DataType
 from tests.support.onnx_models import save_identity
 from tests.support.server import GatewayServer, gateway_server
 

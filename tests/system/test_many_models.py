@@ -6,7 +6,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from mps.cpu import available_cores
+from sluice.mps.partitions.cpu import available_cores
 from tests.support.onnx_models import save_growing, save_mlp
 from tests.support.server import GatewayServer, gateway_server
 

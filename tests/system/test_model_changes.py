@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from batcher.decisions import DispatchBatch, LoadModel, Member, ReleaseReason, UnloadModel
-from batcher.events import (
+from sluice.batcher.interface.decisions import DispatchBatch, LoadModel, Member, ReleaseReason, UnloadModel
+from sluice.batcher.interface.events import (
     AnyEvent,
     BatchCompleted,
     ModelLoaded,
@@ -23,16 +23,16 @@ from batcher.events import (
     PartitionLost,
     PartitionReady,
 )
-from gateway.executors.worker import WorkerExecutor
-from gateway.plan import OF_REQUEST, PipelinePlan, StagePlan, Wire
-from models.pipeline_memory import OutputMemory
-from models.profile import LatencyTable
-from models.spec import ModelSpec
-from models.tensor import DataType, TensorSpec
-from mps.messages import Done, Failed, LoadedModel, ModelFile, Ready, Run
-from mps.partition import Partition
-from mps.proof import Evidence
-from mps.supervisor import WorkerSpec
+from sluice.gateway.executors.worker.executor import WorkerExecutor
+from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelinePlan, StagePlan, Wire
+from sluice.models.pipelines.memory import OutputMemory
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.spec import ModelSpec
+from sluice.models.tensors.spec import DataType, TensorSpec
+from sluice.mps.ipc.messages import Done, Failed, LoadedModel, ModelFile, Ready, Run
+from sluice.mps.partitions.isolation_report import Evidence
+from sluice.mps.partitions.partition import Partition
+from sluice.mps.supervisor.supervisor import WorkerSpec
 from tests.support.onnx_models import save_mlp
 from tests.support.processes import children, until
 from tests.support.workers import Gateway, direct, held, in_loop, model, partition, rows, serving, worker

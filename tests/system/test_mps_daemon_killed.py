@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mps.cpu import available_cores
-from mps.mps_environment import pipe_directory
-from mps.mps_processes import control_daemons, mps_processes
+from sluice.mps.daemon.processes import control_daemons, mps_processes
+from sluice.mps.isolation.mps_environment import pipe_directory
+from sluice.mps.partitions.cpu import available_cores
 from tests.support import fake_mps
 from tests.support.fake_mps import OWN_GPU as GPU
 from tests.support.onnx_models import save_mlp

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import tritonclient.grpc.aio
 
-from mps.cpu import available_cores
-from mps.mps_channel import MpsChannel
-from mps.mps_control import ACTIVE
-from mps.mps_environment import pipe_directory
-from mps.mps_processes import mps_processes
-from mps.mps_protocol2 import Protocol2
+from sluice.mps.daemon.channel import MpsChannel
+from sluice.mps.daemon.control import ACTIVE
+from sluice.mps.daemon.processes import mps_processes
+from sluice.mps.daemon.protocol2 import Protocol2
+from sluice.mps.isolation.mps_environment import pipe_directory
+from sluice.mps.partitions.cpu import available_cores
 from tests.support import fake_mps
 from tests.support.fake_mps import OWN_GPU as GPU
 from tests.support.processes import until

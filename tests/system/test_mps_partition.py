@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from mps.cpu import available_cores
-from mps.evidence import mps_facts
-from mps.mps_daemon import MpsDaemon
-from mps.mps_environment import pipe_directory
-from mps.mps_processes import mps_processes
+from sluice.mps.daemon.daemon import MpsDaemon
+from sluice.mps.daemon.processes import mps_processes
+from sluice.mps.isolation.mps_environment import pipe_directory
+from sluice.mps.partitions.cpu import available_cores
+from sluice.mps.worker.evidence import mps_facts
 from tests.support import fake_mps
 from tests.support.fake_mps import OWN_GPU as GPU
 from tests.support.onnx_models import save_mlp

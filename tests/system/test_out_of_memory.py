@@ -9,7 +9,7 @@ import tritonclient.grpc
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
-from mps.cpu import available_cores
+from sluice.mps.partitions.cpu import available_cores
 from tests.support.onnx_models import save_wide
 from tests.support.server import GatewayServer, gateway_server
 

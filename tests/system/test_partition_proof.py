@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from models.tensor import DataType
-from mps.cpu import available_cores
-from mps.messages import Done, Failed, LoadedModel, Run
-from mps.partition import CpuPartition, MigPartition, Partition
-from mps.proof import CUDA, Evidence, shortfalls
-from mps.proving import try_out
-from mps.supervisor import WorkerSpec
+from sluice.models.tensors.spec import DataType
+from sluice.mps.ipc.messages import Done, Failed, LoadedModel, Run
+from sluice.mps.partitions.cpu import available_cores
+from sluice.mps.partitions.isolation_report import CUDA, Evidence, shortfalls
+from sluice.mps.partitions.partition import CpuPartition, MigPartition, Partition
+from sluice.mps.supervisor.supervisor import WorkerSpec
+from sluice.mps.worker.proving import try_out
 from tests.support.onnx_models import save_identity, save_mlp
 from tests.support.processes import until
 from tests.support.server import GatewayServer, gateway_server
@@ -183,7 +183,7 @@ def test_a_server_tells_that_its_partitions_are_enforced(tmp_path: Path) -> None
     with gateway_server(tmp_path / "models", tmp_path, config) as server:
         assert told(server) == {"enforcement": "enforced", "reasons": []}
         assert metric(server) == ['sluice_partition_enforced{partition="only"} 1.0']
-        doctor = [sys.executable, "-m", "gateway.cli", "doctor", "--url", f"http://{server.http_url}"]
+        doctor = [sys.executable, "-m", "sluice.gateway.cli.main", "doctor", "--url", f"http://{server.http_url}"]
         done = subprocess.run(doctor, capture_output=True, text=True, check=False)
         assert [line.split(" (")[0] for line in done.stdout.splitlines() if " server " in line] == [
             "ok    server     only: enforced"
@@ -227,7 +227,16 @@ def test_an_agent_that_was_there_before_the_worker_is_found(tmp_path: Path, monk
 def test_a_strict_server_refuses_to_serve_and_says_why(stray: Path, tmp_path: Path) -> None:
     settings = tmp_path / "sluice.yaml"
     settings.write_text(json.dumps({"partitions": partitions(), "strict": True, "http_port": 0, "grpc_port": 0}))
-    command = [sys.executable, "-m", "gateway.cli", "serve", "--repository", str(stray), "--config", str(settings)]
+    command = [
+        sys.executable,
+        "-m",
+        "sluice.gateway.cli.main",
+        "serve",
+        "--repository",
+        str(stray),
+        "--config",
+        str(settings),
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tritonclient.http
 
-from models.tensor import DataType
+from sluice.models.tensors.spec import DataType
 from tests.support import perf_analyzer
 from tests.support.onnx_models import save_identity
 from tests.support.server import GatewayServer, gateway_server

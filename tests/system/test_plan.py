@@ -8,9 +8,9 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from gateway.cli import main
-from gateway.plan_answer import PlanAnswer
-from mps.cpu import available_cores
+from sluice.gateway.cli.main import main
+from sluice.gateway.what_if.answer import PlanAnswer
+from sluice.mps.partitions.cpu import available_cores
 from tests.support.onnx_models import save_mlp
 
 CASCADE = """
@@ -152,7 +152,7 @@ def test_a_price_beyond_all_sums_is_told(sluice: Sluice, repository: Path) -> No
 
 def test_whoever_reads_the_output_may_stop(repository: Path) -> None:
     plan = ("plan", "cascade", "--repository", str(repository), "--partitions", "cpu1")
-    command = [sys.executable, "-m", "gateway.cli", *plan]
+    command = [sys.executable, "-m", "sluice.gateway.cli.main", *plan]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.close()

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import pytest
 
-from gateway.cli import main
-from gateway.stored_profiles import stored_entries
-from models.fingerprint import fingerprint
-from models.measurement import Cell
-from models.profile_file import Entry, Profile, Source, model_hash, read_profile, write_profile
-from models.repository import Repository
-from mps.cpu import available_cores
+from sluice.gateway.cli.main import main
+from sluice.gateway.deployment.stored_profiles import stored_entries
+from sluice.models.profiles.file import Entry, Profile, Source, model_hash, read_profile, write_profile
+from sluice.models.profiles.hardware import fingerprint
+from sluice.models.profiles.measurement import Cell
+from sluice.models.repository.scan import Repository
+from sluice.mps.partitions.cpu import available_cores
 from tests.support.onnx_models import save_fixed_batch, save_mlp, save_spin
 from tests.support.server import gateway_server
 
@@ -183,7 +183,17 @@ def test_what_cannot_be_done_is_told(
 
 def test_the_command_by_itself(tmp_path: Path) -> None:
     model = save_mlp(tmp_path / "mlp.onnx", [4, 3])
-    command = [sys.executable, "-m", "gateway.cli", "profile", str(model), "--partitions", "cpu1", "--batches", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "sluice.gateway.cli.main",
+        "profile",
+        str(model),
+        "--partitions",
+        "cpu1",
+        "--batches",
+        "1",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert [entry.kind for entry in read_profile(tmp_path / "mlp.profile.json").entries] == ["cpu1"]

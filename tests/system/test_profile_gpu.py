@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli import main
-from gateway.stored_profiles import stored_entries, stored_tables
-from models.profile_file import Entry, read_profile
-from models.repository import Repository
-from mps.cpu import available_cores
-from mps.mps_daemon import MpsDaemon
-from mps.mps_environment import pipe_directory
-from mps.mps_processes import mps_processes
+from sluice.gateway.cli.main import main
+from sluice.gateway.deployment.stored_profiles import stored_entries, stored_tables
+from sluice.models.profiles.file import Entry, read_profile
+from sluice.models.repository.scan import Repository
+from sluice.mps.daemon.daemon import MpsDaemon
+from sluice.mps.daemon.processes import mps_processes
+from sluice.mps.isolation.mps_environment import pipe_directory
+from sluice.mps.partitions.cpu import available_cores
 from tests.support import fake_gpu, fake_mps
 from tests.support.fake_mps import OWN_GPU as GPU
 from tests.support.processes import until

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mps.cpu import available_cores
+from sluice.mps.partitions.cpu import available_cores
 from tests.support.onnx_models import save_mlp
 from tests.support.processes import until
 from tests.support.server import GatewayServer, gateway_server

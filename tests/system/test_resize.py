@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from batcher.events import PartitionResized
-from batcher.journal import Step, replay
-from batcher.planner.live import LivePlanner
-from gateway.cli import main
-from mps.cpu import available_cores
+from sluice.batcher.drivers.journal import Step, replay
+from sluice.batcher.interface.events import PartitionResized
+from sluice.batcher.planner.live import LivePlanner
+from sluice.gateway.cli.main import main
+from sluice.mps.partitions.cpu import available_cores
 from tests.support.http_load import HttpLoad
 from tests.support.onnx_models import save_spin
 from tests.support.processes import allowed_cores, children, until

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli import main
+from sluice.gateway.cli.main import main
 from tests.support import fake_mps
 from tests.support.fake_mps import OWN_GPU as GPU
 from tests.support.http_load import HttpLoad

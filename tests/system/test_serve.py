@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from onnx import helper
 
-from models.tensor import DataType
+from sluice.models.tensors.spec import DataType
 from tests.support.onnx_models import save_mlp, save_model, save_variable, value
 from tests.support.server import GatewayServer, gateway_server, stop
 
@@ -39,7 +39,7 @@ outputs:
 
 
 def sluice(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gateway.cli", *arguments]
+    command = [sys.executable, "-m", "sluice.gateway.cli.main", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
 
 

@@ -16,7 +16,7 @@ import onnxruntime
 import pytest
 from tritonclient import grpc as tritongrpc
 
-from models.arrays import Array
+from sluice.models.tensors.arrays import Array
 from tests.support.onnx_models import save_fixed_batch, save_mlp
 from tests.support.processes import alive, until
 from tests.support.server import GatewayServer, gateway_server
@@ -215,7 +215,7 @@ def test_a_triton_that_does_not_start_is_reported_with_its_output(directory: Pat
     settings = tmp_path / "sluice.yaml"
     entry = {"name": "triton", "url": f"127.0.0.1:{port}", "command": command}
     settings.write_text(json.dumps({"partitions": 1, "triton": [entry]}))
-    serve = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(settings)]
+    serve = [sys.executable, "-m", "sluice.gateway.cli.main", "serve", "--config", str(settings)]
     ended = subprocess.run(serve, check=False, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2
     assert "sluice: there is no model that can be served" in ended.stderr

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.backends import onnxruntime
+from sluice.models.backends import onnxruntime
 from tests.support.onnx_models import save_mlp
 from tests.support.server import gateway_server
 

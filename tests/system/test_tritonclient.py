@@ -18,8 +18,8 @@ import tritonclient.http.aio
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
-from models.arrays import numpy_dtype
-from models.tensor import RAW_ONLY, DataType
+from sluice.models.tensors.arrays import numpy_dtype
+from sluice.models.tensors.spec import RAW_ONLY, DataType
 from tests.support.onnx_models import save_identity
 from tests.support.server import GatewayServer, gateway_server
 from tests.support.timed_models import save_timed

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from loadgen.cli import main
-from loadgen.target.simulation_file import read_simulation
+from sluice.loadgen.cli import main
+from sluice.loadgen.target.simulation_file import read_simulation
 from tests.unit.loadgen.simulation import write_simulation
 
 MODEL = ["--model", "cascade", "--slo-ms", "100"]

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.tensor import DataType
-from mps.arena import Region
-from mps.messages import InputTensor, Ready, Run, Segment
+from sluice.models.tensors.spec import DataType
+from sluice.mps.ipc.arena import Region
+from sluice.mps.ipc.messages import InputTensor, Ready, Run, Segment
 from tests.support.onnx_models import save_mlp
 from tests.support.processes import alive, memory_files
 from tests.support.workers import Gateway, direct, held, in_loop, model, own_memory_files, rows, serving, worker

@@ -12,7 +12,7 @@ import pytest
 import tritonclient.grpc.aio
 from prometheus_client.parser import text_string_to_metric_families
 
-from mps.cpu import available_cores
+from sluice.mps.partitions.cpu import available_cores
 from tests.support.onnx_models import save_spin
 from tests.support.processes import alive, children, until
 from tests.support.server import GatewayServer, gateway_server

@@ -4,10 +4,10 @@ import asyncio
 import os
 from typing import Any
 
-from mps.cpu import available_cores
-from mps.messages import FromWorker, Load
-from mps.partition import CpuPartition
-from mps.process import WorkerProcess
+from sluice.mps.ipc.messages import FromWorker, Load
+from sluice.mps.partitions.cpu import available_cores
+from sluice.mps.partitions.partition import CpuPartition
+from sluice.mps.supervisor.process import WorkerProcess
 from tests.support.processes import allowed_cores, until
 from tests.support.workers import in_loop
 

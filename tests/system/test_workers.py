@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from models.pipeline import Confidence
-from models.tensor import DataType
-from mps.cpu import available_cores
-from mps.messages import Done, Failed, InputTensor, Revoke, Revoked, Run, Segment
+from sluice.models.pipelines.pipeline import Confidence
+from sluice.models.tensors.spec import DataType
+from sluice.mps.ipc.messages import Done, Failed, InputTensor, Revoke, Revoked, Run, Segment
+from sluice.mps.partitions.cpu import available_cores
 from tests.support.onnx_models import save_identity, save_mlp, save_model, save_spin, value
 from tests.support.processes import alive, allowed_cores, memory_files, until
 from tests.support.workers import (
@@ -250,7 +250,7 @@ _GATEWAY_SCRIPT = """
 import asyncio, sys
 from pathlib import Path
 from tests.support.workers import Gateway, model, rows, worker
-from mps.messages import Run
+from sluice.mps.ipc.messages import Run
 
 async def main():
     gateway = Gateway([worker(model(Path(sys.argv[1]), menu=(1,)))])

@@ -11,31 +11,31 @@ import uvloop
 from fastapi import FastAPI
 from uvicorn.server import ServerState
 
-from batcher.config import StageConfig
-from batcher.events import RequestArrived
-from batcher.outcome import Outcome
-from gateway.answer import Answer, Tensor
-from gateway.catalogue import Catalogue
-from gateway.controlplane import ControlPlane
-from gateway.dataplane import DataPlane
-from gateway.http import build_app
-from gateway.http_infer import InferRoute
-from gateway.http_server import Connection, http_config
-from gateway.log_settings import LogSettings
-from gateway.metrics import Metrics, PipelineMeter
-from gateway.partition_states import PartitionStates
-from gateway.repository_api import RepositoryApi
-from gateway.resizing import Resizing
-from gateway.restricted import Restrictions
-from gateway.runtime import Runtime
-from gateway.shared_memory import SharedMemory
-from gateway.statistics import Statistics
-from gateway.submission import Submission
-from gateway.trace import Trace, Traces
-from gateway.trace_settings import TraceFileSettings, TraceSettings
-from models.pipeline import Pipeline, Source, Stage
-from models.repository import Broken
-from models.tensor import DataType, TensorSpec
+from sluice.batcher.interface.config import StageConfig
+from sluice.batcher.interface.events import RequestArrived
+from sluice.batcher.interface.outcome import Outcome
+from sluice.gateway.config.restricted import Restrictions
+from sluice.gateway.deployment.registry import Catalogue
+from sluice.gateway.http.app import build_app
+from sluice.gateway.http.exchange import InferRoute
+from sluice.gateway.http.server import Connection, http_config
+from sluice.gateway.inference.dataplane import DataPlane
+from sluice.gateway.management.controlplane import ControlPlane
+from sluice.gateway.management.repository_api import RepositoryApi
+from sluice.gateway.observability.log_settings import LogSettings
+from sluice.gateway.observability.metrics import Metrics, PipelineMeter
+from sluice.gateway.observability.statistics import Statistics
+from sluice.gateway.observability.trace import Trace, Traces
+from sluice.gateway.observability.trace_settings import TraceFileSettings, TraceSettings
+from sluice.gateway.partitions.states import PartitionStates
+from sluice.gateway.protocol.answer import Answer, Tensor
+from sluice.gateway.protocol.shared_memory import SharedMemory
+from sluice.gateway.resizing.resizing import Resizing
+from sluice.gateway.runtime.driver import Runtime
+from sluice.gateway.runtime.submission import Submission
+from sluice.models.pipelines.pipeline import Pipeline, Source, Stage
+from sluice.models.repository.scan import Broken
+from sluice.models.tensors.spec import DataType, TensorSpec
 
 ARRIVED_NS = 1_000_000_000
 EPOCH_NS = 1_700_000_000_000_000_000

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from loadgen.record import Record, Status
-from loadgen.result import RunConfig, RunResult
-from loadgen.schedule import Schedule
-from loadgen.stats import measure
+from sluice.loadgen.records.record import Record, Status
+from sluice.loadgen.records.stats import measure
+from sluice.loadgen.run.result import RunConfig, RunResult
+from sluice.loadgen.traffic.schedule import Schedule
 
 MS = 1_000_000
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.cli import main
+from sluice.loadgen.cli import main
 from tests.unit.loadgen.simulation import write_simulation
 
 FAST = ["--model", "small", "--warmup", "0", "--queries", "1000"]

@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from models.errors import RequestError
-from models.slo import deadline_ns
+from sluice.models.errors import RequestError
+from sluice.models.slo import deadline_ns
 
 MS = 1_000_000
 

@@ -1,8 +1,8 @@
 import asyncio
 import time
 
-from models.units import NS_PER_MS
-from mps.alarm import Alarm
+from sluice.models.units import NS_PER_MS
+from sluice.mps.alarm import Alarm
 
 
 def test_the_alarm_goes_off_at_its_time_and_never_early() -> None:

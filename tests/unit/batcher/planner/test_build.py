@@ -1,10 +1,10 @@
 import msgspec
 import pytest
 
-from batcher.config import Limits, PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
-from batcher.planner.build import build_plan
-from batcher.plans import Front, Observed, PipelinePlan
-from models.profile import LatencyTable
+from sluice.batcher.interface.config import Limits, PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
+from sluice.batcher.interface.plan_data import Front, Observed, PipelinePlan
+from sluice.batcher.planner.build import build_plan
+from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import MS, S, cascade, chain, model, single, spec_of
 
 HALVING = LatencyTable.from_ms({1: 10, 2: 10, 4: 10})

@@ -3,11 +3,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from batcher.planner.brute_force import plan_brute_force
-from batcher.planner.exact import ExactPlanner, plan_exact
-from batcher.planner.problem import Path, Problem, StageProblem
-from batcher.plans import Front
-from models.errors import ConfigError
+from sluice.batcher.interface.plan_data import Front
+from sluice.batcher.planner.baselines.brute_force import plan_brute_force
+from sluice.batcher.planner.exact import ExactPlanner, plan_exact
+from sluice.batcher.planner.problem import Path, Problem, StageProblem
+from sluice.models.errors import ConfigError
 from tests.support.planning import chain, directed_acyclic, longest_ns, random_problem, realistic_problem
 
 DIAMOND = ((), (0,), (0,), (1, 2))

@@ -1,7 +1,7 @@
 import pytest
 
-from batcher.planner.conditioning import MAX_CUTS, MAX_NODES, open_up
-from batcher.planner.graph import Parallel, Residual, Series, Shape, Sources, ancestors, decompose, tangle
+from sluice.batcher.planner.conditioning import MAX_CUTS, MAX_NODES, open_up
+from sluice.batcher.planner.graph import Parallel, Residual, Series, Shape, Sources, ancestors, decompose, tangle
 from tests.support.planning import chain
 
 N: Sources = ((), (), (0, 1), (1,))

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from batcher.planner.exact import ExactPlanner, plan_exact
-from batcher.planner.rank import StageRanker
-from batcher.plans import Front
+from sluice.batcher.interface.plan_data import Front
+from sluice.batcher.planner.exact import ExactPlanner, plan_exact
+from sluice.batcher.planner.rank import StageRanker
 from tests.support.planning import chain, realistic_problem
 
 LATENCY_NS = np.array([1, 4, 6, 4])

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from batcher.planner.problem import Path, Problem, StageProblem
-from batcher.planner.slo_split import (
+from sluice.batcher.planner.problem import Path, Problem, StageProblem
+from sluice.batcher.planner.slo_split import (
     Group,
     dominators,
     normalised_lengths,

@@ -2,12 +2,12 @@
 
 import pytest
 
-from batcher.config import PartitionConfig, PipelineConfig, SchedulerSpec
-from batcher.core_steps import Ask, Cores, Judgement, Reason, Step, steps
-from batcher.planner.splits import MAX_STEPS, Split, best_step, judge
-from batcher.plans import Observed
-from models.profile import LatencyTable
-from mps.balance import Change
+from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, SchedulerSpec
+from sluice.batcher.interface.plan_data import Observed
+from sluice.batcher.planner.core_steps import Ask, Cores, Judgement, Reason, Step, steps
+from sluice.batcher.planner.splits import MAX_STEPS, Split, best_step, judge
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.mps.partitions.balance import Change
 from tests.support.scheduling import MS, cascade, model, single, spec_of
 
 TABLES = {
@@ -140,7 +140,7 @@ def test_of_partitions_that_are_alike_one_is_judged_for_all(monkeypatch: pytest.
         judged.append(spec)
         return Judgement(("m",), 1.0, 10 / 9, 1.0)
 
-    monkeypatch.setattr("batcher.planner.splits.judge", count)
+    monkeypatch.setattr("sluice.batcher.planner.splits.judge", count)
     names = {f"p{number}": 1 for number in range(100)}
     held: dict[str, Cores] = {name: (number,) for number, name in enumerate(names)}
     assert asked(spec(**names), 10, held, held, (100,)) is None

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from batcher.config import (
+from sluice.batcher.interface.config import (
     Limits,
     ModelConfig,
     Objective,
@@ -16,13 +16,13 @@ from batcher.config import (
     StageConfig,
     WhenConfig,
 )
-from batcher.planner.demand import Demand
-from batcher.planner.exact import plan_exact
-from batcher.planner.problem import Problem
-from batcher.planner.stage_options import Candidate, pipeline_candidates, problem_of
-from batcher.plans import Observed
-from models.errors import ConfigError
-from models.profile import LatencyTable
+from sluice.batcher.interface.plan_data import Observed
+from sluice.batcher.planner.demand import Demand
+from sluice.batcher.planner.exact import plan_exact
+from sluice.batcher.planner.problem import Problem
+from sluice.batcher.planner.stage_options import Candidate, pipeline_candidates, problem_of
+from sluice.models.errors import ConfigError
+from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import MS, cascade, chain, ensemble, model, spec_of
 
 NO_HAND_OFF = Limits(hand_off_ns=0)

@@ -1,8 +1,8 @@
 import pytest
 
-from loadgen import cli
-from loadgen.papers.elastic_share import BESIDE_HARD, ONE_BY_ONE, PAUSING, STEADY, cases, table
-from loadgen.papers.shared_device import Cap, run
+from sluice.loadgen import cli
+from sluice.loadgen.papers.elastic_share import BESIDE_HARD, ONE_BY_ONE, PAUSING, STEADY, cases, table
+from sluice.loadgen.papers.shared_device import Cap, run
 
 
 def test_hard_shares_take_as_long_as_they_are_small() -> None:

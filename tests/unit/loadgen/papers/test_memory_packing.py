@@ -2,14 +2,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from loadgen import cli
-from loadgen.papers import memory_packing
-from loadgen.papers.memory_packing import EXTRA_PERCENT, Case, arrivals_ns, cases, play, request_mib, table
-from loadgen.papers.replay import Pace
-from models.units import NS_PER_S
-from mps.packing.best_fit import BestFit
-from mps.packing.peak_safe import PeakSafe
-from mps.packing.pp import PeakPrediction
+from sluice.loadgen import cli
+from sluice.loadgen.papers import memory_packing
+from sluice.loadgen.papers.memory_packing import EXTRA_PERCENT, Case, arrivals_ns, cases, play, request_mib, table
+from sluice.loadgen.papers.replay import Pace
+from sluice.models.units import NS_PER_S
+from sluice.mps.packing.best_fit import BestFit
+from sluice.mps.packing.peak_safe import PeakSafe
+from sluice.mps.packing.pp import PeakPrediction
 
 Runs = Mapping[tuple[str, int], Case]
 

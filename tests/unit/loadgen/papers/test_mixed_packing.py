@@ -1,10 +1,10 @@
 import pytest
 
-from loadgen import cli
-from loadgen.papers import mixed_packing
-from loadgen.papers.memory_packing import EXTRA_PERCENT
-from loadgen.papers.mixed_packing import ENGINES, cases, ratios
-from loadgen.papers.replay import Replayed
+from sluice.loadgen import cli
+from sluice.loadgen.papers import mixed_packing
+from sluice.loadgen.papers.memory_packing import EXTRA_PERCENT
+from sluice.loadgen.papers.mixed_packing import ENGINES, cases, ratios
+from sluice.loadgen.papers.replay import Replayed
 
 Runs = dict[str, list[Replayed]]
 

@@ -1,12 +1,12 @@
 import pytest
 
-from loadgen.papers.replay import Ended, Job, Pace, replay
-from models.units import NS_PER_S
-from mps.packing.best_fit import BestFit
-from mps.packing.first_fit_decreasing import FirstFitDecreasing
-from mps.packing.peak_safe import PeakSafe
-from mps.packing.policy import PackingPolicy
-from mps.packing.tenant import Phase, Tenant
+from sluice.loadgen.papers.replay import Ended, Job, Pace, replay
+from sluice.models.units import NS_PER_S
+from sluice.mps.packing.best_fit import BestFit
+from sluice.mps.packing.first_fit_decreasing import FirstFitDecreasing
+from sluice.mps.packing.peak_safe import PeakSafe
+from sluice.mps.packing.policy import PackingPolicy
+from sluice.mps.packing.tenant import Phase, Tenant
 
 AT_ONCE = Pace()
 EVERY_SECOND = Pace(look_ns=NS_PER_S)

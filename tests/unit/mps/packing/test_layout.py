@@ -1,7 +1,7 @@
-from models.units import NS_PER_S
-from mps.packing.layout import Packed, lay_out
-from mps.packing.policies import POLICIES
-from mps.packing.tenant import Device, Phase, Tenant
+from sluice.models.units import NS_PER_S
+from sluice.mps.packing.layout import Packed, lay_out
+from sluice.mps.packing.policies import POLICIES
+from sluice.mps.packing.tenant import Device, Phase, Tenant
 
 UP = tuple(float(mib) for mib in range(1000, 3000, 100))
 DOWN = UP[::-1]

@@ -1,14 +1,14 @@
 import pytest
 
-from models.units import NS_PER_S
-from mps.packing.best_fit import BestFit
-from mps.packing.cbp import CorrelationBased
-from mps.packing.exclusive import Exclusive
-from mps.packing.first_fit_decreasing import FirstFitDecreasing
-from mps.packing.peak_safe import PeakSafe
-from mps.packing.policy import choose
-from mps.packing.pp import PeakPrediction
-from mps.packing.tenant import Device, Phase, Resident, Tenant
+from sluice.models.units import NS_PER_S
+from sluice.mps.packing.best_fit import BestFit
+from sluice.mps.packing.cbp import CorrelationBased
+from sluice.mps.packing.exclusive import Exclusive
+from sluice.mps.packing.first_fit_decreasing import FirstFitDecreasing
+from sluice.mps.packing.peak_safe import PeakSafe
+from sluice.mps.packing.policy import choose
+from sluice.mps.packing.pp import PeakPrediction
+from sluice.mps.packing.tenant import Device, Phase, Resident, Tenant
 
 
 def device(name: str, memory_mib: int, *promised: int, used: tuple[float, ...] = ()) -> Device:

@@ -1,6 +1,6 @@
 import pytest
 
-from mps.packing.series import autocorrelation, forecast, percentile, rank_correlation, variation
+from sluice.mps.packing.series import autocorrelation, forecast, percentile, rank_correlation, variation
 
 
 def test_a_percentile_is_a_sample() -> None:

@@ -1,0 +1,398 @@
+"""Dispatch: which queue's batch goes to which partition, and when to look again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from sluice.batcher.dispatch.choose_partition import Locator
+from sluice.batcher.dispatch.timeouts import Evictions
+from sluice.batcher.fleet.agenda import Agenda
+from sluice.batcher.fleet.fair_sharing import sharing
+from sluice.batcher.fleet.fleet import Fleet
+from sluice.batcher.interface.config import SchedulerSpec
+from sluice.batcher.interface.decisions import AnyDecision, DispatchBatch, ReleaseReason
+from sluice.batcher.interface.events import PartitionReady, PartitionResized
+from sluice.batcher.interface.planner_protocol import Planner
+from sluice.batcher.prediction.entering import enter
+from sluice.batcher.queues.fair_queue import NOBODY, Queue
+from sluice.batcher.queues.priority_queue import LevelQueue
+from sluice.batcher.queues.progress import batch_key_for
+from sluice.batcher.queues.response_order import Done
+from sluice.batcher.reservations.reserved_work import BookedWork
+from sluice.batcher.state.model import RESTART_NS, ModelState, PartitionState
+from sluice.batcher.state.pipeline import StageState
+from sluice.batcher.state.pool import NEVER_NS, Pool
+from sluice.batcher.state.request import Batch, Entry, Request, StageRun
+
+if TYPE_CHECKING:
+    from sluice.batcher.residency.on_demand import ColdStarts
+
+_rows = attrgetter("rows")
+REFRESH_BATCHES = 16
+"""Predictions of a model's pipelines are renewed after this many of its batches."""
+
+
+class Dispatcher:
+    """Owns queues and batches; forms batches when asked to, for the partitions of its `fleet`.
+
+    `planner` ranks where and how big, where there is a choice. `evict` is called for requests whose deadline a batch
+    would miss, `resume` for entries whose answers were held back. `booked` is there when some pipeline evicts: what of
+    it was admitted waits there for its places.
+    """
+
+    def __init__(
+        self,
+        spec: SchedulerSpec,
+        planner: Planner | None,
+        evict: Callable[[Request, list[AnyDecision]], None],
+        resume: Callable[[Done, int, list[AnyDecision]], None],
+    ) -> None:
+        self.hand_off_ns = spec.limits.hand_off_ns
+        self._locator = Locator(planner, self.hand_off_ns)
+        self.fleet = Fleet(spec)
+        self.models = self.fleet.models
+        self.batches: dict[int, Batch] = {}
+        self.agenda = Agenda()
+        self._sharing = sharing(spec.partitions, self.fleet.partitions, self.agenda)
+        self._evict = evict
+        self._resume = resume
+        self._disturbed: dict[LevelQueue, None] = {}
+        self._formed_ns = 0
+        self.booked: BookedWork | None = None
+        self.evictions = Evictions(self.models, self.hand_off_ns)
+        self._next_batch = 1
+        self._next_sequence = 1
+
+    def reserve(self, spec: SchedulerSpec, now_ns: int) -> BookedWork:
+        """Reserve places from now on, as is needed once some pipeline evicts."""
+        booked = self.booked = self.evictions.booked = BookedWork(spec, self.fleet, self.agenda.wake, self._release)
+        booked.begin(now_ns)
+        return booked
+
+    # -- entries
+
+    def enqueue(self, request: Request, stage: StageState, run: StageRun | None, now_ns: int) -> Entry:
+        """Queue the rows of a request for a stage, and wake up when a partition could take them.
+
+        Raises RefusedError when it may not wait there.
+        """
+        model = stage.model
+        assert model is not None, "a combiner is not queued"
+        queue = stage.queue
+        slot = None
+        if self.booked is not None:
+            slot = self.booked.slot(request.identity, stage.index)
+            if slot is not None and slot.queue[0] != model.config.key:
+                model, queue = self.models[slot.queue[0]], None  # another variant was reserved
+        if queue is None:
+            queue = model.queue_of(batch_key_for(request, stage))
+        stage_deadline_ns = request.deadline_ns - stage.tail_ns
+        self._next_sequence += 1
+        rows, row_index = request.rows, None
+        if run is not None:
+            rows, row_index = run.rows, run.row_index
+        lane, sequence = request.pipeline.number, self._next_sequence
+        entry = Entry(request, stage.index, rows, row_index, queue, stage_deadline_ns, now_ns, sequence, lane)
+        request.entries.append(entry)
+        if slot is None:
+            self._push(entry, queue, model, now_ns)
+        elif self.booked is not None:
+            self.booked.hold(entry, now_ns)
+        return entry
+
+    def _push(self, entry: Entry, queue: Queue, model: ModelState, now_ns: int) -> None:
+        if model.by_deadline:
+            order_ns = entry.stage_deadline_ns
+        else:
+            order_ns = entry.enqueued_ns
+            if isinstance(queue, LevelQueue):
+                self.evictions.limit(entry, *queue.admit(entry, now_ns), now_ns)
+        model.outstanding = outstanding = model.outstanding + entry.rows
+        if outstanding > model.peak:
+            model.peak = outstanding
+        first = queue.push(entry, order_ns, entry.request.pipeline.config.weight)
+        if first or queue.rows >= queue.wanted_rows:
+            queue.wanted_rows = NOBODY
+            for pool in model.pools:
+                # With entries before this one, it is known already when a partition opens.
+                if first or queue in pool.aside:
+                    self.agenda.announce(queue, pool, now_ns)
+            if first and not model.served:
+                self.strand(model, now_ns)
+
+    def strand(self, model: ModelState, now_ns: int) -> None:
+        """Something waits for a model that no partition that is up holds."""
+        self.fleet.stranded[model] = None
+        self.agenda.check_ns = now_ns
+
+    def _release(self, entry: Entry, now_ns: int) -> None:
+        """Queue an entry that has lost its place."""
+        model = self.models[entry.queue.model]
+        entry.queue = model.queues.setdefault(entry.queue.batch_key, entry.queue)
+        self._push(entry, entry.queue, model, now_ns)
+
+    def withdraw(self, entry: Entry) -> None:
+        """Take an entry that waits out again."""
+        queue = entry.queue
+        model = self.models[queue.model]
+        if self.booked is not None and self.booked.drop(entry):
+            self._forget_if_empty(model.queues.get(queue.batch_key, queue), model)
+            return
+        queue.discard(entry)
+        model.outstanding -= entry.rows
+        self._forget_if_empty(queue, model)
+        self.disturb(queue)
+
+    def disturb(self, queue: Queue) -> None:
+        """Entries of a queue moved or were settled: those after them may have waited for that."""
+        if isinstance(queue, LevelQueue):
+            self._disturbed[queue] = None
+            self.agenda.check_ns = self._formed_ns + 1
+
+    def _calm(self, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Look again at the queues that were disturbed."""
+        while self._disturbed:
+            queue, _ = self._disturbed.popitem()
+            for done in queue.ordering.release() if queue.ordering is not None else ():
+                self._resume(done, now_ns, decisions)
+            if queue:
+                for pool in self.models[queue.model].pools:
+                    self.agenda.announce(queue, pool, now_ns)
+        self.agenda.check_ns = None
+
+    @staticmethod
+    def _forget_if_empty(queue: Queue, model: ModelState) -> None:
+        if queue.batch_key and not queue:
+            # Keys come from requests' shapes: keeping a queue for every one ever seen would grow without bound.
+            model.queues.pop(queue.batch_key, None)
+
+    # -- partitions
+
+    def ready(self, event: PartitionReady, now_ns: int) -> None:
+        """A partition's worker is up with these models."""
+        self.fleet.ready(event, now_ns)
+        self.look_at(event.partition, now_ns)
+
+    def look_at(self, name: str, now_ns: int) -> None:
+        """A partition is gone or holds other models: look at what it could run, here and where it was left to it."""
+        mine = self.fleet.partitions[name].pool
+        for pool in self.fleet.pools:
+            if pool.aside or pool is mine:
+                pool.recall()
+                self.agenda.wake(pool, now_ns)
+        if self.booked is not None:
+            self.booked.sync(now_ns)
+
+    def resized(self, event: PartitionResized, now_ns: int) -> None:
+        """A partition's worker is another one, on another share of the machine."""
+        self.fleet.resized(event)
+        if self._sharing is not None:
+            self._sharing.resized(self.fleet.partitions[event.partition], event.device, now_ns)
+        if self.booked is not None:
+            self.booked.resized(self.fleet.partitions[event.partition], now_ns)
+        self.look_at(event.partition, now_ns)
+
+    def lost(self, name: str, now_ns: int) -> None:
+        """A partition's worker is gone; its batches fail one by one in events of their own."""
+        self.fleet.lost(name, now_ns)
+        self.look_at(name, now_ns)
+        self.agenda.check_ns = now_ns
+
+    # -- batches
+
+    def end(self, identity: int, now_ns: int) -> Batch:
+        """Take a batch off its partition."""
+        batch = self.batches.pop(identity)
+        partition = batch.partition
+        was_running = partition.batches[0] is batch
+        partition.batches.remove(batch)
+        if not partition.batches:
+            partition.free_at_ns = partition.idle_since_ns = now_ns
+        elif was_running:
+            partition.free_at_ns = now_ns + sum(waiting.median_ns for waiting in partition.batches)
+        else:
+            partition.free_at_ns -= batch.median_ns
+        model = self.models[batch.queue.model]
+        model.outstanding -= batch.rows
+        if model.batches % REFRESH_BATCHES == 0:
+            for pipeline in model.pipelines:
+                pipeline.stale = True
+            if model.ceilings and model.ceilings_held(now_ns) and self.booked is not None:
+                self.booked.learn((model,))
+        pool = partition.pool
+        assert pool is not None, "a partition that had a batch has a pool"
+        pool.changed(partition)
+        if partition.stake is not None and self._sharing is not None:
+            self._sharing.ended(partition.stake, batch, now_ns)
+        if self.booked is not None:
+            self.booked.ended(batch, now_ns, was_running=was_running)
+        if (pool.waiting or self.booked is not None) and partition.ready:
+            self.agenda.wake(pool, now_ns)
+        elif pool.gathered_ns is not None:
+            self.agenda.wake(pool, pool.gathered_ns)
+        return batch
+
+    def form(self, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Close every batch whose time has come; idle partitions choose before those that have a batch running."""
+        self._formed_ns = now_ns
+        agenda, booked = self.agenda, self.booked
+        if agenda.check_ns is not None and agenda.check_ns <= now_ns:
+            self._calm(now_ns, decisions)
+        items = agenda.items
+        while items and items[0][0] <= now_ns:
+            due = agenda.due(now_ns)
+            if self._sharing is not None:
+                due = self._sharing.order(due, now_ns)
+            for ahead in (False, True):
+                for pool in due:
+                    if booked is not None:
+                        self._form_booked(booked, pool, ahead, now_ns, decisions)
+                    elif pool.waiting:
+                        self._form_in(pool, ahead, now_ns, decisions)
+            for pool in due:
+                if (next_ns := pool.next_ns()) is not None:
+                    agenda.wake(pool, max(next_ns, now_ns + 1))
+                if booked is not None and (next_ns := booked.next_ns(pool, now_ns)) is not None:
+                    agenda.wake(pool, max(next_ns, now_ns + 1))
+            if self._sharing is not None:
+                decisions.extend(self._sharing.revocations())
+                self._sharing.remind(due, now_ns)
+
+    def _form_booked(
+        self, booked: BookedWork, pool: Pool, ahead: bool, now_ns: int, decisions: list[AnyDecision]
+    ) -> None:
+        """As `_form_in`, of reserved work as well: what of it is not due yet comes in the order of deadlines."""
+        for before_ns in (pool.waiting[0][0], NEVER_NS) if pool.waiting else (NEVER_NS,):
+            batches = booked.form_in(pool, ahead, before_ns, now_ns)
+            decisions.extend(self._close(*self._chosen(*batch, now_ns), now_ns) for batch in batches)
+            if before_ns < NEVER_NS:
+                self._form_in(pool, ahead, now_ns, decisions)
+
+    def _form_in(self, pool: Pool, ahead: bool, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Close batches for the idle partitions of a pool, or for those about to become so."""
+        while pool.waiting:
+            partition = pool.opened(now_ns) if ahead else pool.idle()
+            if self.booked is not None:
+                partition = self.booked.roomiest(pool, ahead, now_ns)
+            if partition is None:
+                return
+            chosen = self._choose(pool, partition, now_ns)
+            if chosen is None:
+                return
+            partition, queue, entries, reason = chosen
+            if self.booked is not None and reason is not ReleaseReason.RETRY:
+                entries = self._on_time(partition, queue, entries, now_ns, decisions)
+            if entries:
+                decisions.append(self._close(partition, queue, entries, reason, now_ns))
+
+    def _choose(
+        self, pool: Pool, partition: PartitionState, now_ns: int
+    ) -> tuple[PartitionState, Queue, list[Entry], ReleaseReason] | None:
+        """What should run now, here or on a better partition: of all queues, the most urgent one to be served."""
+        while (queue := pool.most_urgent()) is not None:
+            model = self.models[queue.model]
+            if model.ceilings and model.is_left(queue, pool.kind):
+                pool.put_off(queue, now_ns + RESTART_NS)
+                continue
+            if queue.retries:
+                if self.booked is not None and not self.booked.has_room(partition, queue, now_ns):
+                    self.booked.put_off(queue, pool, now_ns)
+                    continue
+                return self._chosen(partition, queue, queue.take_retry(), ReleaseReason.RETRY, now_ns)
+            head = queue.head()
+            reachable_ns = now_ns + self.hand_off_ns + model.quickest_ns
+            if head.stage_deadline_ns < reachable_ns and model.by_deadline and queue.expire(reachable_ns):
+                pool.announce(queue)  # there may be another head now, which is less urgent
+                continue
+            choice = model.policy.choose(queue, model, partition, model.estimates[partition.kind], now_ns)
+            if choice.rows:
+                placement = self._locator.place(queue, head, model, choice, partition, now_ns)
+                if placement is None:
+                    pool.put_off(queue, max(head.stage_deadline_ns, now_ns + 1))
+                elif (taken := self._take(pool, partition, queue, placement, now_ns)) is not None:
+                    return self._chosen(*taken, choice.reason, now_ns)
+            else:
+                pool.put_off(queue, max(choice.until_ns, now_ns + 1), choice.wanted_rows)
+                if choice.after_idle_ns is not None:
+                    pool.park(queue, choice.after_idle_ns)
+        return None
+
+    def _take(
+        self, pool: Pool, partition: PartitionState, queue: Queue, place: tuple[PartitionState, int, int], now_ns: int
+    ) -> tuple[PartitionState, Queue, list[Entry]] | None:
+        """What runs of a queue in a place, or on `partition` when that has no time for it between reserved places."""
+        host, rows, from_ns = place
+        if self.booked is None:
+            return host, queue, queue.take(rows, from_ns)
+        taken = self.booked.take(queue, (host, partition), rows, from_ns, now_ns)
+        if taken is None:
+            self.booked.put_off(queue, pool, now_ns)
+        return taken
+
+    def _chosen(
+        self, host: PartitionState, queue: Queue, entries: list[Entry], reason: ReleaseReason, now_ns: int
+    ) -> tuple[PartitionState, Queue, list[Entry], ReleaseReason]:
+        """What was taken is to run; what is left of the queue may be for somebody else."""
+        if queue.live or queue.retries:
+            model = self.models[queue.model]
+            for pool in model.pools:
+                if (queue in pool.listed and model.by_deadline) or (queue.wanted_rows and queue in pool.aside):
+                    continue
+                self.agenda.announce(queue, pool, now_ns)
+        return host, queue, entries, reason
+
+    def _on_time(
+        self, partition: PartitionState, queue: Queue, entries: list[Entry], now_ns: int, decisions: list[AnyDecision]
+    ) -> list[Entry]:
+        """The entries less those to be evicted rather than answered late, as they would be in this batch."""
+        if not any(entry.request.pipeline.evicts for entry in entries):
+            return entries
+        model = self.models[queue.model]
+        rows = sum(map(_rows, entries))
+        service_ns = model.estimates[partition.kind].service_ns(rows)
+        done_ns = partition.start_ns(now_ns) + self.hand_off_ns + service_ns
+        for entry in entries:
+            if entry.request.pipeline.evicts and entry.stage_deadline_ns < done_ns and not entry.request.settled:
+                self._evict(entry.request, decisions)
+        model.outstanding -= sum(entry.rows for entry in entries if entry.request.settled)
+        self._forget_if_empty(queue, model)
+        return [entry for entry in entries if not entry.request.settled]
+
+    def _close(
+        self, partition: PartitionState, queue: Queue, entries: list[Entry], reason: ReleaseReason, now_ns: int
+    ) -> DispatchBatch:
+        model = self.models[queue.model]
+        batch = Batch(self._next_batch, queue, partition, partition.kind, entries, 0, 0, now_ns, len(entries))
+        members = enter(batch)
+        batch.rows = rows = sum(map(_rows, entries))
+        batch.median_ns = median_ns = model.estimates[partition.kind].median_ns(rows)
+        self._next_batch += 1
+        self.batches[batch.identity] = batch
+        if self.booked is not None:
+            self.booked.started(partition, queue.model, entries, rows, now_ns)
+        partition.free_at_ns = partition.start_ns(now_ns) + median_ns
+        partition.batches.append(batch)
+        assert partition.pool is not None, "a partition that takes a batch has a pool"
+        partition.pool.changed(partition)
+        if partition.stake is not None and self._sharing is not None:
+            self._sharing.started(partition.stake, now_ns)
+        model.dispatched(rows)
+        model.last_ns = now_ns
+        self._forget_if_empty(queue, model)
+        return DispatchBatch(batch.identity, partition.name, queue.model, rows, members, reason, partition.free_at_ns)
+
+    def abandoned(self, now_ns: int, cold_starts: ColdStarts | None) -> list[tuple[Entry, str]]:
+        """What waits for models that do not come, and why; wakes up again for those that may."""
+        entries, again_ns = self.fleet.abandoned(now_ns, cold_starts)
+        if again_ns is not None and (self.agenda.check_ns is None or again_ns < self.agenda.check_ns):
+            self.agenda.check_ns = again_ns
+        return entries
+
+    def queue_depths(self) -> dict[str, int]:
+        """Requests waiting, by model key."""
+        depths = {key: sum(queue.waiting for queue in model.queues.values()) for key, model in self.models.items()}
+        for entry in self.booked.waiting.values() if self.booked is not None else ():
+            depths[entry.queue.model] += 1
+        return depths

@@ -1,0 +1,161 @@
+"""The invariants of the scheduler, asserted by tests after every step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sluice.batcher.queues.priority_queue import LevelQueue
+from sluice.batcher.queues.progress import batch_key_for
+from sluice.batcher.state.model import IN_FLIGHT
+
+if TYPE_CHECKING:
+    from sluice.batcher.queues.fair_queue import Queue
+    from sluice.batcher.reservations.reserved_work import BookedWork
+    from sluice.batcher.scheduler.scheduler import Scheduler
+    from sluice.batcher.state.pool import Pool
+    from sluice.batcher.state.request import Entry
+
+
+def check_invariants(scheduler: Scheduler) -> None:
+    """Assert that counts agree with what they count, bounds hold and nothing is forgotten; O(everything)."""
+    _check_requests(scheduler)
+    _check_queues(scheduler)
+    _check_batches(scheduler)
+    _check_backlogs(scheduler)
+    if scheduler.dispatcher.booked is not None:
+        _check_booked(scheduler, scheduler.dispatcher.booked)
+
+
+def _check_requests(scheduler: Scheduler) -> None:
+    limits = scheduler.spec.limits
+    for name, pipeline in scheduler.pipelines.items():
+        mine = [request for request in scheduler.requests.values() if request.pipeline is pipeline]
+        assert pipeline.outstanding == len(mine), f"{name} counts {pipeline.outstanding} requests, has {len(mine)}"
+        assert pipeline.outstanding <= limits.queue_requests, f"{name} exceeds its bound of requests"
+        if scheduler.dispatcher.booked is not None:
+            assert pipeline.rows_under_way == sum(request.rows for request in mine), f"{name}: rows do not add up"
+    for pipeline in scheduler.served.retiring:
+        mine = [request for request in scheduler.requests.values() if request.pipeline is pipeline]
+        assert pipeline.outstanding == len(mine) > 0, f"{pipeline.config.name} is retired and has nothing to wait for"
+    for request in scheduler.requests.values():
+        assert not request.settled, f"settled request {request.identity} is still known"
+        assert request.open_stages > 0, f"request {request.identity} has nothing left to do and no outcome"
+        combined = any(identity == request.identity for identity, _ in scheduler._combining)
+        waiting = combined or any(map(_waits, request.entries))
+        assert waiting, f"request {request.identity} is neither queued nor running"
+    held = {id(request): request for request in scheduler.requests.values()}
+    for batch in scheduler.dispatcher.batches.values():
+        held.update((id(entry.request), entry.request) for entry in batch.entries)
+    for request in scheduler._combining.values():
+        held[id(request)] = request
+    for queue in (queue for model in scheduler.dispatcher.models.values() for queue in model.queues.values()):
+        if queue.ordering is not None:
+            held.update((id(entry.request), entry.request) for entry in queue.ordering.held)
+    used = sum(request.arrival.memory_bytes for request in held.values())
+    assert scheduler.admission.memory_bytes == used, f"{scheduler.admission.memory_bytes} bytes reserved, {used} held"
+    assert used <= limits.memory_bytes, "more memory is reserved than there is"
+
+
+def _waits(entry: Entry) -> bool:
+    """Whether an entry is queued, runs, or has run and is held back."""
+    ordering = entry.queue.ordering
+    is_held = ordering is not None and ordering.holds(entry)
+    return entry.queued or entry.group is not None or entry.batch is not None or is_held
+
+
+def _check_queues(scheduler: Scheduler) -> None:
+    dispatcher = scheduler.dispatcher
+    for model in dispatcher.models.values():
+        outstanding = 0
+        for key, queue in model.queues.items():
+            live = list(queue.entries())
+            assert queue.batch_key == key, f"queue of {key!r} bears the key {queue.batch_key!r}"
+            assert queue.live == len(live), f"queue counts {queue.live} entries, has {len(live)}"
+            assert queue.rows == sum(entry.rows for entry in live), "a queue's rows do not add up"
+            if queue:
+                assert all(_is_known(queue, pool) for pool in model.pools), "a queue with work waits where nobody looks"
+            retried = [entry for group in queue.retries for entry in group]
+            assert all(queue.retries), "a group to be retried is empty"
+            assert all(not entry.request.settled for entry in live + retried), "a settled request still waits"
+            outstanding += queue.rows + sum(entry.rows for entry in retried)
+        running = sum(batch.rows for batch in dispatcher.batches.values() if batch.queue.model == model.config.key)
+        assert model.outstanding == outstanding + running, f"{model.config.key}: outstanding rows do not add up"
+
+
+def _check_batches(scheduler: Scheduler) -> None:
+    dispatcher = scheduler.dispatcher
+    listed = [batch for partition in dispatcher.fleet.partitions.values() for batch in partition.batches]
+    assert sorted(batch.identity for batch in listed) == sorted(dispatcher.batches), "a batch is on no partition"
+    for partition in dispatcher.fleet.partitions.values():
+        assert len(partition.batches) <= IN_FLIGHT, f"{partition.name} holds {len(partition.batches)} batches"
+        if partition.held:
+            assert partition.pool is not None, f"{partition.name} is held back and was never ready"
+            assert partition.pool.idle() is not partition, f"{partition.name} is held back and on offer"
+            looked_at = partition.batches or partition.pool.wake_ns is not None
+            assert looked_at, f"{partition.name} is held back and not looked at again"
+    for key, model in dispatcher.models.items():
+        for kind, estimate in model.estimates.items():
+            ceiling = model.ceilings.get(kind)
+            most = model.config.max_batch if ceiling is None else ceiling.rows
+            assert estimate.max_rows == most >= 1, f"batches of {key} on {kind} are not kept to {most} rows"
+    for batch in listed:
+        limit = dispatcher.models[batch.queue.model].config.max_batch
+        assert batch.rows == sum(entry.rows for entry in batch.entries), "a batch's rows do not add up"
+        assert batch.rows <= limit, f"a batch of {batch.rows} rows exceeds the maximum of {limit}"
+        keys = {
+            batch_key_for(entry.request, entry.request.pipeline.stages[entry.stage])
+            if isinstance(entry.queue, LevelQueue)
+            else entry.queue.batch_key
+            for entry in batch.entries
+        }
+        assert len(keys) == 1, f"a batch mixes the keys {sorted(keys)}"
+        assert batch.live == sum(not entry.request.settled for entry in batch.entries), "live members do not add up"
+        assert not any(entry.queued for entry in batch.entries), "an entry is queued and running"
+
+
+def _is_known(queue: Queue, pool: Pool) -> bool:
+    """Whether a pool will look at a queue for what comes first in it."""
+    if queue in pool.aside:
+        return queue in pool.parked or any(item[2] is queue for item in pool.timers)
+    return any(item[4] is queue and pool.listed.get(queue) == item[3] for item in pool.waiting)
+
+
+def _check_backlogs(scheduler: Scheduler) -> None:
+    for pool in scheduler.dispatcher.fleet.pools:
+        assert pool.ready_count == sum(each.ready for each in pool.partitions.values()), "partitions are miscounted"
+        promised = sum(
+            row_ns * request.rows
+            for request in scheduler.requests.values()
+            for stage, shares in enumerate(request.work.stages)
+            if request.committed >> stage & 1
+            for each, row_ns in shares
+            if each is pool
+        )
+        assert pool.backlog_ns == promised, f"pool {pool.number}: backlog {pool.backlog_ns}, promised {promised}"
+
+
+def _check_booked(scheduler: Scheduler, booked: BookedWork) -> None:
+    for part, entry in booked.waiting.items():
+        assert part == (entry.request.identity, entry.stage), f"the entry of {part} waits in the place of another"
+        slot = booked.slot(*part)
+        assert slot is not None, f"the entry of {part} waits for a place that it does not have"
+        assert slot.queue[0] == entry.queue.model, f"the place of {part} is for {slot.queue[0]}"
+        assert entry.queued, f"the entry of {part} has a place and does not wait"
+    running = {
+        (entry.request.identity, entry.stage)
+        for batch in scheduler.dispatcher.batches.values()
+        for entry in batch.entries
+    }
+    for name, partition in scheduler.dispatcher.fleet.partitions.items():
+        ledger = booked.ledgers[name]
+        held = partition.models if partition.ready else frozenset()
+        assert ledger.models == held, f"{name} has places for {sorted(ledger.models)}, holds {sorted(held)}"
+        end_ns = 0
+        for slot in ledger.slots:
+            assert slot.start_ns >= end_ns, f"two places on {name} overlap"
+            assert slot.rows == sum(held.rows for held, _ in slot.members), "a place's rows do not add up"
+            end_ns = slot.end_ns
+            for reservation, stage in slot.members:
+                assert reservation.request in scheduler.requests, f"{reservation.request} is gone and has a place"
+                assert (reservation.request, stage) not in running, "a stage that runs has a place"
+                assert slot.end_ns <= reservation.limit_ns(stage), "a place ends too late"

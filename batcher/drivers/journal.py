@@ -1,0 +1,71 @@
+"""The journal: every step of a scheduler, one JSON line each, enough to replay it to the identical decisions."""
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from sluice.batcher.interface.config import SchedulerSpec
+from sluice.batcher.interface.decisions import AnyDecision
+from sluice.batcher.interface.events import AnyEvent
+from sluice.batcher.interface.planner_protocol import Planner
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.errors import ConfigError
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One call of the scheduler: an event, or (None) a wake-up, and the decisions that it returned."""
+
+    now_ns: int
+    event: AnyEvent | None
+    decisions: tuple[AnyDecision, ...]
+
+
+class JournalWriter:
+    """Writes the spec and then every step as a line to `write`."""
+
+    def __init__(self, write: Callable[[bytes], object], spec: SchedulerSpec) -> None:
+        self._write = write
+        self._encoder = msgspec.json.Encoder()
+        write(self._encoder.encode(spec) + b"\n")
+
+    def record(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
+        """Append one step."""
+        self._write(self._encoder.encode(Step(now_ns, event, tuple(decisions))) + b"\n")
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """A step of a journal for which the scheduler decided otherwise."""
+
+    line: int
+    step: Step
+    decisions: tuple[AnyDecision, ...]
+
+
+def replay(lines: Iterable[bytes], planner: Planner | None = None) -> Difference | None:
+    """Run a scheduler over a journal; the first step whose decisions differ, None if nothing has changed.
+
+    `planner` is what the scheduler that wrote it had.
+
+    What follows a difference means nothing: later events answer decisions that were not taken. Raises ConfigError for a
+    line that is not part of a journal.
+    """
+    decoder = msgspec.json.Decoder(Step)
+    scheduler: Scheduler | None = None
+    for number, line in enumerate(lines, start=1):
+        try:
+            if scheduler is None:
+                scheduler = Scheduler(msgspec.json.decode(line, type=SchedulerSpec), planner)
+                continue
+            step = decoder.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            expected = "the scheduler's spec" if scheduler is None else "a step"
+            raise ConfigError(f"journal line {number}: expected {expected} in JSON: {error}") from error
+        if step.event is None:
+            decisions = scheduler.handle_wakeup(step.now_ns)
+        else:
+            decisions = scheduler.handle(step.event, step.now_ns)
+        if tuple(decisions) != step.decisions:
+            return Difference(number, step, tuple(decisions))
+    if scheduler is None:
+        raise ConfigError("journal line 1: expected the scheduler's spec, the journal is empty")
+    return None

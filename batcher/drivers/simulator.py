@@ -1,0 +1,279 @@
+"""The simulator: drives a scheduler in virtual time, with batches that take as long as a service model says."""
+
+from collections.abc import Callable, Iterable, Mapping
+from heapq import heapify, heappop, heappush
+from typing import Protocol
+
+import msgspec
+
+from sluice.batcher.interface.config import SchedulerSpec
+from sluice.batcher.interface.decisions import (
+    AnyDecision,
+    BuildPlan,
+    CombineOutputs,
+    DispatchBatch,
+    LoadModel,
+    RecallOutputs,
+    RevokeBatch,
+    Settlement,
+    UnloadModel,
+)
+from sluice.batcher.interface.events import (
+    PRIORITY,
+    AnyEvent,
+    BatchCompleted,
+    BatchRevoked,
+    ModelLoaded,
+    ModelUnloaded,
+    OutputsCombined,
+    OutputsUnknown,
+    PartitionLost,
+    PartitionResized,
+    PlanBuilt,
+)
+from sluice.batcher.interface.plan_data import Observed, Plan
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.profiles.latency_table import LatencyTable
+
+Verdicts = tuple[tuple[float, ...], ...]
+
+
+class Host(msgspec.Struct, frozen=True):
+    """What the machine around the workers takes, in nanoseconds; by default nothing.
+
+    The gateway is one event loop. In each of its turns it reads what has come, `receive_ns` a request and `complete_ns`
+    a batch that ended; it handles all that at one instant, which keeps it busy for `handle_ns` a request that came or
+    has its outcome; it sends batches, `dispatch_ns` each and `dispatch_row_ns` a row; and it writes answers,
+    `answers_ns` where there are any and `answer_ns` each. What comes meanwhile waits for the next turn. Nobody is busy
+    with the rest: a request takes `send_ns` to come and its answer `deliver_ns` to be read, a batch begins
+    `hand_off_ns` after it was sent and its end is known `return_ns` later. A worker takes `between_ns` from one batch
+    to the next.
+    """
+
+    send_ns: int = 0
+    receive_ns: int = 0
+    handle_ns: int = 0
+    dispatch_ns: int = 0
+    dispatch_row_ns: int = 0
+    hand_off_ns: int = 0
+    between_ns: int = 0
+    return_ns: int = 0
+    complete_ns: int = 0
+    answers_ns: int = 0
+    answer_ns: int = 0
+    deliver_ns: int = 0
+
+
+BuildPlans = Callable[[SchedulerSpec, Observed], Plan]
+"""Builds a plan; the simulator has it in no time."""
+
+
+class Service(Protocol):
+    """What the machine would do: how long a batch takes and how sure its answers are."""
+
+    def batch_ns(self, batch: DispatchBatch) -> int:
+        """Time that the partition takes for a batch."""
+        ...
+
+    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+        """Verdicts of a batch, as in `BatchCompleted`."""
+        ...
+
+    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+        """Verdicts of a combiner, as in `OutputsCombined`."""
+        ...
+
+
+class Simulator:
+    """A discrete-event loop around a scheduler.
+
+    A worker runs its batches one after the other; combiners take no time. `observe` is called with every step (time,
+    event or None for a wake-up, decisions), which is also what a journal records. `answered` is told when the client
+    of a request has its answer, which is later than the step unless `host` takes no time. `tables` are, by partition,
+    those of the models that may be loaded there; planning takes no time, and loading what `load_ns` says. A partition
+    carries orders to load and to unload out one after the other. An event on the agenda may resize a partition:
+    `service` has to know which batches came after it. `stray_ns` draws by how much a batch's way to its worker, or
+    back, is longer (or shorter) than `host` says.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        service: Service,
+        observe: Callable[[int, AnyEvent | None, list[AnyDecision]], None],
+        host: Host | None = None,
+        answered: Callable[[int, int], None] | None = None,
+        build_plan: BuildPlans | None = None,
+        tables: Mapping[str, Mapping[str, LatencyTable]] | None = None,
+        stray_ns: Callable[[], int] | None = None,
+        load_ns: Callable[[LoadModel], int] | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._service = service
+        self._observe = observe
+        self._host = host or Host()
+        self._takes_time = self._host != Host()
+        self._answered = answered
+        self._build_plan = build_plan
+        self._tables = dict(tables or {})
+        self._stray_ns = stray_ns or (lambda: 0)
+        self._load_ns = load_ns or (lambda order: 0)
+        self._orders_end_ns: dict[str, int] = {}
+        self._agenda: list[tuple[int, int, int, AnyEvent]] = []
+        self._sequence = 0
+        self._free_ns: dict[str, int] = {}
+        self._known_ns: dict[str, int] = {}
+        self._started_ns: dict[int, tuple[str, int, int, int]] = {}
+        self._answers: list[int] = []
+        # The loop took what had come by `_turn_ns`, handles it at `now_ns` and is busy until `_idle_ns`.
+        self._turn_ns = 0
+        self._idle_ns = 0
+        self.now_ns = 0
+
+    def at(self, time_ns: int, event: AnyEvent) -> None:
+        """Put an event on the agenda; not before the present."""
+        self._sequence += 1
+        heappush(self._agenda, (time_ns, PRIORITY[type(event)], self._sequence, event))
+
+    def run(self, arrivals: Iterable[tuple[int, AnyEvent]] = ()) -> None:
+        """Run until nothing is left to happen; `arrivals` are (time, event), ascending, drawn as time passes.
+
+        An event on the agenda comes before an arrival of the same instant.
+        """
+        upcoming = iter(arrivals)
+        following = next(upcoming, None)
+        send_ns = self._host.send_ns
+        while True:
+            due_ns = self._scheduler.next_wakeup_ns()
+            if self._agenda and (due_ns is None or self._agenda[0][0] < due_ns):
+                due_ns = self._agenda[0][0]
+            if following is not None and (due_ns is None or following[0] + send_ns < due_ns):
+                due_ns = following[0] + send_ns
+            if due_ns is None:
+                return
+            turn_ns = self._turn_ns = max(due_ns, self._idle_ns)
+            arrived: list[AnyEvent] = []
+            while following is not None and following[0] + send_ns <= turn_ns:
+                arrived.append(following[1])
+                following = next(upcoming, None)
+            self._turn(arrived)
+
+    def _turn(self, arrived: list[AnyEvent]) -> None:
+        """One iteration of the loop: all that has come is handled at one instant, and what was decided is done."""
+        turn_ns = self._turn_ns
+        self.now_ns = self._idle_ns = turn_ns + (self._intake_ns(len(arrived)) if self._takes_time else 0)
+        while self._agenda and self._agenda[0][0] <= turn_ns:
+            event = heappop(self._agenda)[3]
+            if not isinstance(event, BatchCompleted) or self._started_ns.pop(event.batch, None) is not None:
+                self._handle(event)
+        for event in arrived:
+            self._handle(event)
+        self._idle_ns += len(arrived) * self._host.handle_ns
+        wake_ns = self._scheduler.next_wakeup_ns()
+        if wake_ns is not None and wake_ns <= self.now_ns:
+            decisions = self._scheduler.handle_wakeup(self.now_ns)
+            self._observe(self.now_ns, None, decisions)
+            self._apply(decisions)
+        if self._answers:
+            self._answer()
+
+    def _intake_ns(self, arrivals: int) -> int:
+        """How long the loop takes to read what has come."""
+        host = self._host
+        ended = sum(time_ns <= self._turn_ns and type(event) is BatchCompleted for time_ns, _, _, event in self._agenda)
+        return arrivals * host.receive_ns + ended * host.complete_ns
+
+    def _answer(self) -> None:
+        """Write the answers, which the loop does once everything else of the turn is done."""
+        assert self._answered is not None
+        host = self._host
+        self._idle_ns += host.answers_ns
+        for request in self._answers:
+            self._idle_ns += host.answer_ns
+            self._answered(request, self._idle_ns + host.deliver_ns)
+        self._answers.clear()
+
+    def _handle(self, event: AnyEvent) -> None:
+        decisions = self._scheduler.handle(event, self.now_ns)
+        self._observe(self.now_ns, event, decisions)
+        if isinstance(event, PartitionResized):
+            self._replace_worker(event)
+        elif isinstance(event, PartitionLost):
+            self._forget_orders(event.partition)
+        if decisions:
+            self._apply(decisions)
+
+    def _forget_orders(self, name: str) -> None:
+        """A worker is gone: what it was to load or to unload is not answered."""
+        self._orders_end_ns.pop(name, None)
+        answers = ModelLoaded | ModelUnloaded
+        self._agenda = [
+            item for item in self._agenda if not (isinstance(item[3], answers) and item[3].partition == name)
+        ]
+        heapify(self._agenda)
+
+    def _replace_worker(self, event: PartitionResized) -> None:
+        """Let a new worker run what is sent from now on; the one before ends what it has beside it."""
+        name = event.partition
+        self._free_ns.pop(name, None)
+        self._known_ns.pop(name, None)
+        self._tables[name] = {**self._tables.get(name, {}), **event.tables}
+        for batch, (partition, started_ns, free_ns, before_ns) in list(self._started_ns.items()):
+            if partition == name:
+                self._started_ns[batch] = (f"{name} before", started_ns, free_ns, before_ns)
+
+    def _apply(self, decisions: list[AnyDecision]) -> None:
+        for decision in decisions:
+            if isinstance(decision, DispatchBatch):
+                self._start(decision)
+            elif isinstance(decision, CombineOutputs):
+                member = decision.member
+                verdicts = self._service.combined_verdicts(decision)
+                self.at(self._turn_ns, OutputsCombined(member.request, member.stage, verdicts))
+            elif isinstance(decision, RecallOutputs):
+                self.at(self._turn_ns, OutputsUnknown(decision.member.request, decision.member.stage))
+            elif isinstance(decision, RevokeBatch):
+                self._revoke(decision.batch)
+            elif isinstance(decision, BuildPlan):
+                plan = self._build_plan(self._scheduler.spec, decision.observed) if self._build_plan else None
+                self.at(self._turn_ns, PlanBuilt(decision.build, plan))
+            elif isinstance(decision, LoadModel):
+                table = self._tables[decision.partition][decision.model]
+                loaded_ns = self._after_orders_ns(decision.partition) + self._load_ns(decision)
+                self._orders_end_ns[decision.partition] = loaded_ns
+                self.at(loaded_ns, ModelLoaded(decision.partition, decision.model, table))
+            elif isinstance(decision, UnloadModel):
+                unloaded_ns = max(self._after_orders_ns(decision.partition), self._free_ns.get(decision.partition, 0))
+                self._orders_end_ns[decision.partition] = unloaded_ns
+                self.at(unloaded_ns, ModelUnloaded(decision.partition, decision.model))
+            elif self._answered is not None and isinstance(decision, Settlement):
+                self._answers.append(decision.request)
+                self._idle_ns += self._host.handle_ns
+
+    def _after_orders_ns(self, partition: str) -> int:
+        """When a partition has done what it was ordered to load and to unload."""
+        return max(self._turn_ns, self._orders_end_ns.get(partition, 0))
+
+    def _start(self, batch: DispatchBatch) -> None:
+        host = self._host
+        self._idle_ns += host.dispatch_ns + batch.rows * host.dispatch_row_ns
+        free_ns = self._free_ns.get(batch.partition, -host.between_ns)
+        there_ns = self._idle_ns + max(host.hand_off_ns + self._stray_ns(), 0)
+        started_ns = max(there_ns, free_ns + host.between_ns)
+        ended_ns = started_ns + self._service.batch_ns(batch)
+        self._free_ns[batch.partition] = ended_ns
+        completed = BatchCompleted(batch.batch, started_ns, ended_ns, self._service.batch_verdicts(batch))
+        known_ns = ended_ns + max(host.return_ns + self._stray_ns(), 0)
+        before_ns = self._known_ns.get(batch.partition, 0)
+        self._started_ns[batch.batch] = (batch.partition, started_ns, free_ns, before_ns)
+        # A worker tells of one batch after the other.
+        known_ns = self._known_ns[batch.partition] = max(known_ns, before_ns)
+        self.at(known_ns, completed)
+
+    def _revoke(self, batch: int) -> None:
+        """Take a batch back that has not started: it is the last of its partition, since a worker holds two at most."""
+        partition, started_ns, free_ns, before_ns = self._started_ns[batch]
+        if started_ns > self.now_ns:
+            del self._started_ns[batch]
+            self._free_ns[partition], self._known_ns[partition] = free_ns, before_ns
+            self.at(self._turn_ns, BatchRevoked(batch))

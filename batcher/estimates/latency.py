@@ -1,0 +1,181 @@
+"""Latency estimates: a measured table, corrected online by what batches really took."""
+
+from sluice.models.profiles.latency_table import LatencyTable
+
+QUANTILE = 0.9
+"""Deadlines are checked against this quantile of the observed latencies: most batches are to meet them, not half."""
+MEDIAN = 0.5
+"""The end of a batch is expected at the median: the next one is to be there neither late nor too early."""
+GAIN = 0.05
+"""Relative step of the quantile trackers for one observation."""
+CORRECTION_BOUNDS = (0.125, 16.0)
+COMPARE_BATCHES = 8
+"""The rates of batch sizes are compared again after so many observations: one moves a correction by 5 % at most."""
+DEEP = 2
+"""Efficient batches that wait from which on the rate counts for more than the first entry."""
+NEARLY_BEST = 0.97
+"""A batch size within 3 % of the best rate is as good as the best, and smaller is quicker."""
+FULL_ENOUGH = 0.7
+"""Share of the best rate below which a batch is too small while there is more to do, or time to wait for more."""
+
+
+class LatencyEstimate:
+    """Predicted latency of one model on one kind of partition.
+
+    Each cell of the table carries two corrections, tracked as quantiles q by stochastic approximation: up by
+    `GAIN * q` when a batch took longer than estimated, down by `GAIN * (1 - q)` when not. They are kept within bounds
+    and can be let fall back to the table with `decay`, so that a bad minute is forgotten. `max_rows` is the largest
+    batch that is to be made.
+    """
+
+    __slots__ = (
+        "_cell_of",
+        "_corrections",
+        "_efficient",
+        "_enough",
+        "_hand_off_ns",
+        "_medians",
+        "_observations",
+        "_profile_ns",
+        "_sizes",
+        "_table_cells",
+        "_table_sizes",
+        "max_rows",
+    )
+
+    def __init__(self, table: LatencyTable, max_rows: int, hand_off_ns: int) -> None:
+        self.max_rows = max_rows
+        self._hand_off_ns = hand_off_ns
+        last = len(table.cells) - 1
+        self._cell_of = [0] * (max_rows + 1)
+        cell = 0
+        for rows in range(1, max_rows + 1):
+            while cell < last and rows > table.cells[cell][0]:
+                cell += 1
+            self._cell_of[rows] = cell
+        self._table_cells = tuple(self._cell_of)
+        self._profile_ns = [latency for _, latency in table.cells]
+        sizes = [size for size, _ in table.cells if size < max_rows]
+        self._table_sizes = self._sizes = (*sizes, max_rows)
+        self._corrections = [1.0] * len(table.cells)
+        self._medians = [1.0] * len(table.cells)
+        self._observations = 0
+        self._efficient = 0
+        self._enough = 0
+
+    def limit(self, rows: int) -> None:
+        """Have batches of at most so many rows made, and of the table's maximum at most.
+
+        More rows are predicted to take what they would in batches of that size.
+        """
+        largest = self._table_sizes[-1]
+        self.max_rows = most = min(rows, largest)
+        self._sizes = (*(size for size in self._table_sizes if size < most), most)
+        self._cell_of = list(self._table_cells)
+        last = self._cell_of[most]
+        for column in (self._profile_ns, self._corrections, self._medians):
+            del column[self._table_cells[-1] + 1 :]
+        for above in range(most, largest, most):
+            self._profile_ns.append((above // most + 1) * (self._profile_ns[last] + self._hand_off_ns))
+            self._corrections.append(self._corrections[last])
+            self._medians.append(self._medians[last])
+            rest = range(above + 1, min(above + most, largest) + 1)
+            self._cell_of[rest.start : rest.stop] = [len(self._profile_ns) - 1] * len(rest)
+        self._efficient = 0
+
+    def profile_ns(self, rows: int) -> int:
+        """Latency of a batch of `rows` rows by the measured table alone."""
+        return self._profile_ns[self._cell_of[rows]]
+
+    def service_ns(self, rows: int) -> int:
+        """Latency that most batches of `rows` rows (1 to the maximum batch size) stay below."""
+        cell = self._cell_of[rows]
+        return int(self._profile_ns[cell] * self._corrections[cell])
+
+    def median_ns(self, rows: int) -> int:
+        """Latency that half of the batches of `rows` rows stay below."""
+        cell = self._cell_of[rows]
+        return int(self._profile_ns[cell] * self._medians[cell])
+
+    def observe(self, rows: int, latency_ns: int) -> None:
+        """Take in that a batch of `rows` rows took `latency_ns`."""
+        cell = self._cell_of[rows]
+        ratio = latency_ns / self._profile_ns[cell]
+        self._corrections[cell] = _step(self._corrections[cell], ratio, QUANTILE)
+        self._medians[cell] = _step(self._medians[cell], ratio, MEDIAN)
+        self._observations += 1
+        if self._observations % COMPARE_BATCHES == 0:
+            self._efficient = 0
+
+    def decay(self) -> None:
+        """Let every correction fall back half-way to the table."""
+        self._corrections = [1 + (correction - 1) / 2 for correction in self._corrections]
+        self._medians = [1 + (correction - 1) / 2 for correction in self._medians]
+        self._efficient = 0
+
+    @property
+    def correction(self) -> float:
+        """How many times as long as the table says half of the batches take: of the sizes that ran, the middle one."""
+        seen = sorted(correction for correction in self._medians if correction != 1)
+        return seen[len(seen) // 2] if seen else 1.0
+
+    @property
+    def efficient_rows(self) -> int:
+        """The smallest batch size whose rate is nearly the best: 1 for a model that gains nothing from batching."""
+        if not self._efficient:
+            self._compare_rates()
+        return self._efficient
+
+    def least_rows(self, waiting: int) -> int:
+        """How many rows a batch has to have at least: the more wait, the nearer it has to come to the best rate."""
+        if not self._efficient:
+            self._compare_rates()
+        full = self._efficient
+        if waiting <= full:
+            return 1
+        return full if waiting >= DEEP * full else self._enough
+
+    @property
+    def enough_rows(self) -> int:
+        """The smallest batch size whose rate is `FULL_ENOUGH` of the best."""
+        if not self._efficient:
+            self._compare_rates()
+        return self._enough
+
+    def _compare_rates(self) -> None:
+        rates = [size / max(self.service_ns(size) + self._hand_off_ns, 1) for size in self._sizes]
+        best = max(rates)
+        self._efficient = next(
+            size for size, rate in zip(self._sizes, rates, strict=True) if rate >= best * NEARLY_BEST
+        )
+        self._enough = next(size for size, rate in zip(self._sizes, rates, strict=True) if rate >= best * FULL_ENOUGH)
+
+    @property
+    def table(self) -> LatencyTable:
+        """The medians as they are corrected now."""
+        return LatencyTable(tuple((size, max(self.median_ns(size), 1)) for size in self._sizes))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The batch sizes that differ in latency, ascending; the last is the maximum."""
+        return self._sizes
+
+    def row_ns(self, rows: int) -> int:
+        """Time that a row takes of a partition in batches of `rows` rows."""
+        return (self.service_ns(rows) + self._hand_off_ns) // rows
+
+    def rows_within(self, budget_ns: int, limit: int) -> int:
+        """The largest batch of at most `limit` rows whose latency is within the budget; 0 when there is none."""
+        if self.service_ns(limit) <= budget_ns:
+            return limit
+        for size in reversed(self._sizes):
+            if size < limit and self.service_ns(size) <= budget_ns:
+                return size
+        return 0
+
+
+def _step(correction: float, ratio: float, quantile: float) -> float:
+    """The correction after one observation, which took `ratio` times what the table says."""
+    correction *= 1 + GAIN * quantile if ratio > correction else 1 - GAIN * (1 - quantile)
+    low, high = CORRECTION_BOUNDS
+    return min(max(correction, low), high)

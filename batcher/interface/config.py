@@ -1,0 +1,207 @@
+"""What the scheduler is told when it is built: one spec for the live gateway and for the simulator."""
+
+import enum
+
+import msgspec
+
+from sluice.batcher.interface.residency_config import Footprint, ResidencyConfig
+from sluice.models.dynamic_batching import QueuePolicy
+from sluice.models.pipelines.pipeline import Confidence, Late
+from sluice.models.units import NS_PER_S, NS_PER_US
+
+
+class PolicyName(enum.StrEnum):
+    """The batch policies."""
+
+    NONE = "none"
+    TIMEOUT = "timeout"
+    DEADLINE = "deadline"
+
+
+class Objective(enum.StrEnum):
+    """What the policy `deadline` does with slack: answer soon, or wait for fuller (cheaper) batches."""
+
+    LATENCY = "latency"
+    COST = "cost"
+
+
+class LevelsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Levels of priority in the queue of a model, numbered from 1, the most urgent; 0 of them are one that is level 0.
+
+    `policies` has the levels whose policy is another one.
+    """
+
+    count: int = 0
+    default: int = 0
+    policy: QueuePolicy = QueuePolicy()
+    policies: dict[int, QueuePolicy] = {}
+
+    def level_of(self, priority: int) -> int:
+        """The level of requests of that priority; the default one when there is no such level."""
+        if not self.count:
+            return 0
+        return priority if 1 <= priority <= self.count else self.default
+
+    def policy_of(self, level: int) -> QueuePolicy:
+        """The policy of a level."""
+        return self.policies.get(level, self.policy)
+
+
+class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A batch policy; `objective` belongs to `deadline`, all else to `timeout`.
+
+    With `preserve_ordering` batches that overtake others are answered after them.
+    """
+
+    name: PolicyName = PolicyName.DEADLINE
+    preferred: tuple[int, ...] = ()
+    max_delay_ns: int = 0
+    objective: Objective = Objective.LATENCY
+    levels: LevelsConfig = LevelsConfig()
+    preserve_ordering: bool = False
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """A confidence that is computed for every row of an output."""
+
+    output: str
+    confidence: Confidence
+
+
+class ModelConfig(msgspec.Struct, frozen=True):
+    """One model version: `max_batch` is at least 1 (1 for an unbatchable model).
+
+    `verdicts` are what its batches report, in this order: all that some stage's `when` asks of this model, or of one
+    that may run in its place. `memory_bytes` is what it takes on a partition that holds it, and `replicas` are the
+    partitions that are to hold it, as far as there are so many and they have room. `footprints` are what was measured,
+    by kind of partition, and `weighed` the bytes that it was found to take there where that is more. One that is
+    `pinned` makes room for no other model; of the rest those of lower `priority` go first, and never for one of a lower
+    priority than their own.
+    """
+
+    key: str
+    max_batch: int
+    verdicts: tuple[Verdict, ...] = ()
+    policy: PolicyConfig = PolicyConfig()
+    memory_bytes: int = 0
+    replicas: int = 1
+    footprints: dict[str, Footprint] = {}
+    pinned: bool = False
+    priority: int = 0
+    weighed: dict[str, int] = {}
+
+    def memory_on(self, kind: str) -> int:
+        """Bytes that it takes on a partition of a kind that holds it: those of its largest batch."""
+        footprint = self.footprints.get(kind)
+        if footprint is not None:
+            return footprint.memory_bytes(self.max_batch)
+        return self.weighed.get(kind, self.memory_bytes)
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes that it takes where it takes the most."""
+        return max(self.memory_bytes, *self.weighed.values(), 0)
+
+
+class WhenConfig(msgspec.Struct, frozen=True):
+    """Rows run whose confidence `verdict` (an index into the verdicts of stage `stage`) is below `below`."""
+
+    stage: int
+    verdict: int
+    below: float
+
+
+class StageConfig(msgspec.Struct, frozen=True):
+    """One stage of a pipeline; `model` is None for a combiner.
+
+    `sources` are the indices of the stages whose tensors it takes. `request_keyed` says whether the request's batch
+    key tells its inputs apart, `source_keyed` whether those of its sources do; both are False when every dimension
+    is fixed. Keys name what the inputs are made of: `renamed` says which input that is where the names are others, so
+    that only stages that rename alike share batches. `verdicts` are those a combiner reports (a model stage reports its
+    model's). `variants` are all models that may run the stage, `model` among them; empty when there is no choice. With
+    `recalls` the driver is asked first whether it knows what the stage makes.
+    """
+
+    name: str
+    model: str | None
+    sources: tuple[int, ...] = ()
+    when: WhenConfig | None = None
+    verdicts: tuple[Verdict, ...] = ()
+    request_keyed: bool = False
+    source_keyed: bool = False
+    variants: tuple[str, ...] = ()
+    renamed: str = ""
+    recalls: bool = False
+
+
+class PipelineConfig(msgspec.Struct, frozen=True):
+    """A pipeline as the scheduler sees it: stages in topological order (sources have smaller indices).
+
+    `slo_ns` is the objective that it is planned for (0: none). `weight` is its share of a model that it has to share
+    with other pipelines, against their weights.
+    """
+
+    name: str
+    stages: tuple[StageConfig, ...]
+    late: Late = Late.SERVE
+    slo_ns: int = 0
+    weight: float = 1.0
+
+
+class DeviceShare(msgspec.Struct, frozen=True):
+    """What a partition has of the device `name`: `promised` of it for certain and `cap` at most, both in [0, 1].
+
+    Elastic is one that is promised something and may have more.
+    """
+
+    name: str
+    promised: float
+    cap: float
+
+    @property
+    def elastic(self) -> bool:
+        """Whether it borrows what others leave idle."""
+        return 0 < self.promised < self.cap
+
+
+class PartitionConfig(msgspec.Struct, frozen=True):
+    """A partition; `kind` keys the latency tables. What its worker holds is told by `PartitionReady`.
+
+    `price` is what a second of it costs, `share` how much of the machine it is, in (0, 1]. `memory_bytes` bounds the
+    models that it holds at a time (0: no bound), `models` are the keys of all that it may hold (None: any). `device`
+    is what it has of a device that others are on as well (None: it does not share one by time).
+    """
+
+    name: str
+    kind: str
+    price: float = 1.0
+    share: float = 1.0
+    memory_bytes: int = 0
+    models: tuple[str, ...] | None = None
+    device: DeviceShare | None = None
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bounds and constants of the scheduler.
+
+    `hand_off_ns` is the time from a decision to the worker's start plus from its end to the event. It is added to
+    every prediction, and the second batch of a worker is closed this long, or as long as hand-offs are seen to take,
+    before the first one's expected end.
+    """
+
+    queue_requests: int = 4096
+    memory_bytes: int = 256 << 20
+    hand_off_ns: int = 150 * NS_PER_US
+    gather_fraction: float = 0.1
+    gather_floor_ns: int = 20 * NS_PER_US
+    probe_interval_ns: int = NS_PER_S
+
+
+class SchedulerSpec(msgspec.Struct, frozen=True):
+    """All that a scheduler needs to know before the first event; also the first line of a journal."""
+
+    models: tuple[ModelConfig, ...]
+    pipelines: tuple[PipelineConfig, ...]
+    partitions: tuple[PartitionConfig, ...]
+    limits: Limits = Limits()
+    residency: ResidencyConfig = ResidencyConfig()

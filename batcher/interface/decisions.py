@@ -1,0 +1,151 @@
+"""Decisions: orders of the scheduler that a driver carries out, in the order given."""
+
+import enum
+
+import msgspec
+
+from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.interface.plan_data import Observed
+
+
+class ReleaseReason(enum.StrEnum):
+    """Why a batch was closed when it was (a metric label)."""
+
+    FULL = "full"
+    """It reached the size that the policy waits for."""
+    IDLE = "idle"
+    """Nothing else was expected: waiting would only have cost time."""
+    DELAY = "delay"
+    """The gathering time was over."""
+    DEADLINE = "deadline"
+    """Waiting longer would have missed the head's deadline."""
+    RETRY = "retry"
+    """It repeats (part of) a batch that failed."""
+
+
+class Member(msgspec.Struct, frozen=True, gc=False):
+    """One request's part in a batch: its rows follow those of the member before.
+
+    `row_index` selects rows of the request, ascending; None stands for all of them in order.
+    """
+
+    request: int
+    stage: int
+    rows: int
+    row_index: tuple[int, ...] | None = None
+
+
+class Decision(msgspec.Struct, frozen=True, tag=True):
+    """Base of all decisions."""
+
+
+class DispatchBatch(Decision, frozen=True):
+    """Run a batch on a partition; answered by `BatchCompleted`, `BatchFailed` or `BatchRevoked`.
+
+    `predicted_ns` is when it is expected to end, 0 when that is not known.
+    """
+
+    batch: int
+    partition: str
+    model: str
+    rows: int
+    members: tuple[Member, ...]
+    reason: ReleaseReason
+    predicted_ns: int = 0
+
+
+class RevokeBatch(Decision, frozen=True, gc=False):
+    """Take a batch back if it has not started; the batch still yields its one event (possibly `BatchCompleted`)."""
+
+    batch: int
+
+
+class CombineOutputs(Decision, frozen=True):
+    """Join answers for the rows of `member`; answered by `OutputsCombined` or `CombinationFailed`."""
+
+    member: Member
+
+
+class RecallOutputs(Decision, frozen=True):
+    """See whether what a stage makes of these rows is known; answered by `OutputsRecalled` or `OutputsUnknown`."""
+
+    member: Member
+
+
+class LoadModel(Decision, frozen=True, gc=False):
+    """Have a partition hold one more model; answered by `ModelLoaded` or `ModelLoadFailed`.
+
+    The orders of a partition to load and unload are carried out one after the other. When the partition is lost first,
+    `PartitionLost` is the only answer, and what the partition holds when it comes back is told by `PartitionReady`.
+    """
+
+    partition: str
+    model: str
+
+
+class UnloadModel(Decision, frozen=True, gc=False):
+    """Have a partition forget a model after its last batch; no other may be dispatched.
+
+    Answered by `ModelUnloaded`, and otherwise as `LoadModel`.
+    """
+
+    partition: str
+    model: str
+
+
+class BuildPlan(Decision, frozen=True):
+    """Build a new plan from what was observed, beside everything else; answered by `PlanBuilt`."""
+
+    build: int
+    observed: Observed
+
+
+class CompleteRequest(Decision, frozen=True, gc=False):
+    """All stages of a request are done: answer it."""
+
+    request: int
+    outcome: Outcome
+
+
+class RejectRequest(Decision, frozen=True, gc=False):
+    """Refuse a request that was not queued.
+
+    Another try may be worth it after `retry_after_ns`; None where it would be refused again.
+    """
+
+    request: int
+    outcome: Outcome
+    reason: str
+    retry_after_ns: int | None = 0
+
+
+class EvictRequest(Decision, frozen=True, gc=False):
+    """Give up a request that was queued."""
+
+    request: int
+    outcome: Outcome
+    reason: str
+    retry_after_ns: int = 0
+
+
+class FailRequest(Decision, frozen=True, gc=False):
+    """Answer a request with an error."""
+
+    request: int
+    outcome: Outcome
+    reason: str
+
+
+class CancelRequest(Decision, frozen=True, gc=False):
+    """A cancelled request is settled; nobody waits for the answer."""
+
+    request: int
+    outcome: Outcome
+
+
+Settlement = CompleteRequest | RejectRequest | EvictRequest | FailRequest | CancelRequest
+"""The decisions of which every request gets exactly one."""
+
+AnyDecision = (
+    DispatchBatch | RevokeBatch | CombineOutputs | RecallOutputs | BuildPlan | LoadModel | UnloadModel | Settlement
+)

@@ -1,0 +1,249 @@
+"""Events: facts, in the past tense, that the drivers report to the scheduler.
+
+Each decision that starts work is answered by exactly one event. Events that fall on one instant are handled in the
+order completions, cancellations, arrivals (`PRIORITY`), and the wake-up comes last.
+"""
+
+import enum
+
+import msgspec
+
+from sluice.batcher.interface.config import DeviceShare, ModelConfig, PipelineConfig
+from sluice.batcher.interface.plan_data import Plan
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.profiles.model_memory import ModelMemory
+
+
+class FailureCause(enum.StrEnum):
+    """Why a batch did not complete."""
+
+    BACKEND = "backend"
+    """The model ran and failed: some row may be to blame, so the batch is bisected."""
+    RESOURCES = "resources"
+    """There was no memory for it or nobody to run it: it is retried in halves, which need less."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """The model ran out of memory there: the batch is retried in halves, and the next ones are made smaller."""
+    WORKER_LOST = "worker_lost"
+    """The worker died or was lost with the batch: inference is idempotent, so it is retried once elsewhere."""
+
+
+class Event(msgspec.Struct, frozen=True, tag=True):
+    """Base of all events."""
+
+
+class RequestArrived(Event, frozen=True, gc=False):
+    """A valid request came in.
+
+    `rows` is its number of rows (1 for an unbatchable model). `batch_key` tells apart inputs whose variable dimensions
+    differ ("" when all are fixed). `memory_bytes` is the peak size of the tensors it will make. `max_cost` is the most
+    that it may cost in all (None: whatever it takes). `priority` and `expires_ns` are heeded by models of the policy
+    `timeout`: the level that it waits at (0 is the usual one), and when it is given up if it still waits (0: never).
+    """
+
+    request: int
+    pipeline: str
+    rows: int
+    deadline_ns: int
+    batch_key: str = ""
+    memory_bytes: int = 0
+    max_cost: float | None = None
+    priority: int = 0
+    expires_ns: int = 0
+
+
+class RequestCancelled(Event, frozen=True, gc=False):
+    """The client of a request went away; ignored for a request that is already settled."""
+
+    request: int
+
+
+class BatchCompleted(Event, frozen=True, gc=False):
+    """The worker ran a batch from `started_ns` to `ended_ns`.
+
+    `verdicts` has one tuple a verdict of the model (`ModelConfig.verdicts`), each with one confidence a row of the
+    batch. `batch_key` tells apart outputs whose variable dimensions differ.
+    """
+
+    batch: int
+    started_ns: int
+    ended_ns: int
+    verdicts: tuple[tuple[float, ...], ...] = ()
+    batch_key: str = ""
+
+
+class BatchFailed(Event, frozen=True):
+    """A batch did not complete."""
+
+    batch: int
+    cause: FailureCause
+    message: str
+
+
+class BatchRevoked(Event, frozen=True, gc=False):
+    """A batch was taken back before it started, as ordered by `RevokeBatch`."""
+
+    batch: int
+
+
+class OutputsCombined(Event, frozen=True, gc=False):
+    """A combiner ran; `verdicts` and `batch_key` as in `BatchCompleted`, one confidence a row it ran for."""
+
+    request: int
+    stage: int
+    verdicts: tuple[tuple[float, ...], ...] = ()
+    batch_key: str = ""
+
+
+class CombinationFailed(Event, frozen=True, gc=False):
+    """A combiner could not join its answers, for instance because their shapes differ."""
+
+    request: int
+    stage: int
+    message: str
+
+
+class OutputsRecalled(Event, frozen=True, gc=False):
+    """What a stage makes of a request was known already, so it need not run; `batch_key` as in `BatchCompleted`."""
+
+    request: int
+    stage: int
+    batch_key: str = ""
+
+
+class OutputsUnknown(Event, frozen=True, gc=False):
+    """What a stage makes of a request is not known: it is to run."""
+
+    request: int
+    stage: int
+
+
+class PartitionReady(Event, frozen=True):
+    """The worker of a partition is up; `tables` holds a latency table for every model it has loaded, by model key.
+
+    `memory` is what they were found to take, as far as that could be told.
+    """
+
+    partition: str
+    tables: dict[str, LatencyTable]
+    memory: dict[str, ModelMemory] = {}
+
+
+class PartitionLost(Event, frozen=True):
+    """The worker of a partition is gone; a `BatchFailed` follows for each of its batches, the running one first.
+
+    Also told of each one that is gone before it was up.
+    """
+
+    partition: str
+    reason: str
+
+
+class PartitionResized(Event, frozen=True):
+    """A worker on another share of the machine has taken the place of a partition's, and holds the same models.
+
+    `kind`, `price`, `share` and `device` are as in `PartitionConfig`; `tables` are how fast the models are there, and
+    `memory` what they take. What the worker before has it completes, or fails, as if nothing had happened.
+    """
+
+    partition: str
+    kind: str
+    price: float
+    share: float
+    tables: dict[str, LatencyTable]
+    device: DeviceShare | None = None
+    memory: dict[str, ModelMemory] = {}
+
+
+class ModelLoaded(Event, frozen=True):
+    """A worker that is up holds a model, warm; `table` is how fast it is there, `memory` what it takes, if known."""
+
+    partition: str
+    model: str
+    table: LatencyTable
+    memory: ModelMemory | None = None
+
+
+class ModelLoadFailed(Event, frozen=True):
+    """A worker could not load a model; what it held before it still holds."""
+
+    partition: str
+    model: str
+    reason: str
+
+
+class ModelUnloaded(Event, frozen=True, gc=False):
+    """A worker has given the memory of a model back."""
+
+    partition: str
+    model: str
+
+
+class PlanBuilt(Event, frozen=True):
+    """A plan was built, as ordered by `BuildPlan`; None when that failed."""
+
+    build: int
+    plan: Plan | None
+
+
+class ServingChanged(Event, frozen=True):
+    """What is served is to be another: `pipelines` may get requests from now on, those named in `retired` no more.
+
+    `models` are those that some of the pipelines need and that were not there yet. `residency` says, by partition,
+    what has to be held of them; it is loaded as if by a plan. `spare` are copies of others, by partition, that are
+    unloaded first to make room for that. What the last request of a retired pipeline leaves without one is unloaded.
+    A model's key and a pipeline's name are never used again.
+    """
+
+    models: tuple[ModelConfig, ...] = ()
+    pipelines: tuple[PipelineConfig, ...] = ()
+    retired: tuple[str, ...] = ()
+    residency: dict[str, tuple[str, ...]] = {}
+    spare: dict[str, tuple[str, ...]] = {}
+
+
+class DrainStarted(Event, frozen=True):
+    """The gateway is stopping: what is in flight finishes, new requests are rejected."""
+
+
+AnyEvent = (
+    RequestArrived
+    | RequestCancelled
+    | BatchCompleted
+    | BatchFailed
+    | BatchRevoked
+    | OutputsCombined
+    | CombinationFailed
+    | OutputsRecalled
+    | OutputsUnknown
+    | PartitionReady
+    | PartitionLost
+    | PartitionResized
+    | ModelLoaded
+    | ModelLoadFailed
+    | ModelUnloaded
+    | PlanBuilt
+    | ServingChanged
+    | DrainStarted
+)
+
+PRIORITY: dict[type[Event], int] = {
+    PartitionReady: 0,
+    PartitionLost: 0,
+    PartitionResized: 0,
+    ModelLoaded: 0,
+    ModelLoadFailed: 0,
+    ModelUnloaded: 0,
+    PlanBuilt: 0,
+    BatchCompleted: 0,
+    BatchFailed: 0,
+    BatchRevoked: 0,
+    OutputsCombined: 0,
+    CombinationFailed: 0,
+    OutputsRecalled: 0,
+    OutputsUnknown: 0,
+    RequestCancelled: 1,
+    DrainStarted: 1,
+    ServingChanged: 2,
+    RequestArrived: 2,
+}
+"""Order in which events of one instant are handled; equal ones keep the order in which they were reported."""

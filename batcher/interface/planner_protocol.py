@@ -1,0 +1,40 @@
+"""What the core knows of a planner: how one stage's configuration is chosen again at every dispatch."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from sluice.batcher.interface.plan_data import Front
+
+FAR_NS = 1 << 60
+"""Stands for the wait for a pool that has nothing open: whatever has to wait for it is too late."""
+
+
+class LiveOption(NamedTuple):
+    """Batches of up to `rows` rows in pool number `pool` of the model: each takes `latency_ns` and costs `cost`."""
+
+    pool: int
+    rows: int
+    latency_ns: int
+    cost: float
+
+
+class Ranker(Protocol):
+    """Ranks the options of one stage."""
+
+    def rank(self, remaining_ns: int, rows: int, waits_ns: Sequence[int], least_rows: int) -> Sequence[int]:
+        """The few cheapest options for which the pipeline ends within `remaining_ns`, the cheapest first.
+
+        Only batches of `least_rows` rows or more count. `rows` rows wait: what an option costs a row is its cost over
+        those that it takes of them. An option begins after `waits_ns[option.pool]`. Counted is the option's cost of a
+        row and the least of all that follows in the time that is left; of two that cost the same the quicker comes
+        first.
+        """
+        ...
+
+
+class Planner(Protocol):
+    """Prepares a stage for being ranked."""
+
+    def ranker(self, options: Sequence[LiveOption], rest: Front) -> Ranker:
+        """A ranker of these options, after which `rest` is still to be done."""
+        ...

@@ -1,0 +1,76 @@
+"""The policy `timeout`: Triton's dynamic batcher, with preferred sizes, a maximum delay and levels of priority."""
+
+from sluice.batcher.estimates.latency import LatencyEstimate
+from sluice.batcher.interface.config import LevelsConfig, PolicyConfig
+from sluice.batcher.interface.decisions import ReleaseReason
+from sluice.batcher.policies.base import Choice
+from sluice.batcher.queues.fair_queue import NOBODY, Queue
+from sluice.batcher.queues.priority_queue import LevelQueue
+from sluice.batcher.state.model import ModelState, PartitionState
+
+
+class TimeoutPolicy:
+    """Triton's rule (documentation of `dynamic_batching` in the model configuration).
+
+    Requests that may share a batch are scanned, by level and in order of arrival, up to the maximum batch size. The
+    largest preferred size that the scan meets exactly is sent at once, or what comes before the request that would
+    exceed all of them. When the oldest request has waited for the maximum delay, everything scanned is sent instead;
+    also when nothing can be added, the largest preferred size is reached or there is no delay.
+
+    Where levels or bounds of queues are set, batches are closed only for a partition that is idle, or that runs another
+    model: what waits can still be overtaken, and is counted.
+    """
+
+    by_deadline = False
+    mixes_keys = True
+
+    def __init__(self, config: PolicyConfig) -> None:
+        self._preferred = frozenset(config.preferred)
+        self._largest = max(config.preferred, default=0)
+        self._max_delay_ns = config.max_delay_ns
+        self._levels = config.levels
+        self._preserve_ordering = config.preserve_ordering
+        self._ahead = config.levels == LevelsConfig()
+
+    def new_queue(self, model: str, batch_key: str) -> LevelQueue:
+        """A queue for all batch keys."""
+        return LevelQueue(model, self._levels, preserve_ordering=self._preserve_ordering)
+
+    def full_rows(self, estimate: LatencyEstimate) -> int:
+        """The largest preferred size, or the maximum."""
+        return min(self._largest, estimate.max_rows) or estimate.max_rows
+
+    def choose(
+        self, queue: Queue, model: ModelState, partition: PartitionState, estimate: LatencyEstimate, now_ns: int
+    ) -> Choice:
+        """Decide by the sizes of the requests in the queue and the age of the oldest."""
+        if not self._ahead and partition.batches and partition.batches[0].queue is queue:
+            # Others that share the partition may never leave it idle: this batch being over has to do.
+            over_ns = partition.free_at_ns
+            until_ns = over_ns if over_ns > now_ns else now_ns + model.quickest_ns
+            return Choice(0, ReleaseReason.IDLE, until_ns, NOBODY, 0)
+        maximum = estimate.max_rows
+        largest = min(self._largest or maximum, maximum)
+        oldest_ns = now_ns
+        pending = best = count = 0
+        for entry in queue.companions():
+            grown = pending + entry.rows
+            if pending and grown > largest and not best:
+                best = pending
+            if pending and grown > maximum:
+                break
+            pending = grown
+            count += 1
+            oldest_ns = min(oldest_ns, entry.enqueued_ns)
+            if pending in self._preferred:
+                best = pending
+        due_ns = oldest_ns + self._max_delay_ns
+        exceeded = self._max_delay_ns > 0 and now_ns >= due_ns
+        if best and not exceeded:
+            return Choice(best, ReleaseReason.FULL)
+        if count < queue.live or pending >= largest:
+            return Choice(pending, ReleaseReason.FULL)
+        if exceeded or not self._max_delay_ns:
+            return Choice(pending, ReleaseReason.DELAY if exceeded else ReleaseReason.IDLE)
+        wanted = min((size for size in self._preferred if size > pending), default=maximum)
+        return Choice(0, ReleaseReason.DELAY, due_ns, wanted)

@@ -1,0 +1,61 @@
+"""How a request runs that is by itself: stages side by side as far as there are partitions for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from sluice.batcher.estimates.latency import LatencyEstimate
+from sluice.batcher.state.model import ModelState
+from sluice.batcher.state.pool import Pool
+
+if TYPE_CHECKING:
+    from sluice.batcher.state.pipeline import StageState
+
+Span = tuple[int, int]
+"""When a stage begins and ends, in nanoseconds from the request's arrival."""
+
+
+def lone_run(
+    stages: Sequence[StageState], in_the_way: Sequence[bool], took_ns: Callable[[ModelState, LatencyEstimate], int]
+) -> list[Span]:
+    """When each stage runs if it begins as soon as it can, where it ends first, in the order in which they are listed.
+
+    Only those `in_the_way` keep others waiting. Stages of the same model that can begin at the same time run in one
+    batch if it has any. Partitions count that are up, or all of a model when none is. O(stages^2 * pools).
+    """
+    spans: list[Span] = []
+    free_ns: dict[Pool, list[int]] = {}
+    together: dict[tuple[ModelState, int], Span] = {}
+    for stage, counts in zip(stages, in_the_way, strict=True):
+        ready_ns = max((spans[source][1] for source in stage.waits_for), default=0)
+        model = stage.model
+        if model is None or not model.pools:
+            spans.append((ready_ns, ready_ns))
+            continue
+        span = together.get((model, ready_ns)) if model.config.max_batch > 1 else None
+        if span is None:
+            span, hosts, host = min(
+                (
+                    _soonest(free_ns, pool, len(stages), ready_ns, took_ns(model, model.estimates[pool.kind]))
+                    for pool in [pool for pool in model.pools if pool.ready_count] or model.pools
+                ),
+                key=lambda found: found[0][1],
+            )
+            if counts:
+                hosts[host] = span[1]
+                together[model, ready_ns] = span
+        spans.append(span)
+    return spans
+
+
+def _soonest(
+    free_ns: dict[Pool, list[int]], pool: Pool, most: int, ready_ns: int, took_ns: int
+) -> tuple[Span, list[int], int]:
+    """When a stage runs on a pool, and on which of its partitions: of those that are free then the last to be so."""
+    if pool not in free_ns:
+        free_ns[pool] = [0] * min(pool.ready_count or len(pool.partitions), most)
+    hosts = free_ns[pool]
+    host = min(range(len(hosts)), key=lambda host: (max(hosts[host], ready_ns), -hosts[host]))
+    begin_ns = max(hosts[host], ready_ns)
+    return (begin_ns, begin_ns + took_ns), hosts, host

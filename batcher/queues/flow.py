@@ -1,0 +1,170 @@
+"""Lanes: the part of a queue that belongs to one pipeline, in the order of the batch policy."""
+
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from itertools import islice
+
+from sluice.batcher.state.request import Entry
+
+Item = tuple[int, int, int, Entry]
+"""(order in ns, minus the depth of the stage, sequence number, entry): sorts without ever comparing entries."""
+
+COMPACT_ABOVE = 64
+"""Dead items tolerated before a lane is compacted (when they are also half of it)."""
+
+
+class Lane:
+    """Entries of one pipeline, earliest first, and behind them those that are late whatever is done.
+
+    An entry that was settled meanwhile stays as a dead item until it comes to the front or too many are dead.
+    `last_ns` is not before the order of the last item. `served` is how many rows were taken while lanes had to share,
+    divided by the lane's `weight`: lanes with the same are even.
+    """
+
+    __slots__ = ("_dead", "items", "last_ns", "late", "late_live", "live", "number", "rows", "served", "weight")
+
+    def __init__(self, number: int, weight: float) -> None:
+        self.number = number
+        self.weight = weight
+        self.served = 0.0
+        self.rows = 0
+        self.live = 0
+        self.last_ns = 0
+        self.items: list[Item] = []
+        self.late: deque[Item] = deque()
+        self.late_live = 0
+        self._dead = 0
+
+    def push(self, item: Item) -> bool:
+        """Add an item; whether it is the first now. O(1) when it is the latest, else O(log n) comparisons."""
+        entry = item[3]
+        items = self.items
+        order_ns = item[0]
+        if order_ns > self.last_ns:
+            self.last_ns = order_ns
+            items.append(item)
+        elif not items or item > items[-1]:
+            items.append(item)
+        else:
+            insort(items, item)
+        self.rows += entry.rows
+        self.live += 1
+        return items[0] is item if items[0][3].queued else self.first() is item
+
+    def discard(self, entry: Entry) -> None:
+        """Take out an entry that waits here."""
+        entry.queued = False
+        self.rows -= entry.rows
+        self.live -= 1
+        if entry.late:
+            self.late_live -= 1
+        else:
+            self._dead += 1
+        if self._dead > COMPACT_ABOVE and self._dead * 2 > len(self.items):
+            self.items = [item for item in self.items if item[3].queued]
+            self._dead = 0
+        if len(self.late) > COMPACT_ABOVE and self.late_live * 2 < len(self.late):
+            self.late = deque(item for item in self.late if item[3].queued)
+
+    def first(self) -> Item | None:
+        """The first item that can still be in time, else the first late one."""
+        items = self.items
+        if items and not items[0][3].queued:
+            self._drop_dead()
+            items = self.items
+        if items:
+            return items[0]
+        return self.first_late()
+
+    def first_late(self) -> Item | None:
+        """The first of the late items."""
+        late = self.late
+        while late and not late[0][3].queued:
+            late.popleft()
+        return late[0] if late else None
+
+    def expire(self, reachable_ns: int) -> int:
+        """Put behind what is ordered before `reachable_ns`; how many entries that are. O(1) for each in all."""
+        items = self.items
+        if not items or items[0][0] >= reachable_ns:
+            return 0
+        late_before = self.late_live
+        passed = bisect_left(items, (reachable_ns, -(1 << 30)))
+        for item in items[:passed]:
+            if item[3].queued:
+                item[3].late = True
+                self.late.append(item)
+                self.late_live += 1
+            else:
+                self._dead -= 1
+        del items[:passed]
+        return self.late_live - late_before
+
+    def first_not_before(self, order_ns: int) -> Item | None:
+        """The first live item in time whose order is `order_ns` or later."""
+        items = self.items
+        if items and items[0][0] >= order_ns and items[0][3].queued:
+            return items[0]
+        for index in range(bisect_right(items, (order_ns, -(1 << 30))), len(items)):
+            if items[index][3].queued:
+                return items[index]
+        return None
+
+    def behind(self, order_ns: int) -> int:
+        """How many items would come after an entry of that order."""
+        return len(self.items) - bisect_right(self.items, (order_ns, 1)) + self.late_live
+
+    def take(self, max_rows: int, from_ns: int, *, whatever: bool) -> tuple[list[Entry], int]:
+        """Remove entries in time, from the first whose order is `from_ns` on, that have `max_rows` rows at most.
+
+        With `whatever` the first one is taken however large it is. Returns the entries and how many rows they have.
+        """
+        items = self.items
+        begin = bisect_left(items, (from_ns, -(1 << 30))) if from_ns and items and items[0][0] < from_ns else 0
+        if self._dead or self.rows > self.live:
+            end, rows = self._fitting(begin, max_rows, whatever=whatever)
+            taken = [item[3] for item in items[begin:end] if item[3].queued]
+            self._dead -= end - begin - len(taken)
+        else:  # all have one row, as most requests do
+            end = begin + max(max_rows, int(whatever))
+            taken = [item[3] for item in items[begin:end]]
+            rows = len(taken)
+        del items[begin:end]
+        for entry in taken:
+            entry.queued = False
+        self.rows -= rows
+        self.live -= len(taken)
+        return taken, rows
+
+    def _fitting(self, begin: int, max_rows: int, *, whatever: bool) -> tuple[int, int]:
+        """Behind which item the last one is that `take` removes, and how many rows those that wait have."""
+        rows = 0
+        end = begin
+        for item in islice(self.items, begin, None):
+            entry = item[3]
+            if entry.queued:
+                if rows + entry.rows > max_rows and (rows or not whatever):
+                    break
+                rows += entry.rows
+            end += 1
+            if rows and rows >= max_rows:
+                break
+        return end, rows
+
+    def take_late(self) -> Entry:
+        """Remove the first late entry; there must be one."""
+        item = self.first_late()
+        assert item is not None, "a late entry is taken while there is one"
+        self.late.popleft()
+        entry = item[3]
+        entry.queued = False
+        self.late_live -= 1
+        self.live -= 1
+        self.rows -= entry.rows
+        return entry
+
+    def _drop_dead(self) -> None:
+        items = self.items
+        front = next((index for index, item in enumerate(items) if item[3].queued), len(items))
+        del items[:front]
+        self._dead -= front

@@ -1,0 +1,269 @@
+"""The queue of Triton's dynamic batcher: levels of priority, each of them first come, first served, and bounded."""
+
+from bisect import insort
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heapreplace, merge
+from operator import attrgetter
+
+from sluice.batcher.interface.config import LevelsConfig
+from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.queues.fair_queue import CONTENDED, NOBODY, Queue
+from sluice.batcher.queues.flow import Lane
+from sluice.batcher.queues.progress import batch_key_for
+from sluice.batcher.queues.response_order import Ordering
+from sluice.batcher.state.request import Entry
+from sluice.models.dynamic_batching import TimeoutAction
+from sluice.models.units import NS_PER_US
+
+_sequence = attrgetter("sequence")
+
+
+class RefusedError(Exception):
+    """An entry may not wait: its level is full, or its time was over before."""
+
+    def __init__(self, outcome: Outcome, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+
+
+class _Level:
+    """The entries of a level: those that are `fresh`, lane by lane, and behind them those that waited too long."""
+
+    __slots__ = ("_count", "delayed", "fresh", "rows")
+
+    def __init__(self) -> None:
+        self.fresh: dict[int, OrderedDict[int, Entry]] = {}
+        self.delayed: OrderedDict[int, Entry] = OrderedDict()
+        self.rows = 0
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Entry]:
+        lanes = [lane.values() for lane in self.fresh.values()]
+        yield from lanes[0] if len(lanes) == 1 else merge(*lanes, key=_sequence)
+        yield from self.delayed.values()
+
+    def add(self, entry: Entry) -> None:
+        self.fresh.setdefault(entry.lane, OrderedDict())[entry.sequence] = entry
+        self.rows += entry.rows
+        self._count += 1
+
+    def remove(self, entry: Entry) -> None:
+        if entry.late:
+            del self.delayed[entry.sequence]
+        else:
+            self._take_off(entry)
+        self.rows -= entry.rows
+        self._count -= 1
+
+    def delay(self, entry: Entry) -> None:
+        self._take_off(entry)
+        self.delayed[entry.sequence] = entry
+
+    def last(self) -> Entry:
+        lanes = (self.delayed,) if self.delayed else self.fresh.values()
+        return max((lane[next(reversed(lane))] for lane in lanes), key=_sequence)
+
+    def _take_off(self, entry: Entry) -> None:
+        lane = self.fresh[entry.lane]
+        del lane[entry.sequence]
+        if not lane:
+            del self.fresh[entry.lane]
+
+
+class LevelQueue(Queue):
+    """All entries of a model, whatever their pipelines and batch keys, level by level from 1 on.
+
+    Entries of unequal batch keys do not share a batch, and none overtakes another for that. Without levels, pipelines
+    get shares by weight as in `Queue` while more than `CONTENDED` batches wait. `ordering` holds back the answers of
+    batches that overtake others, if that is asked for.
+    """
+
+    __slots__ = ("_config", "_keys", "_levels", "_numbers", "ordering")
+
+    def __init__(self, model: str, config: LevelsConfig, *, preserve_ordering: bool) -> None:
+        super().__init__(model, "")
+        self.last_ns = NOBODY  # an entry may come before others whatever its deadline
+        self.ordering = Ordering() if preserve_ordering else None
+        self._config = config
+        self._levels: dict[int, _Level] = {}
+        self._numbers: list[int] = []
+        self._keys: dict[int, str] = {}
+
+    @property
+    def lanes(self) -> Mapping[int, Lane]:
+        """The lanes by the numbers of their pipelines, where these have shares."""
+        return {} if self._config.count else self._lanes
+
+    def admit(self, entry: Entry, now_ns: int) -> tuple[int | None, int | None]:
+        """When an entry that comes now is to be given up, and when it is to wait behind the others of its level.
+
+        Raises RefusedError when there is no room for it or no time, unless it had a place reserved: it was admitted.
+        """
+        expires_ns, delay_ns = self._limits_ns(entry, now_ns)
+        if not entry.request.pipeline.evicts and entry.request.arrival.max_cost is None:
+            number = self._number(entry)
+            limit = self._config.policy_of(number).max_queue_size
+            level = self._levels.get(number)
+            if limit and level is not None and len(level) >= limit:
+                entry.queued = False
+                where = f"at level {number} " if number else ""
+                reason = f"{len(level)} requests wait {where}for model {self.model}"
+                raise RefusedError(Outcome.REJECTED_QUEUE_FULL, reason)
+            if expires_ns is not None and expires_ns <= now_ns:
+                entry.queued = False
+                raise RefusedError(Outcome.EVICTED_DEADLINE, "")
+        return expires_ns, delay_ns
+
+    def _limits_ns(self, entry: Entry, now_ns: int) -> tuple[int | None, int | None]:
+        """The times of `admit`.
+
+        Its policy's timeout begins now. A request's own is over at one time in all of its stages: it is that of the
+        policy where this may be overridden by a shorter one, and in any other case a bound beside it.
+        """
+        policy = self._config.policy_of(self._number(entry))
+        own_ns = entry.request.arrival.expires_ns or None
+        if not policy.default_timeout_us:
+            return own_ns, None
+        policy_ns = now_ns + policy.default_timeout_us * NS_PER_US
+        if own_ns is not None and own_ns < policy_ns and policy.allow_timeout_override:
+            policy_ns, own_ns = own_ns, None
+        if policy.timeout_action is TimeoutAction.DELAY:
+            return own_ns, policy_ns
+        return policy_ns if own_ns is None else min(policy_ns, own_ns), None
+
+    def push(self, entry: Entry, order_ns: int, weight: float = 1.0) -> bool:
+        """Add an entry; False when it is the last one and may share a batch with the one before it."""
+        last = self._last()
+        number = self._number(entry)
+        level = self._levels.get(number)
+        if level is None:
+            level = self._levels[number] = _Level()
+            insort(self._numbers, number)
+        level.add(entry)
+        lane = self._lane(entry.lane, weight)
+        lane.rows += entry.rows
+        lane.live += 1
+        self.rows += entry.rows
+        self.live += 1
+        if key := _batch_key(entry):
+            self._keys[entry.sequence] = key
+        is_last = number == self._numbers[-1] and level.last() is entry
+        return not is_last or last is None or self._keys.get(last.sequence, "") != key
+
+    def delay(self, entry: Entry) -> None:
+        """Have an entry wait behind the others of its level."""
+        self._levels[self._number(entry)].delay(entry)
+        entry.late = True
+
+    def discard(self, entry: Entry) -> None:
+        """Take out an entry that waits here."""
+        if entry.group is not None:
+            super().discard(entry)
+            return
+        entry.queued = False
+        number = self._number(entry)
+        level = self._levels[number]
+        level.remove(entry)
+        lane = self._lanes[entry.lane]
+        lane.rows -= entry.rows
+        lane.live -= 1
+        if not level:
+            del self._levels[number]
+            self._numbers.remove(number)
+        self._keys.pop(entry.sequence, None)
+        self.rows -= entry.rows
+        self.live -= 1
+
+    def head(self) -> Entry:
+        """The first entry; the queue must hold one."""
+        return next(self.entries())
+
+    def entries(self) -> Iterator[Entry]:
+        """The entries in order; the queue must not change meanwhile."""
+        for number in self._numbers:
+            yield from self._levels[number]
+
+    def companions(self, like: Entry | None = None) -> Iterator[Entry]:
+        """The entries from the first on that have its batch key, or that of `like`, up to one that has another."""
+        key = None if like is None else _batch_key(like)
+        for entry in self.entries():
+            own = self._keys.get(entry.sequence, "")
+            if key is None:
+                key = own
+            elif own != key:
+                return
+            yield entry
+
+    def take(self, max_rows: int, from_ns: int = 0) -> list[Entry]:
+        """Remove the first entries of one batch key, of at most `max_rows` rows, but one at least if there is any."""
+        if len(self.lanes) > 1 and self.rows > CONTENDED * max_rows and self._levels[0].fresh:
+            taken = self._take_by_weight(max_rows)
+        else:
+            taken = self._take_in_order(max_rows)
+        self.remove(taken)
+        return taken
+
+    def _take_in_order(self, max_rows: int) -> list[Entry]:
+        taken: list[Entry] = []
+        rows = 0
+        for entry in self.companions():
+            rows += entry.rows
+            if taken and rows > max_rows:
+                break
+            taken.append(entry)
+        return taken
+
+    def _take_by_weight(self, max_rows: int) -> list[Entry]:
+        """What `take` takes while pipelines contend: from the lane that was served least in proportion."""
+        lines = {number: iter(line.values()) for number, line in self._levels[0].fresh.items()}
+        order = [
+            (self._lanes[number].served, entry.sequence, number, entry)
+            for number, line in lines.items()
+            for entry in [next(line)]
+        ]
+        heapify(order)
+        taken: list[Entry] = []
+        rows = 0
+        while order:
+            _, _, number, entry = order[0]
+            is_other = taken and self._keys.get(entry.sequence) != self._keys.get(taken[0].sequence)
+            if taken and (is_other or rows + entry.rows > max_rows):
+                break
+            taken.append(entry)
+            rows += entry.rows
+            lane = self._lanes[number]
+            self._virtual = lane.served
+            lane.served += entry.rows / lane.weight
+            following = next(lines[number], None)
+            if following is None:
+                heappop(order)
+            else:
+                heapreplace(order, (lane.served, following.sequence, number, following))
+        return taken
+
+    def remove(self, entries: Sequence[Entry]) -> None:
+        """Take out entries that are to run now, in this order."""
+        super().remove(entries)
+        if self.ordering is not None:
+            self.ordering.add(entries)
+
+    def rows_behind(self, priority: int) -> int:
+        """The rows that a request of that priority goes before."""
+        number = self._config.level_of(priority)
+        return sum(level.rows for other, level in self._levels.items() if other > number)
+
+    def _number(self, entry: Entry) -> int:
+        return self._config.level_of(entry.request.arrival.priority)
+
+    def _last(self) -> Entry | None:
+        if not self._numbers:
+            return None
+        return self._levels[self._numbers[-1]].last()
+
+
+def _batch_key(entry: Entry) -> str:
+    return batch_key_for(entry.request, entry.request.pipeline.stages[entry.stage])

@@ -1,0 +1,66 @@
+"""Progress of a request through its pipeline: which stage comes next, and for which rows."""
+
+from sluice.batcher.interface.config import StageConfig, WhenConfig
+from sluice.batcher.interface.events import RequestArrived
+from sluice.batcher.state.pipeline import PROBABILITY_WEIGHT, StageState
+from sluice.batcher.state.request import Request, StageRun
+
+
+def rows_for(request: Request, stage: StageState) -> StageRun:
+    """The rows that a stage runs for, once all that it waits for are settled.
+
+    A row runs when all the stage's sources ran it and, under `when`, its confidence is below the threshold (cascades
+    decide per row, so an escalated row leaves its neighbours behind). `row_index` None stands for all rows.
+    """
+    selected: tuple[int, ...] | None = None
+    for source in stage.config.sources:
+        run = request.runs[source]
+        assert run is not None, "a stage is looked at when its sources are settled"
+        if run.row_index is not None:
+            selected = run.row_index if selected is None else tuple(sorted(set(selected) & set(run.row_index)))
+    when = stage.config.when
+    if when is not None:
+        unsure = _unsure_rows(request, when)
+        selected = unsure if selected is None else tuple(sorted(set(selected) & set(unsure)))
+    if selected is None or len(selected) == request.rows:
+        return StageRun(None, request.rows)
+    return StageRun(selected, len(selected))
+
+
+def _unsure_rows(request: Request, when: WhenConfig) -> tuple[int, ...]:
+    """The rows whose confidence is below the threshold; rows that the asked stage did not run for are not."""
+    run = request.runs[when.stage]
+    assert run is not None, "a stage is looked at when the stage its condition asks is settled"
+    if not run.rows:
+        return ()
+    confidences = run.verdicts[when.verdict]
+    rows = range(request.rows) if run.row_index is None else run.row_index
+    return tuple(row for row, confidence in zip(rows, confidences, strict=True) if confidence < when.below)
+
+
+def observe_share(stage: StageState, run: StageRun, request: Request) -> None:
+    """Update the smoothed share of offered rows that a conditional stage runs for."""
+    when = stage.config.when
+    if when is None:
+        return
+    asked = request.runs[when.stage]
+    if asked is not None and asked.rows:
+        stage.probability += PROBABILITY_WEIGHT * (run.rows / asked.rows - stage.probability)
+
+
+def request_batch_key(event: RequestArrived, config: StageConfig) -> str:
+    """As `batch_key_for`, for a stage whose key the request alone makes."""
+    if not config.request_keyed:
+        return ""
+    return f"{config.renamed}|{event.batch_key}" if config.renamed else event.batch_key
+
+
+def batch_key_for(request: Request, stage: StageState) -> str:
+    """What must agree for two requests to share a batch of this stage: the variable dimensions of its inputs."""
+    config = stage.config
+    parts = [config.renamed] if config.renamed else []
+    if config.request_keyed:
+        parts.append(request.arrival.batch_key)
+    if config.source_keyed:
+        parts += [run.batch_key for source in config.sources if (run := request.runs[source]) is not None]
+    return "|".join(parts)

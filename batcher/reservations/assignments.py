@@ -1,0 +1,118 @@
+"""The ways to place the stages of a request on groups of equal partitions, before anything is known of the load.
+
+Phase 1 of the admission control of serverless accelerators (thesis, section 4.2): all placements with their latency and
+cost. There, those that are not Pareto optimal are dropped; here only when there are too many, since under load the
+second best may be all that is left.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from sluice.batcher.reservations.slots import Reservation
+from sluice.batcher.reservations.timeline import Ledger
+from sluice.models.units import NS_PER_S
+
+ALTERNATIVES = 64
+"""Placements that are kept for a request, at most."""
+CHEAPEST_EVERY = 8
+"""One in as many requests is tried in the cheapest placement first, so that they come back to it after a rush."""
+
+
+class Alternative(NamedTuple):
+    """One placement: `hosts` has, by stage, the partitions to choose from, which are equally fast and dear.
+
+    `latency_ns` and `cost` are those of a request that runs by itself on an idle machine; `heads_ns` is when each
+    stage begins then.
+    """
+
+    cost: float
+    latency_ns: int
+    heads_ns: tuple[int, ...]
+    ends_ns: tuple[int, ...]
+    hosts: tuple[Sequence[Ledger], ...]
+
+
+def cost_of(ledger: Ledger, length_ns: int) -> float:
+    """The price of as much of a partition's time."""
+    return ledger.price * length_ns / NS_PER_S
+
+
+class Alternatives:
+    """The placements of requests that are alike, and the order in which to try them.
+
+    `by_cost` has the cheapest first. Under load many of those fail one after the other, so what the last such request
+    got is tried first, most of the time. `least_ns` is the least latency of all.
+    """
+
+    __slots__ = ("_asked", "_first", "by_cost", "least_ns")
+
+    def __init__(self, ledgers: Collection[Ledger], reservation: Reservation) -> None:
+        self.by_cost = _placements(ledgers, reservation)
+        self.least_ns = min((alternative.latency_ns for alternative in self.by_cost), default=0)
+        self._first = 0
+        self._asked = 0
+
+    def in_order(self) -> list[Alternative]:
+        """All of them, in the order in which to try them when cost is no limit."""
+        self._asked += 1
+        if self._asked % CHEAPEST_EVERY == 0:
+            self._first = 0
+        return self.by_cost[self._first :] + self.by_cost[: self._first] if self._first else self.by_cost
+
+    def took(self, alternative: Alternative) -> None:
+        """A request got this one."""
+        if alternative is not self.by_cost[self._first]:
+            self._first = self.by_cost.index(alternative)
+
+
+def _placements(ledgers: Collection[Ledger], reservation: Reservation) -> list[Alternative]:
+    """Placements of what is pending, the cheapest first and of equal ones the quickest; none when a stage has no host.
+
+    All of them when there are at most `ALTERNATIVES`, else as many of the Pareto optimal ones, the cheapest and the
+    quickest among them. O(stages * ALTERNATIVES * groups).
+    """
+    found = [Alternative(0.0, 0, (), (), ())]
+    for stage, model in enumerate(reservation.models):
+        if model is None or stage not in reservation.pending:
+            found = [_with_stage(kept, 0, 0.0, 0, ()) for kept in found]
+            continue
+        grown = []
+        for hosts in _groups(ledgers, model, reservation.rows):
+            length_ns = hosts[0].lengths[model][reservation.rows - 1]
+            cost = cost_of(hosts[0], length_ns)
+            for kept in found:
+                head_ns = max((kept.ends_ns[source] for source in reservation.precedence.before[stage]), default=0)
+                grown.append(_with_stage(kept, head_ns, cost, length_ns, hosts))
+        grown.sort(key=lambda alternative: alternative[:2])
+        found = grown if len(grown) <= ALTERNATIVES else _thinned(grown)
+    return found
+
+
+def _groups(ledgers: Iterable[Ledger], model: str, rows: int) -> Iterable[Sequence[Ledger]]:
+    groups: dict[tuple[str, float], list[Ledger]] = {}
+    for ledger in ledgers:
+        if ledger.takes(model, rows):
+            groups.setdefault((ledger.kind, ledger.price), []).append(ledger)
+    return groups.values()
+
+
+def _with_stage(kept: Alternative, head_ns: int, cost: float, length_ns: int, hosts: Sequence[Ledger]) -> Alternative:
+    end_ns = head_ns + length_ns
+    return Alternative(
+        kept.cost + cost,
+        max(kept.latency_ns, end_ns),
+        (*kept.heads_ns, head_ns),
+        (*kept.ends_ns, end_ns),
+        (*kept.hosts, hosts),
+    )
+
+
+def _thinned(ordered: Sequence[Alternative]) -> list[Alternative]:
+    """As many as are kept of the Pareto optimal ones of alternatives in order of cost, evenly."""
+    front: list[Alternative] = []
+    for alternative in ordered:
+        if not front or alternative.latency_ns < front[-1].latency_ns:
+            front.append(alternative)
+    if len(front) <= ALTERNATIVES:
+        return front
+    return [front[index * (len(front) - 1) // (ALTERNATIVES - 1)] for index in range(ALTERNATIVES)]

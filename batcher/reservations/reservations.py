@@ -1,0 +1,286 @@
+"""Reservations: a request is admitted only with a place for each of its stages that keeps its deadline and its cost.
+
+After the admission control of serverless accelerators (thesis, chapter 4). Deviations: partitions hold their models, so
+that nothing is loaded here, and a place is time on a partition; what is tried is not sampled but ordered by cost; a
+place is as late as possible, which leaves the near future to those that are in a hurry, and is moved earlier to make
+room for others.
+
+Why no request that was admitted is late, as long as batches take no longer than their lengths: slots of a partition do
+not overlap; whatever is started ends by the start of the first slot that stays (`due_ns`), so each slot can start when
+its time has come; what its members wait for has the end of its own slot before that.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate, islice
+from typing import NamedTuple
+
+from sluice.batcher.interface.config import PartitionConfig
+from sluice.batcher.reservations.assignments import Alternatives
+from sluice.batcher.reservations.search import Refusal, book
+from sluice.batcher.reservations.slots import Precedence, QueueKey, Reservation, Slot
+from sluice.batcher.reservations.timeline import Ledger, Part
+
+Rows = Callable[[int, int], int]
+"""How many rows of (request, stage) wait in a queue; 0 when it is not there."""
+
+
+GAP_WEIGHT = 0.1
+"""Weight of one request in the smoothed time between two rows of a queue."""
+DEMANDS = 1024
+"""Queues whose demand is remembered: those that were asked for last."""
+
+
+class Run(NamedTuple):
+    """A batch to start now: its members as (request, stage), their rows, and by when it has to be over."""
+
+    members: tuple[Part, ...]
+    rows: int
+    until_ns: int
+
+
+class Reservations:
+    """The ledgers of all partitions and the reservations in them.
+
+    Calls about requests that have no reservation do nothing, so that a caller need not tell them apart.
+    """
+
+    def __init__(self, partitions: Iterable[PartitionConfig]) -> None:
+        self._lengths: dict[str, dict[str, tuple[int, ...]]] = {}
+        self.ledgers = {
+            config.name: Ledger(config.name, config.kind, config.price, self._lengths.setdefault(config.kind, {}))
+            for config in partitions
+        }
+        self._reservations: dict[int, Reservation] = {}
+        self._demand: dict[QueueKey, tuple[int, float | None]] = {}
+        self._known: dict[tuple[Precedence, tuple[str | None, ...], int], Alternatives] = {}
+
+    def __contains__(self, request: int) -> bool:
+        return request in self._reservations
+
+    def slot(self, request: int, stage: int) -> Slot | None:
+        """The place of a stage, while it has one."""
+        reservation = self._reservations.get(request)
+        return None if reservation is None else reservation.slots[stage]
+
+    # -- partitions
+
+    def learn(self, kind: str, model: str, lengths_ns: Iterable[int]) -> None:
+        """A batch of 1, 2, … rows of a model takes as long on partitions of a kind, way there and back included.
+
+        Fewer rows count as taking no longer. What is reserved already keeps its length until somebody joins it.
+        """
+        self._lengths.setdefault(kind, {})[model] = tuple(accumulate(lengths_ns, max))
+        self._known.clear()
+
+    def length_ns(self, kind: str, model: str, rows: int) -> int:
+        """What was learned of a batch of so many rows."""
+        return self._lengths[kind][model][rows - 1]
+
+    def unlearn(self, kind: str, model: str) -> None:
+        """A model is gone that no partition holds and nothing is reserved for."""
+        del self._lengths[kind][model]
+
+    def ready(self, partition: str, models: Iterable[str], now_ns: int) -> None:
+        """A partition is up with these models, whose lengths have been learned."""
+        ledger = self.ledgers[partition]
+        ledger.models = frozenset(models)
+        ledger.free_ns = now_ns
+        self._known.clear()
+
+    def lost(self, partition: str, now_ns: int) -> list[int]:
+        """A partition is gone: the requests that had slots there and find no other place in time lose all they have.
+
+        The stages that ran there have to be told with `reopen`.
+        """
+        ledger = self.ledgers[partition]
+        held = self._withdraw(ledger)
+        ledger.models = frozenset()
+        return [reservation.request for reservation in held if not self._replace(reservation, now_ns)]
+
+    def resized(self, partition: str, kind: str, price: float, now_ns: int) -> list[int]:
+        """A partition is of another kind, whose lengths have been learned; as `lost`, but what runs there runs on."""
+        ledger = self.ledgers[partition]
+        held = self._withdraw(ledger)
+        ledger.kind, ledger.price, ledger.lengths = kind, price, self._lengths.setdefault(kind, {})
+        return [reservation.request for reservation in held if not self._replace(reservation, now_ns)]
+
+    def free(self, partition: str, at_ns: int) -> None:
+        """What runs on a partition is over at that time, later or sooner than was said when it started."""
+        self.ledgers[partition].free_ns = at_ns
+
+    # -- requests
+
+    def reserve(
+        self,
+        request: int,
+        precedence: Precedence,
+        queues: tuple[QueueKey | None, ...],
+        rows: int,
+        deadline_ns: int,
+        now_ns: int,
+        max_cost: float | None = None,
+    ) -> Refusal | None:
+        """Reserve a place for every model stage; with a refusal nothing is reserved.
+
+        `queues` has the queue of each stage, None for a combiner; a batch key that is not known yet has to be one
+        that no other request has. A request's cost is the price of batches of its own: shared ones, which are formed
+        only when they take no longer than apart, cost less. O(stages * partitions * slots) for each placement tried:
+        usually one, two when it cannot make it, at most `ALTERNATIVES` and two.
+        """
+        gaps = [self._row_gap_ns(queue, rows, now_ns) if queue is not None else None for queue in queues]
+        reservation = Reservation(request, precedence, queues, gaps, rows, deadline_ns)
+        key = (precedence, reservation.models, rows)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = Alternatives(self.ledgers.values(), reservation)
+        refusal = book(self.ledgers.values(), reservation, known, now_ns, max_cost)
+        if refusal is None:
+            self._reservations[request] = reservation
+        return refusal
+
+    def started(self, partition: str, members: Iterable[Part], end_ns: int) -> None:
+        """A batch was given to a partition, which is free again at `end_ns`."""
+        self.ledgers[partition].free_ns = end_ns
+        for request, stage in members:
+            self._leave(request, stage, end_ns)
+
+    def settled(self, request: int, stage: int) -> None:
+        """A stage is over, or was skipped."""
+        self._leave(request, stage, 0)
+
+    def forget(self, request: int) -> None:
+        """A request has its outcome."""
+        reservation = self._reservations.pop(request, None)
+        if reservation is not None:
+            reservation.withdraw()
+
+    def reopen(self, request: int, stage: int, now_ns: int) -> bool:
+        """A stage that had started has to run again; False when that is not possible in time: all is given up then."""
+        reservation = self._reservations.get(request)
+        if reservation is None:
+            return False
+        reservation.withdraw()
+        reservation.pending.add(stage)
+        reservation.ends[stage] = 0
+        return self._replace(reservation, now_ns)
+
+    def expire(self, partition: str, now_ns: int) -> list[Part]:
+        """Drop the slots that should have started before `now_ns`: their members are on their own now.
+
+        Cannot happen when batches take as long as was said. What comes after them keeps its place.
+        """
+        ledger = self.ledgers[partition]
+        expired: list[Part] = []
+        while ledger.slots and ledger.slots[0].start_ns < now_ns:
+            for reservation, stage in list(ledger.slots[0].members):
+                self._leave(reservation.request, stage, reservation.limit_ns(stage))
+                expired.append((reservation.request, stage))
+        return expired
+
+    # -- dispatch
+
+    def runnable(self, partition: str, start_ns: int, waiting: Rows) -> Run | None:
+        """The batch that a partition can start at `start_ns` without taking the time of what it leaves.
+
+        The members of a slot that wait already, in order of slots, and those of later slots of the queue that fit in
+        as well; then the same from the ledgers of partitions that are equally fast and dear. At the start of the
+        first slot there is one. O(slots) when nothing can run.
+        """
+        ledger = self.ledgers[partition]
+        due_ns = ledger.due_ns()
+        for owner in self._peers(ledger):
+            for index, slot in enumerate(owner.slots):
+                model = slot.queue[0]
+                if model not in ledger.models:
+                    continue
+                first = owner is ledger and not index
+                if first or due_ns is None or start_ns + ledger.lengths[model][0] <= due_ns:
+                    run = self._gather(ledger, islice(owner.slots, index, None), slot.queue, start_ns, waiting)
+                    if run is not None:
+                        return run
+        return None
+
+    def _peers(self, ledger: Ledger) -> Iterator[Ledger]:
+        yield ledger
+        for other in self.ledgers.values():
+            if other is not ledger and other.kind == ledger.kind and other.price == ledger.price:
+                yield other
+
+    def _gather(
+        self, ledger: Ledger, slots: Iterable[Slot], queue: QueueKey, start_ns: int, waiting: Rows
+    ) -> Run | None:
+        """What waits of the first slot, and what can be added to it of the others of its queue."""
+        lengths = ledger.lengths[queue[0]]
+        run: Run | None = None
+        rows = limit_ns = 0
+        for slot in slots:
+            if slot.queue != queue:
+                continue
+            parts, more, within_ns = self._waiting(slot, len(lengths) - rows, waiting)
+            if more and (run is None or lengths[rows + more - 1] <= lengths[rows - 1] + lengths[more - 1]):
+                members = parts if run is None else (*run.members, *parts)
+                within_ns = within_ns if run is None else min(within_ns, limit_ns)
+                due_ns = ledger.due_ns(frozenset(members))
+                until_ns = within_ns if due_ns is None else min(within_ns, due_ns)
+                if start_ns + lengths[rows + more - 1] > until_ns:
+                    break
+                rows += more
+                limit_ns = within_ns
+                run = Run(members, rows, until_ns)
+            if run is None or rows == len(lengths):
+                break
+        return run
+
+    @staticmethod
+    def _waiting(slot: Slot, room: int, waiting: Rows) -> tuple[tuple[Part, ...], int, int]:
+        """The members of a slot that wait and fit into as many rows, and by when they have to be over."""
+        parts: list[Part] = []
+        rows = 0
+        limit_ns = slot.members[0][0].deadline_ns
+        for reservation, stage in slot.members:
+            more = waiting(reservation.request, stage)
+            if more and rows + more <= room:
+                parts.append((reservation.request, stage))
+                rows += more
+                limit_ns = min(limit_ns, reservation.limit_ns(stage))
+        return tuple(parts), rows, limit_ns
+
+    def _row_gap_ns(self, queue: QueueKey, rows: int, now_ns: int) -> int | None:
+        """Take in that rows come for a queue; the average time between two for one partition, None if not known."""
+        demand = self._demand.pop(queue, None)
+        gap_ns = None
+        if demand is not None:
+            last_ns, gap_ns = demand
+            latest_ns = (now_ns - last_ns) / rows
+            gap_ns = latest_ns if gap_ns is None else gap_ns + GAP_WEIGHT * (latest_ns - gap_ns)
+        elif len(self._demand) == DEMANDS:
+            del self._demand[next(iter(self._demand))]
+        self._demand[queue] = (now_ns, gap_ns)
+        if gap_ns is None:
+            return None
+        return int(gap_ns * sum(queue[0] in ledger.models for ledger in self.ledgers.values()))
+
+    # -- places
+
+    def _withdraw(self, ledger: Ledger) -> list[Reservation]:
+        """Take all slots from the reservations that have one in a ledger; the most urgent of them first."""
+        self._known.clear()
+        hit = {reservation.request: reservation for slot in ledger.slots for reservation, _ in slot.members}
+        for reservation in hit.values():
+            reservation.withdraw()
+        return sorted(hit.values(), key=lambda reservation: (reservation.deadline_ns, reservation.request))
+
+    def _leave(self, request: int, stage: int, end_ns: int) -> None:
+        reservation = self._reservations.get(request)
+        if reservation is not None:
+            reservation.vacate(stage)
+            reservation.pending.discard(stage)
+            reservation.ends[stage] = end_ns
+
+    def _replace(self, reservation: Reservation, now_ns: int) -> bool:
+        """Find new places for all that is pending, at any cost; without them the reservation is over."""
+        known = Alternatives(self.ledgers.values(), reservation)
+        if book(self.ledgers.values(), reservation, known, now_ns, None) is None:
+            return True
+        del self._reservations[reservation.request]
+        return False

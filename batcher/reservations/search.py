@@ -1,0 +1,131 @@
+"""Booking: a place for every stage of a request, or for none."""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from sluice.batcher.reservations.assignments import Alternative, Alternatives, cost_of
+from sluice.batcher.reservations.slots import Reservation
+from sluice.batcher.reservations.timeline import Ledger, Moved
+
+
+class Refusal(NamedTuple):
+    """The best that a refused request could have had: the soonest end found and the least cost in time.
+
+    None where no partition that is up can run it at all. With `hopeless` it would be too dear on an idle machine, too.
+    """
+
+    completion_ns: int | None
+    cost: float | None
+    hopeless: bool = False
+
+
+class Step(NamedTuple):
+    """A stage was placed, and these slots were moved for it."""
+
+    stage: int
+    moved: list[Moved]
+
+
+def book(
+    ledgers: Collection[Ledger],
+    reservation: Reservation,
+    known: Alternatives,
+    now_ns: int,
+    max_cost: float | None,
+) -> Refusal | None:
+    """Put all that is pending into the ledgers, or nothing.
+
+    Alternatives are tried one after the other, each as late as possible. When the first does not fit, it is found out
+    what could be had as soon as possible from all partitions: if that is late, it is refused; else the others are
+    tried, and that is the last resort, since what is placed early is in the way of those in a hurry.
+    """
+    deadline_ns = reservation.deadline_ns
+    stages = max(len(reservation.pending), 1)
+    least_cost: float | None = None
+    soonest: Refusal | None = None
+    full: list[tuple[Sequence[Ledger], ...]] = []
+    for alternative in known.in_order() if max_cost is None else known.by_cost:
+        spare_ns = deadline_ns - now_ns - alternative.latency_ns
+        if spare_ns < 0 or any(alternative.hosts[-len(hosts) :] == hosts for hosts in full):
+            continue
+        trail, failed = _place_late(reservation, alternative, spare_ns // stages, now_ns)
+        if failed is None:
+            if max_cost is None or alternative.cost <= max_cost:
+                known.took(alternative)
+                return None
+            _undo(reservation, trail)
+            least_cost = alternative.cost
+            break
+        full.append(alternative.hosts[failed:])
+        if soonest is None:
+            trail, soonest = _place_soon(ledgers, reservation, spare_ns // stages, now_ns)
+            _undo(reservation, trail)
+            if soonest.completion_ns is None or soonest.completion_ns > deadline_ns:
+                return soonest
+    trail, soonest = _place_soon(ledgers, reservation, max(deadline_ns - now_ns - known.least_ns, 0) // stages, now_ns)
+    if soonest.completion_ns is None or soonest.cost is None:
+        return soonest
+    if soonest.completion_ns <= deadline_ns and (max_cost is None or soonest.cost <= max_cost):
+        return None
+    _undo(reservation, trail)
+    in_time = (each for each in known.by_cost if each.latency_ns <= deadline_ns - now_ns)
+    hopeless = max_cost is not None and not any(each.cost <= max_cost for each in in_time)
+    if least_cost is None:
+        return soonest._replace(hopeless=hopeless)
+    return Refusal(min(soonest.completion_ns, deadline_ns), min(soonest.cost, least_cost), hopeless)
+
+
+def _place_late(
+    reservation: Reservation, alternative: Alternative, spare_ns: int, now_ns: int
+) -> tuple[list[Step], int | None]:
+    """Place the pending stages backwards from the deadline, or nothing: then the stage that does not fit is told."""
+    trail: list[Step] = []
+    for stage in reversed(reservation.precedence.stages):
+        if stage in reservation.pending:
+            floor_ns = max(now_ns + alternative.heads_ns[stage], reservation.ready_ns(stage))
+            limit_ns = reservation.limit_ns(stage)
+            best: tuple[bool, int] | None = None
+            for ledger in alternative.hosts[stage]:
+                place = ledger.latest(reservation, stage, spare_ns, floor_ns, limit_ns, now_ns)
+                if place is not None and (best is None or (place.slot is not None, place.start_ns) > best):
+                    best = (place.slot is not None, place.start_ns)
+                    host, chosen = ledger, place
+            if best is None:
+                _undo(reservation, trail)
+                return [], stage
+            trail.append(Step(stage, host.put(chosen, reservation, stage)))
+    return trail, None
+
+
+def _place_soon(
+    ledgers: Collection[Ledger], reservation: Reservation, spare_ns: int, now_ns: int
+) -> tuple[list[Step], Refusal]:
+    """Place the pending stages forwards, each where it ends first, and tell what comes of it."""
+    trail: list[Step] = []
+    cost = 0.0
+    for stage in reservation.precedence.stages:
+        if stage in reservation.pending:
+            queue = reservation.queue(stage)
+            floor_ns = max(now_ns, reservation.ready_ns(stage))
+            best: tuple[int, bool] | None = None
+            for ledger in ledgers:
+                if ledger.takes(queue[0], reservation.rows):
+                    place = ledger.earliest(reservation, stage, spare_ns, floor_ns, now_ns)
+                    if best is None or (place.end_ns, place.slot is None) < best:
+                        best = (place.end_ns, place.slot is None)
+                        host, chosen = ledger, place
+            if best is None:
+                _undo(reservation, trail)
+                return [], Refusal(None, None)
+            trail.append(Step(stage, host.put(chosen, reservation, stage)))
+            cost += cost_of(host, host.lengths[queue[0]][reservation.rows - 1])
+    return trail, Refusal(max((slot.end_ns for slot in reservation.slots if slot is not None), default=now_ns), cost)
+
+
+def _undo(reservation: Reservation, trail: Sequence[Step]) -> None:
+    """Take steps back, the last one first, so that everything is as it was."""
+    for step in reversed(trail):
+        reservation.vacate(step.stage)
+        for slot, start_ns, end_ns in step.moved:
+            slot.start_ns = start_ns
+            slot.end_ns = end_ns

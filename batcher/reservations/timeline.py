@@ -1,0 +1,248 @@
+"""The ledger of one partition: reserved slots in the order of time, which never overlap."""
+
+from bisect import bisect_left, insort
+from collections.abc import Collection, Mapping
+from itertools import islice
+from operator import attrgetter
+from typing import NamedTuple
+
+from sluice.batcher.reservations.slots import QueueKey, Reservation, Slot, make_room
+
+START = attrgetter("start_ns")
+JOINS = 4
+"""Slots of its queue that a stage is tried in, at most."""
+WORTHWHILE = 1.6
+"""A new slot has room for twice as many rows when they take no more than this times as long."""
+Part = tuple[int, int]
+"""(request, stage): what has a place in a slot."""
+
+
+class Place(NamedTuple):
+    """Where a stage of a request could go: `slot` at these times, or a new one when it is None, after some `moves`."""
+
+    start_ns: int
+    end_ns: int
+    slot: Slot | None
+    moves: dict[Slot, int]
+
+
+class Moved(NamedTuple):
+    """Where a slot was before it was moved."""
+
+    slot: Slot
+    start_ns: int
+    end_ns: int
+
+
+class Ledger:
+    """The reserved slots of one partition.
+
+    `lengths` says, by model, how much of its time a batch of 1, 2, … rows takes at most, up to the largest batch; it
+    does not fall with the number of rows, since rows may drop out. `free_ns` is when what runs now is over. A search
+    for a place is O(slots between the earliest and the latest time + slots that are moved).
+    """
+
+    __slots__ = ("_open", "free_ns", "kind", "lengths", "models", "name", "price", "slots")
+
+    def __init__(self, name: str, kind: str, price: float, lengths: Mapping[str, tuple[int, ...]]) -> None:
+        self.name = name
+        self.kind = kind
+        self.price = price
+        self.lengths = lengths
+        self.models: frozenset[str] = frozenset()
+        self.free_ns = 0
+        self.slots: list[Slot] = []
+        self._open: dict[QueueKey, list[Slot]] = {}  # those that are not full, in order
+
+    def takes(self, model: str, rows: int) -> bool:
+        """Whether a batch of the model with as many rows can run here."""
+        return model in self.models and rows <= len(self.lengths[model])
+
+    # -- search
+
+    def latest(
+        self, reservation: Reservation, stage: int, spare_ns: int, floor_ns: int, limit_ns: int, now_ns: int
+    ) -> Place | None:
+        """The latest place in a slot of its queue, or, when it joins none for less time, in one of its own.
+
+        It begins at `floor_ns` or later and ends by `limit_ns`. Others are moved earlier if need be. A new slot may be
+        `spare_ns` longer than the request needs.
+        """
+        queue = reservation.queue(stage)
+        new_ns = self._new_ns(reservation, stage, spare_ns)
+        idle_ns = self._idle_ns(max(now_ns, self.free_ns), limit_ns)
+        floor_ns = max(floor_ns, self.free_ns)
+        slots = self._open.get(queue, ())
+        last = bisect_left(slots, limit_ns, key=START) if slots else 0
+        for slot in islice(reversed(slots[:last]), JOINS):
+            length_ns = self._joint_ns(slot, reservation)
+            added_ns = length_ns - (slot.end_ns - slot.start_ns)
+            if not length_ns or added_ns >= new_ns or added_ns > idle_ns:
+                continue
+            before, after = self.neighbours(slot)
+            end_ns = min(slot.limit_ns(), limit_ns)
+            if after is not None and after.start_ns < end_ns:
+                end_ns = after.start_ns
+            start_ns = end_ns - length_ns
+            if start_ns < floor_ns:
+                break
+            if start_ns >= slot.floor_ns():
+                moves = make_room((before, *slot.sources()), start_ns, now_ns)
+                if moves is not None:
+                    return Place(start_ns, end_ns, slot, moves)
+        return self._latest_gap(new_ns, floor_ns, limit_ns, now_ns) if new_ns <= idle_ns else None
+
+    def _idle_ns(self, start_ns: int, end_ns: int) -> int:
+        """How much is not reserved of a time that begins before the first slot."""
+        slots = self.slots
+        index = bisect_left(slots, end_ns, key=START)
+        idle_ns = end_ns - start_ns - sum([slot.end_ns - slot.start_ns for slot in slots[:index]])
+        return idle_ns + max(slots[index - 1].end_ns - end_ns, 0) if index else idle_ns
+
+    def _latest_gap(self, length_ns: int, floor_ns: int, limit_ns: int, now_ns: int) -> Place | None:
+        slots = self.slots
+        end_ns = limit_ns
+        index = bisect_left(slots, limit_ns, key=START)
+        if index and end_ns - length_ns >= floor_ns:
+            moves = make_room((slots[index - 1],), end_ns - length_ns, now_ns)
+            if moves is not None:
+                return Place(end_ns - length_ns, end_ns, None, moves)
+        while end_ns - length_ns >= floor_ns:
+            if not index or slots[index - 1].end_ns <= end_ns - length_ns:
+                return Place(end_ns - length_ns, end_ns, None, {})
+            index -= 1
+            if slots[index].start_ns < end_ns:
+                end_ns = slots[index].start_ns
+        return None
+
+    def earliest(self, reservation: Reservation, stage: int, spare_ns: int, floor_ns: int, now_ns: int) -> Place:
+        """The place with the earliest end that begins at `floor_ns` or later, others moved earlier if need be."""
+        queue = reservation.queue(stage)
+        new_ns = self._new_ns(reservation, stage, spare_ns)
+        packed_ns = max(self.free_ns, now_ns)  # the end of the slots passed over, when they are as early as can be
+        before: Slot | None = None
+        for index, slot in enumerate(self.slots):
+            start_ns = packed_ns if packed_ns > floor_ns else floor_ns
+            if start_ns + new_ns <= slot.start_ns:
+                moves = make_room((before,), start_ns, now_ns)
+                if moves is not None:
+                    return Place(start_ns, start_ns + new_ns, None, moves)
+            ready_ns = slot.ready_ns()
+            if ready_ns > packed_ns:
+                packed_ns = ready_ns
+            length_ns = self._joint_ns(slot, reservation) if slot.queue == queue else 0
+            if length_ns:
+                start_ns = max(packed_ns, floor_ns)
+                limit_ns = slot.limit_ns()
+                if index + 1 < len(self.slots):
+                    limit_ns = min(limit_ns, self.slots[index + 1].start_ns)
+                if start_ns + length_ns <= limit_ns:
+                    moves = make_room((before,), start_ns, now_ns)
+                    if moves is not None:
+                        return Place(start_ns, start_ns + length_ns, slot, moves)
+            packed_ns += slot.end_ns - slot.start_ns
+            before = slot
+        start_ns = max(self.free_ns if before is None else before.end_ns, floor_ns)
+        return Place(start_ns, start_ns + new_ns, None, {})
+
+    def _new_ns(self, reservation: Reservation, stage: int, spare_ns: int) -> int:
+        """How long a new slot is: for as many rows as come while it runs, as long as they make it worth while.
+
+        Otherwise an overload would fill the ledger with slots for one request that have no room to grow, and halve what
+        the partition can do just when it matters. So a request may be refused that would have fitted in by itself.
+        """
+        lengths = self.lengths[reservation.queue(stage)[0]]
+        rows = reservation.rows
+        length_ns = lengths[rows - 1]
+        most_ns = length_ns + spare_ns
+        row_gap_ns = reservation.row_gaps_ns[stage]
+        while rows < len(lengths) and row_gap_ns is not None and rows * row_gap_ns < length_ns:
+            rows = min(2 * rows, len(lengths))
+            if lengths[rows - 1] > min(most_ns, length_ns * WORTHWHILE):
+                break
+            length_ns = lengths[rows - 1]
+        return length_ns
+
+    def _joint_ns(self, slot: Slot, reservation: Reservation) -> int:
+        """How long the slot would be with the request in it; 0 when it cannot join or apart they would be quicker."""
+        lengths = self.lengths[slot.queue[0]]
+        rows = reservation.rows
+        joint = slot.rows + rows
+        if joint > len(lengths) or lengths[joint - 1] > lengths[slot.rows - 1] + lengths[rows - 1]:
+            return 0
+        # Of one request, one stage may have to wait for the other.
+        if any(held is reservation for held, _ in slot.members):
+            return 0
+        return max(lengths[joint - 1], slot.end_ns - slot.start_ns)
+
+    def neighbours(self, slot: Slot) -> tuple[Slot | None, Slot | None]:
+        """The slots before and after."""
+        slots = self.slots
+        index = bisect_left(slots, slot.start_ns, key=START)
+        return (slots[index - 1] if index else None, slots[index + 1] if index + 1 < len(slots) else None)
+
+    # -- change
+
+    def put(self, place: Place, reservation: Reservation, stage: int) -> list[Moved]:
+        """Reserve a place that was just found; returns where the slots were that it moved."""
+        slot = place.slot
+        moved = [Moved(other, other.start_ns, other.end_ns) for other in place.moves]
+        for other, start_ns in place.moves.items():
+            other.end_ns += start_ns - other.start_ns
+            other.start_ns = start_ns
+        if slot is None:
+            queue = reservation.queue(stage)
+            slot = Slot(self, queue, place.start_ns, place.end_ns)
+            insort(self.slots, slot, key=START)
+            insort(self._open.setdefault(queue, []), slot, key=START)
+        else:
+            moved.append(Moved(slot, slot.start_ns, slot.end_ns))
+            slot.start_ns = place.start_ns
+            slot.end_ns = place.end_ns
+        slot.members.append((reservation, stage))
+        slot.rows += reservation.rows
+        reservation.slots[stage] = slot
+        if slot.rows == len(self.lengths[slot.queue[0]]):
+            self._close(slot)
+        return moved
+
+    def remove(self, slot: Slot, reservation: Reservation, stage: int) -> None:
+        """Take a stage out of its slot, which shrinks towards its end, or goes with its last member."""
+        reservation.slots[stage] = None
+        slot.members.remove((reservation, stage))
+        lengths = self.lengths[slot.queue[0]]
+        full = slot.rows == len(lengths)
+        slot.rows -= reservation.rows
+        if not slot.members:
+            if not full:
+                self._close(slot)
+            del self.slots[bisect_left(self.slots, slot.start_ns, key=START)]
+            return
+        slot.start_ns = max(slot.start_ns, slot.end_ns - lengths[slot.rows - 1])
+        if full:
+            insort(self._open.setdefault(slot.queue, []), slot, key=START)
+
+    def _close(self, slot: Slot) -> None:
+        """Nobody can join the slot any more."""
+        slots = self._open[slot.queue]
+        del slots[bisect_left(slots, slot.start_ns, key=START)]
+        if not slots:
+            del self._open[slot.queue]
+
+    def after_ns(self, at_ns: int) -> int:
+        """How much is reserved from a time on, in slots that begin then or later."""
+        first = bisect_left(self.slots, at_ns, key=START)
+        return sum([slot.end_ns - slot.start_ns for slot in islice(self.slots, first, None)])
+
+    def due_ns(self, leaving: Collection[Part] = ()) -> int | None:
+        """By when the partition has to be free: the start of the first slot that is left when `leaving` are gone."""
+        for slot in self.slots:
+            rows = slot.rows
+            for reservation, stage in slot.members if leaving else ():
+                if (reservation.request, stage) in leaving:
+                    rows -= reservation.rows
+            if rows == slot.rows:
+                return slot.start_ns
+            if rows:
+                return max(slot.start_ns, slot.end_ns - self.lengths[slot.queue[0]][rows - 1])
+        return None

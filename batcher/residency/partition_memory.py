@@ -1,0 +1,172 @@
+"""The memory of one partition: what it holds, what is on its way in, and what may go for something else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sluice.batcher.fleet.fleet import Fleet
+from sluice.batcher.interface.config import PartitionConfig
+from sluice.batcher.residency.reconciler import Residency
+from sluice.batcher.residency.victims import Resident
+from sluice.batcher.state.model import ModelState, PartitionState
+from sluice.batcher.state.pool import NEVER_NS
+
+LOAD_WEIGHT = 0.3
+"""Weight of one load in the smoothed time that a model takes to be loaded."""
+
+
+class Shelf:
+    """Counts the bytes of the models of a partition whose memory is bounded, and when those on their way are there.
+
+    `shelves` are all of them, by partition. A model is `young` from when it is loaded until it has run a batch or its
+    time is over.
+    """
+
+    def __init__(
+        self, config: PartitionConfig, fleet: Fleet, residency: Residency, shelves: Mapping[str, Shelf]
+    ) -> None:
+        self.partition: PartitionState = fleet.partitions[config.name]
+        self.allow(config)
+        self._fleet = fleet
+        self._residency = residency
+        self._shelves = shelves
+        self._loading = residency.loading(config.name)
+        self._held_bytes = 0
+        self._since: dict[str, tuple[int, int]] = {}
+        self._ordered_ns: dict[str, int] = {}
+        self._ready_ns: dict[str, int] = {}
+        self._last_load_ns = 0
+        self._usual_ns = self._usual_bytes = 0.0
+
+    def allow(self, config: PartitionConfig) -> None:
+        """Take in which models may be here, and how many bytes of them."""
+        self._allowed = None if config.models is None else frozenset(config.models)
+        self.capacity = config.memory_bytes
+        self._held: frozenset[str] | None = None
+
+    @property
+    def loads(self) -> int:
+        """Models that are on their way in."""
+        return len(self._loading)
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that nothing holds, nor will when all orders are carried out."""
+        held = self.partition.models
+        if held is not self._held:
+            self._held = held
+            self._held_bytes = sum(map(self._bytes, held))
+            self._since = {key: since for key, since in self._since.items() if key in held}
+        coming = self._loading | self._residency.owed(self.partition.name)
+        return self.capacity - self._held_bytes - sum(map(self._bytes, coming))
+
+    def may_get_room(self, model: ModelState) -> bool:
+        """Whether there would be room for a model if all went that may go for it sooner or later."""
+        going = {each.key for each in self.residents() if each.priority <= model.config.priority}
+        stays_bytes = sum(self._bytes(key) for key in self.partition.models if key not in going)
+        return stays_bytes + model.config.memory_on(self.partition.kind) <= self.capacity
+
+    def may_hold(self, model: ModelState) -> bool:
+        """Whether a model may ever be here."""
+        key = model.config.key
+        allowed = self._allowed is None or key in self._allowed
+        return allowed and model.config.memory_on(self.partition.kind) <= self.capacity
+
+    def load_ns(self, model: ModelState, default_ns: int) -> int:
+        """How long a load is expected to take: as the last ones did, else as was measured, else as others took here.
+
+        A model that is larger than others were takes longer in proportion.
+        """
+        kind = self.partition.kind
+        footprint = model.config.footprints.get(kind)
+        measured_ns = footprint.load_ns if footprint is not None else 0
+        if known_ns := model.load_ns.get(kind) or measured_ns:
+            return known_ns
+        if not self._usual_ns:
+            return default_ns
+        return round(self._usual_ns * max(1.0, self._bytes(model.config.key) / max(self._usual_bytes, 1.0)))
+
+    def loads_end_ns(self, now_ns: int) -> int:
+        """When all that is being loaded is expected to be there."""
+        return max(now_ns, max(self._ready_ns.values(), default=0))
+
+    def ready_ns(self, key: str, now_ns: int) -> int | None:
+        """When a model that is being loaded is expected to be there; None for any other."""
+        if key not in self._loading:
+            return None
+        return max(self._ready_ns.get(key, 0), now_ns)
+
+    def ordered(self, key: str, ready_ns: int, now_ns: int) -> None:
+        """A model is to be loaded."""
+        self._ordered_ns[key] = now_ns
+        self._ready_ns[key] = ready_ns
+
+    def loaded(self, model: ModelState, now_ns: int) -> None:
+        """A model is there: loads are done one after the other, so that it took from the end of the last one on."""
+        key, kind = model.config.key, self.partition.kind
+        ordered_ns = self._ordered_ns.get(key)
+        if ordered_ns is not None:
+            took_ns = max(now_ns - max(ordered_ns, self._last_load_ns), 1)
+            model.load_ns[kind] = round(_smoothed(model.load_ns.get(kind, 0), took_ns))
+            self._usual_ns = _smoothed(self._usual_ns, took_ns)
+            self._usual_bytes = _smoothed(self._usual_bytes, self._bytes(key))
+        self.dropped(key, now_ns)
+        self._since[key] = now_ns, model.batches
+        model.last_ns = max(model.last_ns, now_ns)
+
+    def dropped(self, key: str, now_ns: int) -> None:
+        """A model is not on its way any more; what comes after it comes so much sooner or later than was expected."""
+        expected_ns = self._ready_ns.pop(key, now_ns)
+        self._ready_ns = {each: ready_ns + now_ns - expected_ns for each, ready_ns in self._ready_ns.items()}
+        self._ordered_ns.pop(key, None)
+        self._last_load_ns = now_ns
+
+    def lost(self) -> None:
+        """The worker is gone: nothing that was ordered comes."""
+        self._ready_ns.clear()
+        self._ordered_ns.clear()
+        self._since.clear()
+
+    def young(self, model: ModelState, min_resident_ns: int, now_ns: int) -> bool:
+        """Whether a model was only just loaded."""
+        since = self._since.get(model.config.key)
+        return since is not None and model.batches == since[1] and now_ns - since[0] < min_resident_ns
+
+    def held_ns(self, key: str, now_ns: int) -> int:
+        """How long a model has been here; for ever if it was not loaded on demand."""
+        since = self._since.get(key)
+        return NEVER_NS if since is None else now_ns - since[0]
+
+    def settled_ns(self, min_resident_ns: int, now_ns: int) -> int:
+        """When nothing that is here or on its way is `young` any more, also if it does not run before."""
+        if self._loading:
+            return self.loads_end_ns(now_ns) + min_resident_ns
+        models = map(self._fleet.models.__getitem__, self.partition.models)
+        young = (model.config.key for model in models if self.young(model, min_resident_ns, now_ns))
+        return max((self._since[key][0] + min_resident_ns for key in young), default=now_ns)
+
+    def residents(self) -> list[Resident]:
+        """What is held, but for the copies of pinned models that stay."""
+        models = map(self._fleet.models.__getitem__, self.partition.models)
+        return [
+            Resident(model.config.priority, model.last_ns, model.config.key, self._bytes(model.config.key))
+            for model in models
+            if not model.config.pinned or not self._stays(model)
+        ]
+
+    def _stays(self, model: ModelState) -> bool:
+        """Whether the copy here of a pinned model stays: the one does which takes the least from large models."""
+
+        def room(host: PartitionState) -> tuple[int, int]:
+            shelf = self._shelves.get(host.name)
+            return (0 if shelf is None else shelf.capacity, -host.number)  # nothing leaves a memory without bounds
+
+        return min((host for host in model.partitions if host.ready), key=room, default=None) is self.partition
+
+    def _bytes(self, key: str) -> int:
+        return self._fleet.models[key].config.memory_on(self.partition.kind)
+
+
+def _smoothed(before: float, now: float) -> float:
+    """A mean that the last one counts `LOAD_WEIGHT` of; the first one alone."""
+    return before + LOAD_WEIGHT * (now - before) if before else float(now)

@@ -1,0 +1,63 @@
+"""The most likely path through branches: which stages are worth to be prepared before it is known that they run.
+
+Xanadu (Middleware 2020) prepares what lies on the most likely path, each stage so that it is ready when the one before
+ends. A path is as likely as the product of the probabilities of its branches. To take the likeliest branch each time
+(`greedy`) may end in another path: with branches of .6 and .4, of which the first is divided by three and the second is
+not, the path through the second is twice as likely.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TypeVar
+
+from sluice.batcher.interface.residency_config import Likelihood
+from sluice.batcher.state.pipeline import PipelineState, StageState
+
+Node = TypeVar("Node")
+Branches = Mapping[Node, Sequence[tuple[Node, float]]]
+"""By node, what may follow and how likely it is; where that is less than 1 in all, nothing follows for the rest."""
+
+
+def most_likely_path(branches: Branches[Node], start: Node, likelihood: Likelihood) -> tuple[list[Node], float]:
+    """The nodes of the most likely path from `start` to an end, and its probability; the graph has no cycles.
+
+    Of equally likely ones that with more nodes, and then the one whose branches come first, is taken.
+    """
+    following = branches.get(start, ())
+    ends = max(1.0 - sum(probability for _, probability in following), 0.0)
+    paths = [(probability, *most_likely_path(branches, node, likelihood)) for node, probability in following]
+    if likelihood is Likelihood.GREEDY:
+        best = max(paths, key=lambda path: path[0], default=None)
+        chosen = best is not None and best[0] >= ends
+    else:
+        best = max(paths, key=lambda path: path[0] * path[2], default=None)
+        chosen = best is not None and best[0] * best[2] >= ends
+    if best is None or not chosen:
+        return [start], ends if following else 1.0
+    return [start, *best[1]], best[0] * best[2]
+
+
+def likely_stages(pipeline: PipelineState, starts: Sequence[StageState], likelihood: Likelihood) -> dict[int, float]:
+    """The stages that are likely to run once `starts` do, and how likely that is; `starts` are among them.
+
+    Besides the stages of the most likely path from each these are the ones that run in any case with them.
+    """
+    branches = {
+        stage.index: [
+            (index, pipeline.stages[index].probability)
+            for index in stage.dependents
+            if (when := pipeline.stages[index].config.when) is not None and when.stage == stage.index
+        ]
+        for stage in pipeline.stages
+    }
+    likely = {stage.index: 1.0 for stage in starts}
+    for stage in pipeline.stages:
+        runs_with_others = stage.config.when is None and stage.waits_for and stage.waits_for <= likely.keys()
+        if runs_with_others and stage.index not in likely:
+            likely[stage.index] = min(likely[source] for source in stage.waits_for)
+        if stage.index in likely:
+            path, _ = most_likely_path(branches, stage.index, likelihood)
+            for before, after in pairwise(path):
+                reach = likely[before] * pipeline.stages[after].probability
+                likely[after] = max(likely.get(after, 0.0), reach)
+    return likely

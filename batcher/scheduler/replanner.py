@@ -1,0 +1,191 @@
+"""Replanning: watches what plans are made from, and asks for a new one when it has moved."""
+
+import math
+from collections.abc import Collection, Iterable
+
+from sluice.batcher.fleet.fleet import Fleet
+from sluice.batcher.interface.decisions import BuildPlan
+from sluice.batcher.interface.plan_data import Observed, Plan
+from sluice.batcher.state.model import UNAVAILABLE_NS
+from sluice.batcher.state.pipeline import PipelineState
+from sluice.models.units import NS_PER_S
+
+REVIEW_NS = NS_PER_S
+"""Time between two looks at the rates."""
+RATE_CHANGE = 0.25
+"""Relative change of a pipeline's rate that calls for a new plan."""
+CHANCE = 3
+"""Standard deviations of a second's count that a rate has to change by: few requests are seldom evenly many."""
+PROBABILITY_CHANGE = 0.05
+CORRECTION_CHANGE = 0.2
+
+
+class Replanner:
+    """Decides when a new plan is built, and has the pipelines follow the one that was.
+
+    One plan is built at a time. `next_ns` is when to `review` at a wake-up that comes anyhow: rates and latencies move
+    with events only. With `for_objectives` plans are of no use but to pipelines that have one: they do not say where
+    models are.
+    """
+
+    def __init__(self, fleet: Fleet, pipelines: dict[str, PipelineState], *, for_objectives: bool = False) -> None:
+        self._for_objectives = for_objectives
+        self._needed = not for_objectives or _have_objectives(pipelines.values())
+        self._fleet = fleet
+        self._pipelines = pipelines
+        self._planned: Observed | None = None
+        self._building: int | None = None
+        self._next_build = 1
+        self._outdated = False
+        self._void: int | None = None
+        self._refused: set[str] = set()
+        self._due_ns: int | None = None
+        self._reviewed_ns = 0
+        self.next_ns = 0
+
+    @property
+    def wake_ns(self) -> int | None:
+        """When a review needs a wake-up: of a plan that is outdated, of what was refused, of a partition's loss.
+
+        None without any of these, and while a plan is being built.
+        """
+        if self._due_ns is None or self._building is not None:
+            return None
+        return max(self._due_ns, self.next_ns)
+
+    def refused(self, pipeline: str) -> None:
+        """A request was refused because no partition holds a model of its pipeline: a plan may get it one."""
+        self._refused.add(pipeline)
+        self._due_ns = 0
+
+    def changed(self) -> None:
+        """Partitions, or the models they hold, are others than before: the plan is to be made anew."""
+        self._outdated = True
+        self._due_ns = self.next_ns = 0
+        self.stand_in()
+
+    def redefined(self) -> None:
+        """What is served is another than before: a plan that is being built is for what there was."""
+        self._void = self._building
+        self._needed = not self._for_objectives or _have_objectives(self._pipelines.values())
+        self.changed()
+
+    def stand_in(self) -> None:
+        """Until the next plan have variants that are held stand in for those that are not."""
+        for pipeline in self._pipelines.values():
+            for stage in pipeline.stages:
+                if stage.config.variants and stage.model is not None and not stage.model.served:
+                    held = (self._fleet.models[key] for key in stage.config.variants)
+                    if (variant := next((model for model in held if model.served), None)) is not None:
+                        stage.run(variant)
+                        pipeline.stale = True
+
+    def review(self, now_ns: int) -> BuildPlan | None:
+        """The order for a new plan, if one is due."""
+        if self._building is not None:
+            self.next_ns = now_ns + REVIEW_NS
+            return None
+        if not self._needed:
+            self.next_ns = now_ns + REVIEW_NS
+            self._due_ns = None
+            return None
+        elapsed_ns = now_ns - self._reviewed_ns
+        if elapsed_ns < REVIEW_NS and not self._outdated:
+            self.next_ns = self._reviewed_ns + REVIEW_NS
+            return None
+        observed = self.observe(now_ns, elapsed_ns if elapsed_ns >= REVIEW_NS else None)
+        moved = self._outdated or self._planned is None or _moved(self._planned, observed, self._refused)
+        if elapsed_ns >= REVIEW_NS:
+            self._reviewed_ns = now_ns
+            self._refused.clear()
+        self.next_ns = now_ns + REVIEW_NS
+        upcoming = (gone_ns for gone_ns in self._gone_ns().values() if gone_ns > now_ns)
+        self._due_ns = 0 if self._refused else min(upcoming, default=None)
+        if not moved:
+            return None
+        self._outdated = False
+        self._planned = observed
+        self._building = self._next_build
+        self._next_build += 1
+        return BuildPlan(self._building, observed)
+
+    def built(self, build: int, plan: Plan | None) -> Plan | None:
+        """Follow a plan, and return it; without one, or with one of what was served before, all stays as it was."""
+        assert build == self._building, f"plan {build} was not asked for"
+        self._building = None
+        if build == self._void:
+            self.next_ns = 0
+            return None
+        if plan is None:
+            return None
+        for planned in plan.pipelines:
+            pipeline = self._pipelines[planned.pipeline]
+            for stage, stage_plan in zip(pipeline.stages, planned.stages, strict=True):
+                stage.follow(stage_plan.rest)
+                if stage.model is not None and stage_plan.model != stage.model.config.key:
+                    chosen = self._fleet.models[stage_plan.model]
+                    if chosen.served:
+                        stage.run(chosen)
+            pipeline.stale = True
+        return plan
+
+    def _gone_ns(self) -> dict[str, int]:
+        """From when on each of the partitions that are lost is to be planned without."""
+        return {
+            name: partition.lost_ns + UNAVAILABLE_NS
+            for name, partition in self._fleet.partitions.items()
+            if not partition.ready and partition.lost_ns is not None
+        }
+
+    def observe(self, now_ns: int, elapsed_ns: int | None = None) -> Observed:
+        """What a plan is made from now; rates are taken for the time that has passed, else are those planned with."""
+        rates = {} if self._planned is None else dict(self._planned.rates)
+        if elapsed_ns is not None:
+            rates = {name: pipeline.rate.take(elapsed_ns) for name, pipeline in self._pipelines.items()}
+        return Observed(
+            {
+                key: {kind: estimate.table for kind, estimate in model.estimates.items()}
+                for key, model in self._fleet.models.items()
+                if model.estimates
+            },
+            rates,
+            {
+                name: tuple(stage.probability for stage in pipeline.stages)
+                for name, pipeline in self._pipelines.items()
+                if any(stage.config.when is not None for stage in pipeline.stages)
+            },
+            {name: tuple(sorted(partition.models)) for name, partition in self._fleet.partitions.items()},
+            tuple(name for name, partition in self._fleet.partitions.items() if partition.ready),
+            tuple(name for name, gone_ns in self._gone_ns().items() if gone_ns <= now_ns),
+        )
+
+
+def _have_objectives(pipelines: Iterable[PipelineState]) -> bool:
+    return any(pipeline.config.slo_ns for pipeline in pipelines)
+
+
+def _moved(before: Observed, now: Observed, refused: Collection[str]) -> bool:
+    """Whether what a plan was made from has moved past a threshold.
+
+    Of pipelines that were `refused` for want of a model, and that few requests were known of, any that come may.
+    """
+    if now.gone != before.gone:
+        return True
+    for name, rate in now.rates.items():
+        known = before.rates.get(name, 0.0)
+        by_chance = 0.0 if name in refused and known < 1 else CHANCE * math.sqrt(max(rate, known, 1.0))
+        if abs(rate - known) > max(RATE_CHANGE * known, by_chance):
+            return True
+    for name, probabilities in now.probabilities.items():
+        pairs = zip(probabilities, before.probabilities.get(name, ()), strict=False)
+        if any(abs(new - old) > PROBABILITY_CHANGE for new, old in pairs):
+            return True
+    for key, tables in now.tables.items():
+        for kind, table in tables.items():
+            known_table = before.tables.get(key, {}).get(kind)
+            if known_table is None or len(known_table.cells) != len(table.cells):
+                return True
+            cells = zip(table.cells, known_table.cells, strict=True)
+            if any(abs(new - old) > CORRECTION_CHANGE * old for (_, new), (_, old) in cells):
+                return True
+    return False

@@ -1,0 +1,396 @@
+"""The scheduler: events in, decisions out. The same object runs in the live gateway and in the simulator."""
+
+from collections.abc import Callable
+from typing import Any
+
+from sluice.batcher.dispatch.dispatcher import Dispatcher
+from sluice.batcher.dispatch.retries import Failures
+from sluice.batcher.dispatch.timeouts import REASONS, Fate
+from sluice.batcher.drivers.invariants import check_invariants
+from sluice.batcher.interface.config import SchedulerSpec
+from sluice.batcher.interface.decisions import (
+    AnyDecision,
+    CancelRequest,
+    CombineOutputs,
+    CompleteRequest,
+    EvictRequest,
+    FailRequest,
+    Member,
+    RecallOutputs,
+    RejectRequest,
+    RevokeBatch,
+)
+from sluice.batcher.interface.events import (
+    AnyEvent,
+    BatchCompleted,
+    BatchFailed,
+    BatchRevoked,
+    CombinationFailed,
+    DrainStarted,
+    OutputsCombined,
+    OutputsRecalled,
+    OutputsUnknown,
+    RequestArrived,
+    RequestCancelled,
+)
+from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.interface.planner_protocol import Planner
+from sluice.batcher.queues.priority_queue import RefusedError
+from sluice.batcher.queues.progress import observe_share, rows_for
+from sluice.batcher.queues.response_order import Done
+from sluice.batcher.reservations.reserved_work import BookedWork
+from sluice.batcher.scheduler.admission import Admission
+from sluice.batcher.scheduler.pipelines import Served
+from sluice.batcher.state.pipeline import StageState
+from sluice.batcher.state.request import Request, StageRun
+from sluice.models.pipelines.pipeline import Late
+
+# An enum's members are found by a fallback for attributes, which takes as long as ten plain look-ups (Python 3.11).
+COMPLETED, COMPLETED_LATE = Outcome.COMPLETED, Outcome.COMPLETED_LATE
+
+
+class Scheduler:
+    """A state machine without I/O: time is passed in, as integer nanoseconds that never go back.
+
+    A driver calls `handle` for every event of an instant, in the order of `events.PRIORITY`, and then
+    `handle_wakeup` when `next_wakeup_ns` is due: batches are formed only there, so that requests of one instant meet in
+    one batch. It carries out the decisions in order. Every request gets exactly one settling decision.
+    """
+
+    def __init__(self, spec: SchedulerSpec, planner: Planner | None = None) -> None:
+        self._limits = spec.limits
+        self.dispatcher = Dispatcher(spec, planner, self._evict, self._progress)
+        self.served = Served(spec, self.dispatcher, self._reserve, planned=planner is not None)
+        self.pipelines = self.served.pipelines
+        self._retiring = self.served.retiring
+        self._unwanted = self.served.residency.unwanted
+        self.requests: dict[int, Request] = {}
+        self._booked: BookedWork | None = None
+        self.admission = Admission(spec.limits)
+        if any(pipeline.late is Late.EVICT for pipeline in spec.pipelines):
+            self._reserve(0)
+        self._replanner = self.served.replanner
+        self._residency = self.served.residency
+        self._cold_starts = self.admission.cold_starts = self.served.cold_starts
+        self._plans = not (self._replanner is None and self._cold_starts is None)
+        self._evictions = self.dispatcher.evictions
+        # What the driver does itself: a request that is settled meanwhile is no longer among `requests`.
+        self._combining: dict[tuple[int, int], Request] = {}
+        failures = Failures(self.dispatcher, self._fail, self._ended)
+        self._handlers: dict[type[Any], Callable[[Any, int, list[AnyDecision]], None]] = {
+            RequestArrived: self._arrived,
+            RequestCancelled: self._cancelled,
+            BatchCompleted: self._completed,
+            BatchFailed: failures.failed,
+            BatchRevoked: failures.revoked,
+            OutputsCombined: self._combined,
+            CombinationFailed: self._combination_failed,
+            OutputsRecalled: self._combined,
+            OutputsUnknown: self._combined,
+            DrainStarted: self._drain_started,
+            **self.served.handlers,
+        }
+
+    @property
+    def spec(self) -> SchedulerSpec:
+        """What is served at present, and on what."""
+        return self.served.spec
+
+    def handle(self, event: AnyEvent, now_ns: int) -> list[AnyDecision]:
+        """Take in one event. O(log queue + partitions of the model)."""
+        decisions: list[AnyDecision] = []
+        self._handlers[type(event)](event, now_ns, decisions)
+        if self._retiring or self._unwanted:
+            self.served.reap(now_ns, decisions)
+        return decisions
+
+    def next_wakeup_ns(self) -> int | None:
+        """When `handle_wakeup` is due; None when only an event can change anything."""
+        wake_ns = self.dispatcher.agenda.next_ns
+        evictions = self._evictions
+        if evictions.agenda and (due_ns := evictions.next_ns()) is not None and (wake_ns is None or due_ns < wake_ns):
+            wake_ns = due_ns
+        if self._plans:
+            replanned_ns = None if self._replanner is None else self._replanner.wake_ns
+            loaded_ns = None if self._cold_starts is None else self._cold_starts.wake_ns
+            for planned_ns in (replanned_ns, self._residency.wake_ns, loaded_ns):
+                if planned_ns is not None and (wake_ns is None or planned_ns < wake_ns):
+                    wake_ns = planned_ns
+        return wake_ns
+
+    def handle_wakeup(self, now_ns: int) -> list[AnyDecision]:
+        """Evict what cannot make it, then form batches; `next_wakeup_ns` is later than `now_ns` afterwards."""
+        decisions: list[AnyDecision] = []
+        dispatcher = self.dispatcher
+        if self._evictions.agenda:
+            for entry, fate in self._evictions.due(now_ns):
+                if fate is Fate.DELAYED:
+                    dispatcher.disturb(entry.queue)
+                else:
+                    self._evict(entry.request, decisions, reason=REASONS[fate])
+        replanner = self._replanner
+        if replanner is not None and now_ns >= replanner.next_ns and (order := replanner.review(now_ns)) is not None:
+            decisions.append(order)
+        if self._residency.due_ns is not None and now_ns >= self._residency.due_ns:
+            self._residency.advance(now_ns, decisions)
+        cold_starts = self._cold_starts
+        if cold_starts is not None and (dispatcher.fleet.stranded or cold_starts.due(now_ns)):
+            cold_starts.attend(now_ns, decisions)
+        dispatcher.form(now_ns, decisions)
+        if dispatcher.fleet.stranded:
+            for entry, reason in dispatcher.abandoned(now_ns, cold_starts):
+                if not entry.request.settled:
+                    self._fail(entry.request, Outcome.FAILED_UNAVAILABLE, reason, decisions)
+        if self._retiring or self._unwanted:
+            self.served.reap(now_ns, decisions)
+        return decisions
+
+    def queue_depths(self) -> dict[str, int]:
+        """Requests waiting, by model key."""
+        return self.dispatcher.queue_depths()
+
+    def _reserve(self, now_ns: int) -> None:
+        self._booked = self.admission.booked = self.dispatcher.reserve(self.spec, now_ns)
+        for request in self.requests.values():
+            request.pipeline.rows_under_way += request.rows
+
+    def check(self) -> None:
+        """Assert every invariant; O(everything), for tests."""
+        check_invariants(self)
+
+    # -- requests
+
+    def _arrived(self, event: RequestArrived, now_ns: int, decisions: list[AnyDecision]) -> None:
+        assert event.request not in self.requests, f"request {event.request} arrived twice"
+        try:
+            pipeline = self.pipelines[event.pipeline]
+        except KeyError:
+            reason = f"{event.pipeline} is not served any more"
+            decisions.append(RejectRequest(event.request, Outcome.REJECTED_UNAVAILABLE, reason))
+            return
+        rows = event.rows
+        pipeline.rate.rows += rows
+        if pipeline.stale:
+            pipeline.refresh(self._limits.hand_off_ns)
+        if event.max_cost is not None and self._booked is None:
+            self._reserve(now_ns)
+        if self._booked is not None and pipeline.shared:
+            pipeline.asked.add(rows, now_ns)
+        rejection = self.admission.judge(event, pipeline, now_ns)
+        if rejection is not None:
+            decisions.append(rejection)
+            if self._replanner is not None and rejection.outcome is Outcome.REJECTED_UNAVAILABLE:
+                self._replanner.refused(event.pipeline)
+            return
+        identity, work, stages = event.request, pipeline.work, pipeline.stage_count
+        request = Request(identity, pipeline, rows, event.deadline_ns, event, work, pipeline.all_stages, stages)
+        self.requests[identity] = request
+        self.admission.memory_bytes += event.memory_bytes
+        pipeline.outstanding += 1
+        if self._booked is not None:
+            pipeline.rows_under_way += rows
+        if pipeline.shared:
+            pipeline.inflow.add(rows, now_ns)
+        for pool, row_ns in work.total:
+            pool.backlog_ns += row_ns * rows
+        if not pipeline.single:
+            request.missing = list(pipeline.missing)
+            request.runs = [None if stage.waits_for else StageRun(None, rows) for stage in pipeline.stages]
+        try:
+            for root in pipeline.roots:
+                self._enter(request, root, None, now_ns, decisions)
+        except RefusedError as refused:
+            self._settle(request, decisions)
+            backlog_ns = self.admission.backlog_ns(pipeline)
+            decisions.append(RejectRequest(event.request, refused.outcome, str(refused), backlog_ns))
+
+    def _cancelled(self, event: RequestCancelled, now_ns: int, decisions: list[AnyDecision]) -> None:
+        request = self.requests.get(event.request)
+        if request is not None:
+            decisions.append(CancelRequest(request.identity, Outcome.CANCELLED_CLIENT))
+            self._settle(request, decisions)
+
+    def _evict(
+        self,
+        request: Request,
+        decisions: list[AnyDecision],
+        outcome: Outcome = Outcome.EVICTED_DEADLINE,
+        reason: str = REASONS[Fate.LATE],
+    ) -> None:
+        backlog_ns = max((pool.backlog_ns for pool, _ in request.work.total), default=0)
+        decisions.append(EvictRequest(request.identity, outcome, reason, backlog_ns))
+        self._settle(request, decisions)
+
+    def _fail(self, request: Request, outcome: Outcome, reason: str, decisions: list[AnyDecision]) -> None:
+        decisions.append(FailRequest(request.identity, outcome, reason))
+        self._settle(request, decisions)
+
+    def _complete(self, request: Request, now_ns: int, decisions: list[AnyDecision]) -> None:
+        outcome = COMPLETED if now_ns <= request.deadline_ns else COMPLETED_LATE
+        decisions.append(CompleteRequest(request.identity, outcome))
+        # Nothing of it waits or runs any more, so there is less to do than in `_settle`.
+        request.settled = True
+        del self.requests[request.identity]
+        if self._booked is not None:
+            self._booked.forget(request.identity)
+            request.pipeline.rows_under_way -= request.rows
+        request.pipeline.outstanding -= 1
+        request.entries.clear()  # they refer to the request: no cycle is left to the garbage collector
+        self.admission.memory_bytes -= request.arrival.memory_bytes
+
+    def _settle(self, request: Request, decisions: list[AnyDecision]) -> None:
+        """The request has its outcome: give back all it holds and take back what has not started."""
+        request.settled = True
+        del self.requests[request.identity]
+        request.pipeline.outstanding -= 1
+        for stage in range(request.pipeline.stage_count):
+            request.uncommit(stage)
+            request.running += (request.identity, stage) in self._combining
+        for entry in request.entries:
+            if entry.queued or entry.group is not None:
+                self.dispatcher.withdraw(entry)
+            elif entry.batch is not None:
+                batch = entry.batch
+                request.running += 1
+                batch.live -= 1
+                self.dispatcher.disturb(batch.queue)
+                if not batch.live and not batch.revoking and batch.partition.batches[0] is not batch:
+                    batch.revoking = True
+                    decisions.append(RevokeBatch(batch.identity))
+            elif entry.queue.ordering is not None:
+                request.running += entry.queue.ordering.holds(entry)
+        request.entries.clear()
+        if self._booked is not None:
+            self._booked.forget(request.identity)
+            request.pipeline.rows_under_way -= request.rows
+        if not request.running:
+            self.admission.memory_bytes -= request.arrival.memory_bytes
+
+    def _ended(self, request: Request) -> bool:
+        """One piece of a request's running work ended; whether the request was settled meanwhile."""
+        if request.settled:
+            request.running -= 1
+            if not request.running:
+                self.admission.memory_bytes -= request.arrival.memory_bytes
+        return request.settled
+
+    # -- progress
+
+    def _stage_done(self, request: Request, stage: StageState, now_ns: int, decisions: list[AnyDecision]) -> None:
+        request.open_stages -= 1
+        if self._booked is not None:
+            self._booked.settled(request.identity, stage.index)
+        for index in stage.dependents:
+            request.missing[index] -= 1
+            if not request.missing[index]:
+                self._advance(request, request.pipeline.stages[index], now_ns, decisions)
+        if not request.open_stages and not request.settled:
+            self._complete(request, now_ns, decisions)
+
+    def _advance(self, request: Request, stage: StageState, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """All that a stage waits for is settled: run it for its rows, or skip it when there are none."""
+        run = rows_for(request, stage)
+        request.runs[stage.index] = run
+        observe_share(stage, run, request)
+        if not run.rows:
+            request.uncommit(stage.index)
+            self._stage_done(request, stage, now_ns, decisions)
+        elif stage.model is None:
+            self._combining[request.identity, stage.index] = request
+            decisions.append(CombineOutputs(Member(request.identity, stage.index, run.rows, run.row_index)))
+        else:
+            if stage.config.when is not None:
+                request.settle_rows(stage.index, run.rows)
+            self._enter(request, stage, run, now_ns, decisions)
+
+    def _enter(
+        self,
+        request: Request,
+        stage: StageState,
+        run: StageRun | None,
+        now_ns: int,
+        decisions: list[AnyDecision],
+        is_unknown: bool = False,
+    ) -> None:
+        """Queue a stage; where it may be known what it makes, that is seen first, unless it `is_unknown`."""
+        if stage.config.recalls and not is_unknown:
+            run = request.runs[stage.index]
+            assert run is not None, "a stage whose sources are settled has its record"
+            self._combining[request.identity, stage.index] = request
+            decisions.append(RecallOutputs(Member(request.identity, stage.index, run.rows, run.row_index)))
+            return
+        entry = self.dispatcher.enqueue(request, stage, run, now_ns)
+        if request.pipeline.evicts:
+            self._evictions.plan(entry, now_ns)
+
+    def _combined(
+        self, event: OutputsCombined | OutputsRecalled | OutputsUnknown, now_ns: int, decisions: list[AnyDecision]
+    ) -> None:
+        request = self._combining.pop((event.request, event.stage))
+        if self._ended(request):
+            return
+        stage, run = request.pipeline.stages[event.stage], request.runs[event.stage]
+        assert run is not None, "a stage that the driver was asked for has its record"
+        try:
+            if isinstance(event, OutputsUnknown):
+                self._enter(request, stage, run, now_ns, decisions, is_unknown=True)
+                return
+            if isinstance(event, OutputsCombined):
+                run.verdicts = event.verdicts
+            run.batch_key = event.batch_key
+            request.uncommit(stage.index)
+            self._stage_done(request, stage, now_ns, decisions)
+        except RefusedError as refused:
+            self._evict(request, decisions, refused.outcome, str(refused))
+
+    def _combination_failed(self, event: CombinationFailed, now_ns: int, decisions: list[AnyDecision]) -> None:
+        request = self._combining.pop((event.request, event.stage))
+        if not self._ended(request):
+            self._fail(request, Outcome.FAILED_BACKEND, event.message, decisions)
+
+    # -- batches
+
+    def _completed(self, event: BatchCompleted, now_ns: int, decisions: list[AnyDecision]) -> None:
+        batch = self.dispatcher.end(event.batch, now_ns)
+        partition = batch.partition
+        took_ns = partition.observe(batch.dispatched_ns, event.started_ns, event.ended_ns, now_ns)
+        if took_ns is not None and self._booked is not None:
+            self._booked.handed_off(took_ns)
+        model = self.dispatcher.models[batch.queue.model]
+        if (estimate := model.estimates.get(batch.kind)) is not None:  # its partition may be of another kind by now
+            estimate.observe(batch.rows, event.ended_ns - event.started_ns)
+            model.learned()
+            if self._booked is not None:
+                self._booked.observed(model, batch.kind, batch.rows)
+        ordering = batch.queue.ordering
+        if ordering is None:
+            self._progress((batch.entries, event, partition), now_ns, decisions)
+        else:
+            for done in ordering.completed(batch, event):
+                self._progress(done, now_ns, decisions)
+
+    def _progress(self, done: Done, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Entries have run: their requests go on, or are complete."""
+        entries, event, partition = done
+        last = 0
+        for entry in entries:
+            entry.batch = None
+            last += entry.rows
+            request = entry.request
+            if request.settled:
+                self._ended(request)
+            elif request.pipeline.single:
+                self._complete(request, now_ns, decisions)
+            else:
+                run = request.runs[entry.stage]
+                assert run is not None, "a stage that ran has its record"
+                run.verdicts = tuple(values[last - entry.rows : last] for values in event.verdicts)
+                run.batch_key = event.batch_key
+                request.ran_on = partition
+                try:
+                    self._stage_done(request, request.pipeline.stages[entry.stage], now_ns, decisions)
+                except RefusedError as refused:
+                    self._evict(request, decisions, refused.outcome, str(refused))
+
+    def _drain_started(self, event: DrainStarted, now_ns: int, decisions: list[AnyDecision]) -> None:
+        self.admission.draining = True

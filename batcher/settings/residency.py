@@ -1,0 +1,87 @@
+"""Settings of residency as people write them: which models stay, which go first, and when others come."""
+
+import enum
+import math
+
+import msgspec
+
+from sluice.batcher.interface.config import SchedulerSpec
+from sluice.batcher.interface.residency_config import Eviction, Footprint, Likelihood, Loading, Prewarm, ResidencyConfig
+from sluice.models.spec import public_key
+from sluice.models.units import ms_to_ns
+
+
+class LoadingMode(enum.StrEnum):
+    """What has models loaded: a plan, demand, or demand only where there is no room for all models at once."""
+
+    AUTO = "auto"
+    PLAN = "plan"
+    DEMAND = "demand"
+
+
+class ResidencySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How models come and go; `pinned` and `priorities` name models, or pipelines, which stands for all their models.
+
+    With `loading: plan` the rest says nothing.
+    """
+
+    loading: LoadingMode = LoadingMode.AUTO
+    eviction: Eviction = Eviction.LRU
+    pinned: tuple[str, ...] = ()
+    priorities: dict[str, int] = {}
+    min_resident_ms: float = 100
+    loads: int = 4
+    default_load_ms: float = 1000
+    prewarm: Prewarm = Prewarm.JIT
+    path: Likelihood = Likelihood.PRODUCT
+    min_probability: float = 0
+
+    def __post_init__(self) -> None:
+        if not all(0 <= each < math.inf for each in (self.min_resident_ms, self.default_load_ms)) or self.loads < 1:
+            raise ValueError("expected at least 1 of loads, and finite times of at least 0")
+        if not 0 <= self.min_probability <= 1:
+            raise ValueError(f"expected a min_probability from 0 to 1, got {self.min_probability:g}")
+
+    @property
+    def names(self) -> set[str]:
+        """The models and pipelines that are named."""
+        return {*self.pinned, *self.priorities}
+
+    def config(self, loading: Loading) -> ResidencyConfig:
+        """The settings as the scheduler takes them."""
+        return ResidencyConfig(
+            loading,
+            self.eviction,
+            ms_to_ns(self.min_resident_ms),
+            self.loads,
+            ms_to_ns(self.default_load_ms),
+            self.prewarm,
+            self.path,
+            self.min_probability,
+        )
+
+    def apply(self, spec: SchedulerSpec, footprints: dict[str, dict[str, Footprint]]) -> SchedulerSpec:
+        """A spec whose models are pinned and ranked as these settings say, and take what `footprints` say, by key.
+
+        A model has the highest priority of those that it is given.
+        """
+        names = {model.key: {_name(model.key)} for model in spec.models}
+        for pipeline in spec.pipelines:
+            for stage in pipeline.stages:
+                for key in stage.variants or filter(None, (stage.model,)):
+                    names[key].add(_name(pipeline.name))
+        models = (
+            msgspec.structs.replace(
+                model,
+                footprints=footprints.get(model.key, {}),
+                pinned=not names[model.key].isdisjoint(self.pinned),
+                priority=max((self.priorities[name] for name in names[model.key] & self.priorities.keys()), default=0),
+            )
+            for model in spec.models
+        )
+        return msgspec.structs.replace(spec, models=tuple(models))
+
+
+def _name(key: str) -> str:
+    """The name of a model or pipeline, of whatever version and revision."""
+    return public_key(key).rpartition(":")[0]

@@ -1,0 +1,163 @@
+"""From what is served (model specs, pipelines, partitions) to the spec that builds a scheduler."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from sluice.batcher.interface.config import (
+    Limits,
+    ModelConfig,
+    PartitionConfig,
+    PipelineConfig,
+    PolicyConfig,
+    SchedulerSpec,
+    StageConfig,
+    Verdict,
+    WhenConfig,
+)
+from sluice.models.pipelines.pipeline import REQUEST, Pipeline, Stage
+from sluice.models.slo import MAX_SLO_MS
+from sluice.models.spec import ModelSpec
+from sluice.models.tensors.spec import TensorSpec
+from sluice.models.units import ms_to_ns
+
+
+def pipeline_key(pipeline: Pipeline) -> str:
+    """The name under which the scheduler knows a revision of a pipeline, e.g. `digits-cascade:1`."""
+    return pipeline.key
+
+
+def build_spec(
+    models: Iterable[ModelSpec],
+    pipelines: Iterable[Pipeline],
+    partitions: Iterable[PartitionConfig],
+    *,
+    limits: Limits | None = None,
+    policies: Mapping[str, PolicyConfig] | None = None,
+    default_policy: PolicyConfig | None = None,
+    memory_of: Mapping[str, int] | None = None,
+    verdicts_of: Mapping[str, Sequence[Verdict]] | None = None,
+    recalls: bool = False,
+) -> SchedulerSpec:
+    """The one spec that both drivers build their scheduler from.
+
+    By model key, `policies` are those that differ from the default, and `memory_of` the bytes that a model takes,
+    `verdicts_of` what a model is known to report already: what is asked of it besides comes after that. With `recalls`
+    the driver has a response cache, for stages as well whose models have one.
+    """
+    default_policy = default_policy or PolicyConfig()
+    policies, memory_of = policies or {}, memory_of or {}
+    specs = {spec.key: spec for spec in models}
+    pipelines = tuple(pipelines)
+    verdicts = _verdicts_of_models(pipelines, verdicts_of or {})
+    return SchedulerSpec(
+        tuple(
+            ModelConfig(
+                key,
+                max(spec.max_batch_size, 1),
+                tuple(verdicts.get(key, ())),
+                policies.get(key, default_policy),
+                memory_of.get(key, 0),
+                spec.replicas,
+            )
+            for key, spec in specs.items()
+        ),
+        tuple(_pipeline_config(pipeline, specs, verdicts, recalls) for pipeline in pipelines),
+        tuple(partitions),
+        limits or Limits(),
+    )
+
+
+def _verdicts_of_models(
+    pipelines: Sequence[Pipeline], known: Mapping[str, Sequence[Verdict]]
+) -> dict[str, list[Verdict]]:
+    """All that some stage's condition asks of each model, each once.
+
+    A condition names a verdict by its number, whichever variant ran: models that may run the same stage have one list.
+    """
+    verdicts: dict[str, list[Verdict]] = {}
+    groups: dict[str, list[str]] = {}
+    for pipeline in pipelines:
+        for stage in pipeline.stages:
+            group = list(dict.fromkeys(key for model in stage.models for key in groups.get(model, [model])))
+            shared = list(dict.fromkeys(verdict for key in group for verdict in known.get(key, ())))
+            for key in group:
+                groups[key], verdicts[key] = group, shared
+    for pipeline in pipelines:
+        stages = {stage.name: stage for stage in pipeline.stages}
+        for stage in pipeline.stages:
+            if stage.when is not None and (model := stages[stage.when.stage].model) is not None:
+                asked = Verdict(stage.when.output, stage.when.confidence)
+                if asked not in verdicts[model]:
+                    verdicts[model].append(asked)
+    return verdicts
+
+
+def _pipeline_config(
+    pipeline: Pipeline, specs: Mapping[str, ModelSpec], verdicts: Mapping[str, list[Verdict]], recalls: bool
+) -> PipelineConfig:
+    recalled = _recalled(pipeline, specs) if recalls else ()
+    index = {stage.name: position for position, stage in enumerate(pipeline.stages)}
+    combiners = {stage.name: _combiner_verdicts(stage.name, pipeline) for stage in pipeline.stages if stage.combine}
+    configs = []
+    for stage in pipeline.stages:
+        when = None
+        if stage.when is not None:
+            asked = pipeline.stages[index[stage.when.stage]]
+            known = verdicts[asked.model] if asked.model is not None else combiners[asked.name]
+            verdict = known.index(Verdict(stage.when.output, stage.when.confidence))
+            when = WhenConfig(index[asked.name], verdict, stage.when.below)
+        sources = sorted({index[source.stage] for source in stage.inputs.values() if source.stage != REQUEST})
+        variable = _variable_inputs(stage, specs)
+        configs.append(
+            StageConfig(
+                stage.name,
+                stage.model,
+                tuple(sources),
+                when,
+                tuple(combiners.get(stage.name, ())),
+                any(stage.inputs[name].stage == REQUEST for name in variable),
+                any(stage.inputs[name].stage != REQUEST for name in variable),
+                stage.variants,
+                _renamed(stage, variable, index),
+                stage.name in recalled,
+            )
+        )
+    slo_ns = 0 if pipeline.slo_ms is None else max(ms_to_ns(min(pipeline.slo_ms, MAX_SLO_MS)), 1)
+    return PipelineConfig(pipeline_key(pipeline), tuple(configs), pipeline.late, slo_ns, pipeline.weight)
+
+
+def _combiner_verdicts(name: str, pipeline: Pipeline) -> list[Verdict]:
+    asked = [stage.when for stage in pipeline.stages if stage.when is not None and stage.when.stage == name]
+    return list(dict.fromkeys(Verdict(when.output, when.confidence) for when in asked))
+
+
+def _recalled(pipeline: Pipeline, specs: Mapping[str, ModelSpec]) -> set[str]:
+    """The stages of whose answers some may be known; none of a model by itself, for which whole answers are."""
+    asked = {stage.when.stage for stage in pipeline.stages if stage.when is not None}
+    return {
+        stage.name
+        for stage in pipeline.stages
+        if stage.model is not None
+        and stage.model != pipeline_key(pipeline)
+        and not stage.variants
+        and stage.name not in asked  # how confident it is would have to be known, too
+        and specs[stage.model].response_cache
+    }
+
+
+def _renamed(stage: Stage, variable: Sequence[str], index: Mapping[str, int]) -> str:
+    """Which tensor of which source every variable input is; "" where one source has them all, by the same names."""
+    sources = {name: stage.inputs[name] for name in variable}
+    if len({source.stage for source in sources.values()}) < 2 and all(
+        source.tensor == name for name, source in sources.items()
+    ):
+        return ""
+    parts = sorted({source.stage for source in sources.values()}, key=lambda name: index.get(name, -1))
+    return ",".join(f"{name}={parts.index(source.stage)}.{source.tensor}" for name, source in sorted(sources.items()))
+
+
+def _variable_inputs(stage: Stage, specs: Mapping[str, ModelSpec]) -> list[str]:
+    """The inputs of a model stage that have a variable dimension, or may be left out."""
+    if stage.model is None:
+        return []
+    by_name: dict[str, TensorSpec] = {tensor.name: tensor for tensor in specs[stage.model].inputs}
+    return [name for name in stage.inputs if by_name[name].keyed]

@@ -1,0 +1,164 @@
+"""What a server would find on this machine: each check tells what is there, and what of that is wrong."""
+
+import os
+import resource
+import shutil
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from importlib.metadata import distributions
+
+import msgspec
+
+from sluice.gateway.cli.text.partition_report import gpu_lines, partition_lines
+from sluice.gateway.config.configured_partitions import configured_partitions
+from sluice.gateway.config.server_config import ServerConfig
+from sluice.models.errors import ControlFailed, ServingError
+from sluice.mps.daemon.processes import PROGRAM
+from sluice.mps.nvidia.capacity import free_capacity
+from sluice.mps.nvidia.nvml import open_nvml
+from sluice.mps.partitions.capacity_check import check_shares
+from sluice.mps.partitions.cpu import available_cores, check_partitions
+from sluice.mps.partitions.host import cpu_quota, memory_limit_bytes
+from sluice.mps.partitions.isolation_report import CUDA, shortfalls
+from sluice.mps.partitions.partition import CpuPartition, MpsPartition, Partition
+from sluice.mps.worker.proving import try_out
+
+NEEDED_FILES = 4096
+"""Descriptors that a busy server needs: a connection takes one, a worker and what it shares some."""
+NEEDED_FILES_MPS = 16_384
+"""What NVIDIA advises for processes under MPS, which otherwise fail to make shared memory."""
+
+_MIB = 1 << 20
+_RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino", "onnxruntime-training")
+"""Distributions that all install the import name `onnxruntime`."""
+
+
+class Verdict(StrEnum):
+    """How a finding is."""
+
+    OK = "ok"
+    NOTE = "note"
+    WRONG = "wrong"
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """A sentence of the part `part` of the examination."""
+
+    part: str
+    verdict: Verdict
+    text: str
+
+
+def examine(config: ServerConfig, *, with_layout: bool = True) -> Iterator[Finding]:
+    """All findings about this machine for a server with that configuration; `with_layout`, its partitions are tried."""
+    try:
+        partitions = configured_partitions(config)
+    except ServingError as error:
+        yield Finding("partitions", Verdict.WRONG, str(error))
+        partitions = ()
+    yield from packages()
+    yield from providers(partitions)
+    yield from drivers(partitions)
+    yield from limits(partitions)
+    if with_layout:
+        yield from layout(partitions)
+
+
+def packages() -> Iterator[Finding]:
+    """Whether exactly one ONNX Runtime is installed."""
+    installed = {str(each.metadata["Name"]).lower(): each.version for each in distributions()}
+    found = {name: installed[name] for name in _RUNTIMES if name in installed}
+    listed = ", ".join(f"{name} {version}" for name, version in found.items())
+    if len(found) > 1:
+        text = f"{listed} are installed into the same place, in part each; uninstall all and install one of them"
+        yield Finding("packages", Verdict.WRONG, text)
+    elif found:
+        yield Finding("packages", Verdict.OK, listed)
+
+
+def providers(partitions: Sequence[Partition]) -> Iterator[Finding]:
+    """What ONNX Runtime can run models with."""
+    try:
+        from sluice.models.backends.onnxruntime import available_providers
+    except ImportError as error:
+        hint = "install 'sluice-gateway[cpu]' or 'sluice-gateway[gpu]'"
+        yield Finding("providers", Verdict.WRONG, f"ONNX Runtime cannot be imported ({error}); {hint}")
+        return
+    version, found = available_providers()
+    yield Finding("providers", Verdict.OK, f"ONNX Runtime {version}: {', '.join(found)}")
+    gpus = [each.name for each in partitions if not isinstance(each, CpuPartition)]
+    if gpus and CUDA not in found:
+        text = f"partition {gpus[0]} is of a GPU, and this ONNX Runtime has no {CUDA}"
+        yield Finding("providers", Verdict.WRONG, text)
+
+
+def drivers(partitions: Sequence[Partition]) -> Iterator[Finding]:
+    """The GPUs that the driver tells of, and the program that controls MPS."""
+    wanted = [each.name for each in partitions if not isinstance(each, CpuPartition)]
+    try:
+        with open_nvml() as nvml:
+            for gpu in nvml.gpus():
+                verdict = Verdict.WRONG if gpu.lost else Verdict.OK
+                yield Finding("drivers", verdict, "; ".join(line.strip() for line in gpu_lines(gpu)))
+    except ControlFailed as error:
+        if wanted:
+            yield Finding("drivers", Verdict.WRONG, f"partition {wanted[0]} needs a GPU: {error}")
+        else:
+            yield Finding("drivers", Verdict.NOTE, f"no GPUs: {error}")
+    shared = [each.name for each in partitions if isinstance(each, MpsPartition)]
+    program = shutil.which(PROGRAM)
+    if program is not None:
+        yield Finding("drivers", Verdict.OK, f"MPS: {program}")
+    elif shared:
+        yield Finding("drivers", Verdict.WRONG, f"partition {shared[0]} needs MPS, and there is no {PROGRAM}")
+
+
+def limits(partitions: Sequence[Partition]) -> Iterator[Finding]:
+    """What the kernel and the cgroups let this process have."""
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    shared = any(isinstance(each, MpsPartition) for each in partitions)
+    needed = NEEDED_FILES_MPS if shared else NEEDED_FILES
+    text = f"open files: {files}"
+    if files < needed:
+        text += f", expected at least {needed} (ulimit -n; at most {most} are allowed here)"
+    too_few = Verdict.WRONG if shared else Verdict.NOTE
+    yield Finding("limits", Verdict.OK if files >= needed else too_few, text)
+    memory = memory_limit_bytes()
+    yield Finding("limits", Verdict.OK, f"memory: {memory // _MIB} MiB")
+    data, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if data != resource.RLIM_INFINITY:
+        yield Finding("limits", Verdict.NOTE, f"data of each process: {data // _MIB} MiB (ulimit -d)")
+    cores = len({core for each in partitions for core in each.cores} or available_cores())
+    quota = cpu_quota()
+    if quota is None or quota >= cores:
+        yield Finding("limits", Verdict.OK, f"cores: {cores}")
+    else:
+        text = f"cores: {cores}, but the cgroup gives the time of {quota:g}: batches will be held up when it is used up"
+        yield Finding("limits", Verdict.WRONG, text)
+    try:
+        os.close(os.memfd_create("sluice-doctor"))
+        yield Finding("limits", Verdict.OK, "memfd: tensors can be shared with workers")
+    except OSError as error:
+        yield Finding("limits", Verdict.WRONG, f"memfd: no memory can be shared with workers: {error}")
+
+
+def layout(partitions: Sequence[Partition]) -> Iterator[Finding]:
+    """The partitions that a server would have, each tried out where that is possible without one."""
+    try:
+        check_partitions(partitions)
+        check_shares(partitions, free_capacity(partitions))
+    except ServingError as error:
+        yield Finding("partitions", Verdict.WRONG, str(error))
+        return
+    for partition, line in zip(partitions, partition_lines(partitions), strict=True):
+        if isinstance(partition, MpsPartition):
+            yield Finding("partitions", Verdict.NOTE, f"{line}: proved by a server only, which has the MPS daemon")
+            continue
+        try:
+            reasons = shortfalls(partition, try_out(partition))
+        except ServingError as error:
+            reasons = [str(error)]
+        if reasons:
+            yield Finding("partitions", Verdict.WRONG, f"{line}: unenforced: {'; '.join(reasons)}")
+        else:
+            yield Finding("partitions", Verdict.OK, f"{line}: enforced")

@@ -1,0 +1,112 @@
+"""`sluice partitions pack`: which models lie together on a device, by their memory and a policy."""
+
+import argparse
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from sluice.gateway.cli.text.text_table import aligned
+from sluice.models.errors import ConfigError
+from sluice.models.profiles.file import ProfileMissing, read_profile
+from sluice.mps.packing.file import Profiled, decode_packing
+from sluice.mps.packing.layout import Packed, lay_out
+from sluice.mps.packing.policies import DEFAULT, POLICIES
+from sluice.mps.packing.policy import PackingPolicy, percent
+
+OTHERWISE = 1
+"""Exit status when a model has no place."""
+
+
+def add_pack_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="devices and models with their memory, in YAML")
+    parser.add_argument("--policy", choices=POLICIES, help=f"instead of that of the file (default {DEFAULT})")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def pack(options: argparse.Namespace) -> int:
+    """Print where models go, and why others go nowhere; returns the exit status."""
+    try:
+        text = options.file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{options.file}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{options.file}: cannot be read: {error}") from error
+    file = decode_packing(text, str(options.file), partial(_measured_mib, options.file.parent))
+    name: str = options.policy or file.policy_name
+    # Parameters of the file are those of its own policy.
+    policy: PackingPolicy = file.policy if name == file.policy_name else POLICIES[name]
+    packed = lay_out(policy, file.models, file.devices)
+    if options.json:
+        print(msgspec.json.encode(_document(name, policy, packed)).decode())
+    else:
+        for line in _lines(name, policy, packed):
+            print(line)
+    return OTHERWISE if packed.refused else 0
+
+
+def _measured_mib(directory: Path, profiled: Profiled) -> int:
+    """What a model takes with its largest batch, by a profile whose path is relative to the directory."""
+    path = directory / profiled.file
+    profile = read_profile(path)
+    try:
+        entry = profile.entry(profiled.kind)
+    except ProfileMissing as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if entry.memory_rest_bytes is None or entry.memory_row_bytes is None:
+        raise ConfigError(f"{path}: the memory on partitions of kind {profiled.kind} was not measured")
+    return max(1, -(-(entry.memory_rest_bytes + profiled.batch * entry.memory_row_bytes) // 2**20))
+
+
+def _lines(name: str, policy: PackingPolicy, packed: Packed) -> Iterator[str]:
+    placed = sum(len(device.residents) for device in packed.devices)
+    count = placed + len(packed.refused)
+    devices = f"{len(packed.devices)} {'device' if len(packed.devices) == 1 else 'devices'}"
+    yield f"{name}: {placed} of {count} {'model' if count == 1 else 'models'} on {devices}"
+    rows = [("device", "model", "counts for", "asks for", "share")]
+    for device in packed.devices:
+        tenants = [each.tenant for each in device.residents]
+        counted = sum(map(policy.charge_mib, tenants))
+        memory = f"{counted} of {device.memory_mib} MiB"
+        rows.append((device.name, "", memory, f"{device.requested_mib} MiB", _share(device.share)))
+        rows += [
+            ("", each.name, f"{policy.charge_mib(each)} MiB", f"{each.request_mib} MiB", _share(each.share))
+            for each in tenants
+        ]
+    yield from (f"  {line}" for line in aligned(rows, 2))
+    for device in packed.devices:
+        if (most_mib := device.prospect.highest_mib) > device.memory_mib:
+            yield f"{device.name} can run out of memory: by what was measured, its models come to {most_mib} MiB"
+    for model, reasons in packed.refused.items():
+        yield f"no place for {model}:"
+        yield from (f"  {device}: {reason}" for device, reason in reasons.items())
+
+
+def _share(share: float) -> str:
+    return percent(share) if share else "-"
+
+
+def _document(name: str, policy: PackingPolicy, packed: Packed) -> dict[str, object]:
+    return {
+        "policy": name,
+        "devices": [
+            {
+                "name": device.name,
+                "memory_mib": device.memory_mib,
+                "highest_mib": device.prospect.highest_mib,
+                "models": [
+                    {
+                        "name": each.tenant.name,
+                        "counts_for_mib": policy.charge_mib(each.tenant),
+                        "request_mib": each.tenant.request_mib,
+                        "share": each.tenant.share,
+                    }
+                    for each in device.residents
+                ],
+            }
+            for device in packed.devices
+        ],
+        "refused": packed.refused,
+    }

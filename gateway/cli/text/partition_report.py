@@ -1,0 +1,90 @@
+"""Partitions and plans for them as lines of text."""
+
+from collections.abc import Sequence
+
+from sluice.mps.daemon.inventory import FoundDaemon
+from sluice.mps.daemon.processes import process_name
+from sluice.mps.mig.desired import GpuPlan
+from sluice.mps.mig.inventory import Gpu
+from sluice.mps.mig.packer import counted
+from sluice.mps.mig.placements import Layout, largest_first, room
+from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, Partition
+
+
+def partition_lines(partitions: Sequence[Partition]) -> list[str]:
+    """A line for each partition of a server."""
+    return [
+        f"{each.name}: {_device(each)}"
+        + ("" if each.memory_mb is None else f", {each.memory_mb:g} MiB {_bounded(each)}")
+        + (f", {each.hard_memory_mb:g} MiB at most" if isinstance(each, CpuPartition) and each.hard_memory_mb else "")
+        for each in partitions
+    ]
+
+
+def _bounded(partition: Partition) -> str:
+    return "at most" if isinstance(partition, MpsPartition) else "for models"
+
+
+def _device(partition: Partition) -> str:
+    match partition:
+        case CpuPartition():
+            return f"{'core' if len(partition.cores) == 1 else 'cores'} {', '.join(map(str, partition.cores))}"
+        case MigPartition():
+            return f"{partition.profile} {partition.uuid}"
+        case _:
+            device = f"{partition.profile} {partition.uuid}".lstrip()
+            return f"{partition.share_percent} % ({partition.mode}) of {device}"
+
+
+def gpu_lines(gpu: Gpu) -> list[str]:
+    """A GPU, then its instances, with who uses them, and what there is room for."""
+    if gpu.lost:
+        return [f"GPU {gpu.index}: it is lost (NVML: {gpu.lost})"]
+    mode = {None: "no MIG", False: "MIG off", True: "MIG on"}[gpu.mig]
+    lines = [f"GPU {gpu.index}: {gpu.name}, {gpu.memory_mib} MiB, {gpu.uuid}, {mode}{_used(gpu.users)}"]
+    for each in sorted(gpu.instances, key=lambda instance: instance.placement.start):
+        profile = each.placement.profile
+        sizes = [f"{profile.multiprocessors} multiprocessors"] if profile.multiprocessors else []
+        sizes += [f"{profile.memory_mib} MiB"] if profile.memory_mib else []
+        name = each.uuid or "no compute instance"
+        lines.append(f"  {', '.join([str(each.placement), *sizes, name])}{_used(each.users)}")
+    lines += [f"  {uuid}, whose profile and place the driver tells to root only" for uuid in gpu.unplaced]
+    if gpu.geometry is not None and not gpu.unplaced:
+        free = [each.profile.name for each in room(gpu.geometry, gpu.layout)]
+        if gpu.mig:
+            lines.append(f"  room for one of: {', '.join(dict.fromkeys(free)) or 'nothing'}")
+        else:
+            lines.append(f"  MIG profiles: {', '.join(profile.name for profile in gpu.geometry.profiles)}")
+    return lines
+
+
+def mps_lines(daemon: FoundDaemon) -> list[str]:
+    """An MPS daemon, then its servers, each with its clients."""
+    devices = daemon.devices or "all devices"
+    trouble = f": {daemon.trouble}" if daemon.trouble else ""
+    lines = [f"MPS daemon (pid {daemon.pid}) of {devices}, in {daemon.pipes}{trouble}"]
+    for server in daemon.servers:
+        users = [process_name(client.pid) for client in daemon.clients if client.server == server.pid]
+        lines.append(f"  server (pid {server.pid}): {server.status}{_used(users) or ', without clients'}")
+    return lines
+
+
+def plan_lines(device: int | str, plan: GpuPlan) -> list[str]:
+    """What is there, what is wanted, the steps, and what refuses them."""
+    lines = [
+        f"GPU {device} ({plan.geometry.gpu})",
+        f"  present: {_layout(plan.present)}",
+        f"  wanted:  {_layout(plan.wanted)}",
+    ]
+    lines += [f"  {name}: {counted(each.name for each in share)}" for name, share in plan.shares.items()]
+    lines += [f"  {number}. {step}" for number, step in enumerate(plan.steps, 1)] or ["  nothing to do"]
+    lines += [f"  refused: {reason}" for reason in plan.refusals]
+    return lines
+
+
+def _layout(layout: Layout) -> str:
+    return counted(map(str, largest_first(layout))) or "no instances"
+
+
+def _used(users: Sequence[str]) -> str:
+    return f", in use by {', '.join(users)}" if users else ""

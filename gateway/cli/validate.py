@@ -1,0 +1,52 @@
+"""`sluice validate`: checks a model repository, or model files, without serving."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sluice.models.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sluice.models.repository.scan import ModelEntry
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.set_defaults(command=_validate)
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a model repository, or model files")
+
+
+def _validate(options: argparse.Namespace) -> int:
+    from sluice.gateway.config.server_config import ServerConfig
+    from sluice.gateway.server.wiring import read_models
+
+    paths: list[Path] = options.paths
+    for path in paths:
+        if not path.exists():
+            raise ConfigError(f"{path}: there is no such file or directory; expected a model repository or model files")
+        if path.is_dir() and len(paths) > 1:
+            raise ConfigError(f"{path}: expected either one model repository or model files")
+    directories, files = (paths, []) if paths[0].is_dir() else ([], paths)
+    repository = read_models(directories, files, ServerConfig())
+    unloadable = {key for key, entry in repository.models.items() if not _validate_model(key, entry)}
+    for name, pipeline in repository.pipelines.items():
+        stages = [stage.models for stage in pipeline.stages if stage.models]
+        needed = sorted({model for models in stages if unloadable.issuperset(models) for model in models})
+        print(f"{name}: cannot be served without {', '.join(needed)}" if needed else f"{name}: ok, pipeline")
+    for broken in repository.broken:
+        print(broken.reason)
+    return 1 if repository.broken or unloadable else 0
+
+
+def _validate_model(key: str, entry: "ModelEntry") -> bool:
+    """Load a model as a worker would, and print the outcome."""
+    from sluice.models.backends.configured import load_backend
+
+    try:
+        load_backend(entry.backend, str(entry.path), 1, entry.spec.config)
+    except Exception as error:  # whatever a backend raises, as in a worker
+        print(f"{key}: cannot be loaded: {' '.join(str(error).split()) or type(error).__name__}")
+        return False
+    batches = f"batches of up to {entry.spec.max_batch_size}" if entry.spec.batchable else "no batches"
+    print(f"{key}: ok, {batches}")
+    return True

@@ -1,0 +1,44 @@
+"""The partitions of a configuration, as workers and as the scheduler know them."""
+
+from sluice.batcher.interface.config import DeviceShare, PartitionConfig
+from sluice.gateway.config.server_config import ServerConfig
+from sluice.gateway.config.triton_settings import TritonSettings
+from sluice.mps.partitions.cpu import available_cores, default_partitions
+from sluice.mps.partitions.partition import CpuPartition, MpsPartition, Partition, ShareMode
+
+_MIB = 1 << 20
+_SECONDS_PER_HOUR = 3600
+
+
+def configured_partitions(config: ServerConfig) -> tuple[Partition, ...]:
+    """The partitions of the settings; raises PartitionError for a number that cannot be had."""
+    if config.partitions is None or isinstance(config.partitions, int):
+        return default_partitions(config.partitions)
+    return config.partitions
+
+
+def partition_config(
+    config: ServerConfig, partition: Partition, models: tuple[str, ...] | None = None
+) -> PartitionConfig:
+    """A partition as the scheduler knows it, which may hold `models` only."""
+    if isinstance(partition, CpuPartition):
+        share = min(len(partition.cores) / len(available_cores()), 1.0)
+    else:
+        share = partition.gpu_share
+    memory_bytes = 0 if partition.memory_mb is None else max(round(partition.memory_mb * _MIB), 1)
+    price = config.prices.per_second(partition)
+    kind, device = partition.profile_kind, _device_share(partition)
+    return PartitionConfig(partition.name, kind, price, share, memory_bytes, models, device)
+
+
+def _device_share(partition: Partition) -> DeviceShare | None:
+    """What a share under MPS has of its device; None for what has its cores or multiprocessors for itself."""
+    if not isinstance(partition, MpsPartition) or partition.mode is ShareMode.STATIC:
+        return None
+    return DeviceShare(partition.uuid, partition.guaranteed_percent / 100, partition.cap_percent / 100)
+
+
+def triton_config(config: ServerConfig, server: TritonSettings, models: tuple[str, ...]) -> PartitionConfig:
+    """A Triton server as the scheduler knows it."""
+    hour = config.prices.gpu_hour if server.price is None else server.price
+    return PartitionConfig(server.name, server.profile_kind, hour / _SECONDS_PER_HOUR, models=models)

@@ -1,0 +1,74 @@
+"""The settings of a Triton server that runs batches."""
+
+import math
+
+import msgspec
+
+from sluice.gateway.executors.hang_detector import BATCH_TIMEOUT_S
+
+
+class TritonSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A Triton server: a partition by the name of `name`, running already, or started by us with `command`.
+
+    `url` is the host and port of its gRPC service, or `unix:` and a path. A command runs on `cores` (none: on all) with
+    `environment` over ours, and has `start_timeout_s` to get ready. `models` are the names of those that it is to hold
+    (None: all that are ready when Sluice starts). `price` is what an hour of it costs (None: as a whole GPU). A batch,
+    and any other call but loading, has `timeout_s`, and 20 times its measured latency if that is more. `http_url` is
+    the host and port of the HTTP service of a server on this machine: batches in shared memory are ordered by that.
+    """
+
+    name: str
+    url: str
+    models: tuple[str, ...] | None = None
+    price: float | None = None
+    timeout_s: float = BATCH_TIMEOUT_S
+    command: tuple[str, ...] = ()
+    cores: tuple[int, ...] = ()
+    environment: dict[str, str] = {}
+    start_timeout_s: float = 120.0
+    http_url: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name or not (self._is_unix or _is_address(self.url)):
+            raise ValueError(f"expected a name and a url such as 127.0.0.1:8001, got '{self.name}' and '{self.url}'")
+        if not self.command and (self.cores or self.environment):
+            raise ValueError(f"triton {self.name}: cores and environment are for a server that has a command")
+        if self.http_url and not (_is_address(self.http_url) and self.local):
+            raise ValueError(
+                f"triton {self.name}: expected an http_url such as 127.0.0.1:8000, for a server on this machine, "
+                f"got '{self.http_url}'"
+            )
+        if self.command and not all(self.command):
+            raise ValueError(f"triton {self.name}: expected a command without empty arguments")
+        if len(set(self.cores)) < len(self.cores) or min(self.cores, default=0) < 0:
+            raise ValueError(f"triton {self.name}: expected cores of at least 0, each once, got {list(self.cores)}")
+        if not 0 < self.start_timeout_s < math.inf:
+            raise ValueError(
+                f"triton {self.name}: expected a finite start_timeout_s above 0, got {self.start_timeout_s:g}"
+            )
+        if self.models is not None and not self.models:
+            raise ValueError(f"triton {self.name}: expected names of models; leave the key out for all that are ready")
+        if self.price is not None and not 0 <= self.price < math.inf:
+            raise ValueError(f"triton {self.name}: expected a finite price of at least 0, got {self.price:g}")
+        if not 0 < self.timeout_s < math.inf:
+            raise ValueError(f"triton {self.name}: expected a finite timeout_s above 0, got {self.timeout_s:g}")
+
+    @property
+    def _is_unix(self) -> bool:
+        return self.url.startswith("unix:") and len(self.url) > len("unix:")
+
+    @property
+    def local(self) -> bool:
+        """Whether it runs on this machine."""
+        host = self.url.rpartition(":")[0].strip("[]")
+        return bool(self.command) or self._is_unix or host in {"localhost", "::1"} or host.startswith("127.")
+
+    @property
+    def profile_kind(self) -> str:
+        """What latency tables are keyed by: each server has its own."""
+        return f"triton/{self.name}"
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and "/" not in host and port.isdecimal()

@@ -1,0 +1,294 @@
+"""The life cycle of what is served: models and pipelines are loaded, loaded anew and unloaded while requests run.
+
+What is new is loaded and warmed beside what there is; then the catalogue names it instead, and what was there before
+goes when its last request is done. Whatever fails on the way leaves all as it was.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from sluice.gateway.deployment.dependencies import Names
+from sluice.gateway.deployment.load_waiter import Loads
+from sluice.gateway.deployment.override import Override
+from sluice.gateway.deployment.registry import Catalogue, ModelState
+from sluice.gateway.deployment.revision import Deployed, Revision, Source, read_revision
+from sluice.gateway.deployment.rollout import Deployment, Prepared
+from sluice.gateway.observability.logs import log
+from sluice.models.errors import (
+    ConfigError,
+    ModelNotFound,
+    RejectedError,
+    RequestError,
+    ServingError,
+    UnsupportedModel,
+)
+
+logger = logging.getLogger(__name__)
+
+LOAD_TIMEOUT_S = 600.0
+RECYCLE_TIMEOUT_S = 300.0
+
+
+class Lifecycle:
+    """Changes what is served; calls about names that have to do with each other wait for each other, others do not.
+
+    `names` has what is served by name. With `recycle`, the workers that held a model are replaced after an unload.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        names: Names,
+        catalogue: Catalogue,
+        deployment: Deployment,
+        loads: Loads,
+        *,
+        recycle: bool,
+    ) -> None:
+        self.source = source
+        self.names = names
+        self._catalogue = catalogue
+        self._deployment = deployment
+        self._loads = loads
+        self._recycle = recycle
+        self._numbers = itertools.count(1)
+        self._busy: set[str] = set()
+        self._turn = asyncio.Condition()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def load(self, name: str, override: Override | None = None) -> None:
+        """Serve a name as it is in the repository now, or with an override; nothing happens when it is so already.
+
+        What needs it is served anew with it, and what it needs is loaded if it is not there. Raises RequestError when
+        that fails, RejectedError when there is no room for it now, and ModelNotFound when there is nothing of the name.
+        """
+        try:
+            if override is not None:
+                await asyncio.to_thread(_write, override, name)
+            overrides = {} if override is None else {name: override}
+            async with self._alone(name, overrides):
+                await self._load(name, self.names.overrides(without=name) | overrides)
+        except BaseException:
+            if override is not None:
+                override.discard()
+            raise
+
+    async def unload(self, name: str, *, with_needs: bool = False, recycle: bool = False) -> None:
+        """Serve a name no more, nor what needs it; what could not be served is forgotten.
+
+        `with_needs` unloads what it needs as well, as far as nothing else does. With `recycle`, returns when the
+        workers that held any of it have given all their memory back; otherwise its last requests may still run.
+        """
+        async with self._alone(name, {}):
+            leaving, stranded = self.names.take(name, with_needs=with_needs)
+            if name not in leaving:
+                self._catalogue.give_up(name)
+            for each, was in leaving.items():
+                state = ModelState.UNLOADING, ""
+                if each in stranded:
+                    state = ModelState.UNAVAILABLE, f"model '{name}', which it needs, was unloaded"
+                self._catalogue.set_aside(each, {str(pipeline.version): state for pipeline in was.pipelines})
+                log(logger, logging.INFO, "unloading", name=each)
+            holders = {holder for key in _models(leaving) for holder in self._loads.holders(key)}
+            gone = self._keep(self._see_off(leaving, stranded))
+        if recycle or (self._recycle and leaving):
+            try:
+                async with asyncio.timeout(RECYCLE_TIMEOUT_S):
+                    await asyncio.shield(gone)  # it goes whether or not anybody waits for that
+                    await self._deployment.recycle(sorted(holders))
+            except TimeoutError as error:
+                waited = f"within {RECYCLE_TIMEOUT_S:g} s"
+                raise ServingError(f"'{name}' is unloaded, but its memory was not given back {waited}") from error
+            except asyncio.CancelledError:
+                if gone.cancelled():
+                    raise RejectedError("the server is stopping") from None
+                raise
+
+    def close(self) -> None:
+        """Refuse what is under way and what comes, and remove the files that clients gave."""
+        self._catalogue.draining = True
+        for task in self._tasks:
+            task.cancel()
+        self._loads.close()
+        for override in self.names.overrides().values():
+            override.discard()
+
+    # -- loading
+
+    async def _load(self, name: str, overrides: Mapping[str, Override]) -> None:
+        if name not in overrides and self.source.entry(name, overrides) is None:
+            overrides = self.names.overrides()  # its files may be those that a client gave before
+        if self.source.entry(name, overrides) is None:
+            raise ModelNotFound(f"failed to load '{name}', failed to poll from model repository")
+        served = self.names.served
+        names = self.source.needed({name, *self.names.dependents({name})}, served, overrides)
+        returning = self.names.returning(names)
+        names |= self.source.needed(returning, served, overrides)
+        number = next(self._numbers)
+        try:
+            anew = () if self._catalogue.broken(name) is None else {name}  # what workers could not load is tried again
+            revision = _whole(await self._revision(names, number, overrides, anew), returning)
+            if self._is_same(name, revision, overrides):
+                return
+            prepared = await self._prepare(names, number, revision, overrides)
+            await self._bring(prepared)
+        except BaseException as error:
+            reason = str(error) or "its load was given up"
+            for override in overrides.values():
+                reason = override.told(reason)
+            if name not in served:
+                unsupported = isinstance(error, UnsupportedModel)
+                self._catalogue.set_aside(name, {"": (ModelState.UNAVAILABLE, reason)}, unsupported=unsupported)
+            log(logger, logging.ERROR, "load failed", name=name, reason=reason)
+            if not isinstance(error, ConfigError | RejectedError | OSError):
+                raise
+            kind = RejectedError if isinstance(error, RejectedError) else RequestError
+            raise kind(f"load failed for model '{name}': {reason}") from error
+        self._switch(prepared.deployed)
+
+    async def _prepare(
+        self,
+        names: Collection[str],
+        number: int,
+        revision: Mapping[str, Deployed],
+        overrides: Mapping[str, Override],
+    ) -> Prepared:
+        """How to bring a revision; models that are to report more of their batches than they do are read anew."""
+        anew: set[str] = set()
+        served, remote = self.names.served, {entry.spec.name for entry in self.source.remote.values()}
+        while True:
+            prepared = await self._deployment.prepare(revision, served)
+            if not prepared.outdated:
+                return prepared
+            if beside := prepared.outdated & remote:
+                raise ConfigError(f"model '{min(beside)}' of a Triton server would have to report another confidence")
+            anew |= prepared.outdated
+            wanted = self.source.needed({*names, *anew, *self.names.dependents(anew)}, served, overrides)
+            revision = _whole(await self._revision(wanted, number, overrides, anew), ())
+
+    async def _revision(
+        self, names: Collection[str], number: int, overrides: Mapping[str, Override], anew: Collection[str]
+    ) -> Revision:
+        served = dict(self.names.served)
+        return await asyncio.to_thread(read_revision, self.source, names, number, served, overrides, anew)
+
+    async def _bring(self, prepared: Prepared) -> None:
+        """Have what is new loaded and warmed; raises ConfigError when some model is on no partition then."""
+        coming: list[asyncio.Future[str]] = []
+        before = {}
+        begun = False
+        try:
+            # One is added after the other: when one is refused, those before it are to be given up.
+            coming.extend(self._loads.come(*each) for each in prepared.placed)
+            for name in prepared.deployed.keys() - self.names.served.keys():
+                before[name] = {version: (state, reason) for version, state, reason in self._catalogue.states(name)}
+                versions = [str(pipeline.version) for pipeline in prepared.deployed[name].pipelines]
+                self._catalogue.set_aside(name, dict.fromkeys(versions, (ModelState.LOADING, "")))
+            self._deployment.begin(prepared)
+            begun = True
+            async with asyncio.timeout(LOAD_TIMEOUT_S):
+                reasons = await asyncio.gather(*coming)
+            if reason := next(filter(None, reasons), ""):
+                raise ConfigError(reason)
+        except BaseException as error:
+            for future in coming:
+                future.cancel()
+            for name, states in before.items():
+                self._catalogue.set_aside(name, states)
+            added = {pipeline.name for pipeline in prepared.change.pipelines}
+            if begun:
+                self._deployment.retire(added)
+            self._keep(self._deployment.end(added, {model.key for model in prepared.change.models}))
+            if isinstance(error, TimeoutError):
+                raise ConfigError(f"it was not loaded within {LOAD_TIMEOUT_S:g} s") from error
+            raise
+
+    def _switch(self, revision: Mapping[str, Deployed]) -> None:
+        before = {name: self.names.served[name] for name in revision if name in self.names.served}
+        self.names.serve(revision)
+        for name, each in revision.items():
+            self._catalogue.serve(name, each.pipelines)
+            log(logger, logging.INFO, "loaded", name=name, versions=[pipeline.version for pipeline in each.pipelines])
+        self._keep(self._see_off(before, ()))
+
+    def _is_same(self, name: str, revision: Mapping[str, Deployed], overrides: Mapping[str, Override]) -> bool:
+        before, served = self.names.served.get(name), self.names.served
+        if before is None or before.override is not overrides.get(name) or self._catalogue.broken(name):
+            return False
+        return before.files == revision[name].files and revision.keys() <= served.keys()
+
+    # -- unloading
+
+    def _see_off(self, before: Mapping[str, Deployed], stranded: Collection[str]) -> Coroutine[Any, Any, None]:
+        """Have what was served before get no more requests; what is returned waits until nothing of it is left."""
+        served = self.names.served.values()
+        pipelines = {pipeline.key for each in before.values() for pipeline in each.pipelines}
+        pipelines -= {pipeline.key for each in served for pipeline in each.pipelines}
+        models = _models(before) - _models(self.names.served)
+        self._deployment.retire(pipelines)
+        return self._end(pipelines, models, before, stranded)
+
+    async def _end(
+        self,
+        pipelines: Collection[str],
+        models: Collection[str],
+        before: Mapping[str, Deployed],
+        stranded: Collection[str],
+    ) -> None:
+        await self._deployment.end(pipelines, models)
+        for name, each in before.items():
+            if name in stranded:
+                continue
+            now = self.names.served.get(name)
+            if each.override is not None and (now is None or now.override is not each.override):
+                await asyncio.to_thread(each.override.discard)
+            if any(state is ModelState.UNLOADING for _, state, _ in self._catalogue.states(name)):
+                states = {str(pipeline.version): (ModelState.UNAVAILABLE, "unloaded") for pipeline in each.pipelines}
+                self._catalogue.set_aside(name, states)
+
+    # -- turns
+
+    @asynccontextmanager
+    async def _alone(self, name: str, overrides: Mapping[str, Override]) -> AsyncIterator[None]:
+        """One at a time of all that involve one name."""
+        async with self._turn:
+            while (involved := self.names.involved(self.source, name, overrides)) & self._busy:
+                await self._turn.wait()
+            self._busy |= involved
+        try:
+            if self._catalogue.draining:
+                raise RejectedError("the server is stopping")
+            yield
+        finally:
+            self._busy -= involved
+            async with self._turn:
+                self._turn.notify_all()
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _write(override: Override, name: str) -> None:
+    try:
+        override.write(name)
+    except (OSError, ValueError) as error:
+        raise RequestError(f"the files of '{name:.80}' cannot be kept: {error}") from error
+
+
+def _models(deployed: Mapping[str, Deployed]) -> set[str]:
+    return {entry.spec.key for each in deployed.values() for entry in each.models}
+
+
+def _whole(revision: Revision, returning: Collection[str]) -> Mapping[str, Deployed]:
+    """What was read, if nothing is broken but what is only returning. Raises ConfigError."""
+    if reasons := {name: reason for name, reason in revision.broken.items() if name not in returning}:
+        kind = UnsupportedModel if revision.unsupported.issuperset(reasons) else ConfigError
+        raise kind("; ".join(reasons.values()))
+    return revision.deployed

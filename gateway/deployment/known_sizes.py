@@ -1,0 +1,53 @@
+"""How fast what is served is at the sizes that sets of cores could have, as stored profiles tell."""
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
+
+import msgspec
+
+from sluice.gateway.deployment.dependencies import Names
+from sluice.gateway.deployment.stored_profiles import stored_entries, stored_tables
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.repository.scan import REMOTE, ModelEntry
+from sluice.mps.partitions.partition import CpuPartition
+
+Tables = Mapping[str, Mapping[str, LatencyTable]]
+"""By kind of partition and model key."""
+
+
+class KnownSizes:
+    """Reads profiles when other models are served than before, and only then."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._read_for: tuple[frozenset[str], frozenset[str]] | None = None
+        self._tables: dict[str, dict[str, LatencyTable]] = {}
+
+    async def tables(self, partitions: Collection[CpuPartition], most: int) -> Tables:
+        """The latencies at all sizes of up to `most` cores that every model of our workers was profiled at.
+
+        Empty with fewer than two: then there is nothing to compare.
+        """
+        kinds = frozenset(kind for each in partitions for kind in kinds_of(each, most))
+        entries = {entry.spec.key: entry for each in self._names.served.values() for entry in each.models}
+        local = {key: entry for key, entry in entries.items() if entry.backend != REMOTE}
+        if (wanted := (frozenset(local), kinds)) != self._read_for:
+            self._tables = await asyncio.to_thread(_read, local, kinds)
+            self._read_for = wanted
+        return self._tables
+
+
+def kinds_of(partition: CpuPartition, most: int) -> list[str]:
+    """The kinds that a set of cores would be of with 1 to `most` cores."""
+    sizes = (tuple(range(size)) for size in range(1, most + 1))
+    return [msgspec.structs.replace(partition, cores=cores).profile_kind for cores in sizes]
+
+
+def _read(entries: Mapping[str, ModelEntry], kinds: Iterable[str]) -> dict[str, dict[str, LatencyTable]]:
+    found = {key: stored_tables(entry, stored_entries(entry, kinds)) for key, entry in entries.items()}
+    tables = {
+        kind: {key: by_kind[kind] for key, by_kind in found.items()}
+        for kind in kinds
+        if entries and all(kind in by_kind for by_kind in found.values())
+    }
+    return tables if len(tables) > 1 else {}

@@ -1,0 +1,87 @@
+"""What a request to load a model gives in place of what the repository has: a configuration, and files."""
+
+import base64
+import binascii
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from sluice.models.errors import RequestError
+
+_FILE = "file:"
+
+
+class Override:
+    """A configuration in JSON, and the files that it goes with, which `write` puts into a directory of their own.
+
+    `files` are contents by path relative to the model's directory; without any, those of the repository are used.
+    """
+
+    def __init__(self, config: str, files: Mapping[str, bytes]) -> None:
+        self.config = config
+        self._files = dict(files)
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self.entry: Path | None = None
+
+    def write(self, name: str) -> None:
+        """Write the files, if there are any, until `discard`."""
+        if not self._files:
+            return
+        self._directory = tempfile.TemporaryDirectory(prefix="sluice-")
+        self.entry = Path(self._directory.name) / name
+        for relative, content in self._files.items():
+            path = self.entry / relative
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        self._files.clear()
+
+    def told(self, message: str) -> str:
+        """A message about the files, which names them as a repository would have them: the client knows no other."""
+        return message if self._directory is None else message.replace(f"{self._directory.name}/", "")
+
+    def discard(self) -> None:
+        """Remove the files."""
+        if self._directory is not None:
+            self._directory.cleanup()
+
+
+def read_override(parameters: Mapping[str, object]) -> Override | None:
+    """What the parameters of a request to load a model say; None for nothing.
+
+    Over HTTP, files come in base64. Raises RequestError for a parameter that is unknown, of a wrong type, or names a
+    file that would not lie in the directory of the model, and for files without a configuration.
+    """
+    if not parameters:
+        return None
+    config: str | None = None
+    files: dict[str, bytes] = {}
+    for name, value in parameters.items():
+        if name == "config":
+            if not isinstance(value, str):
+                raise RequestError(f"parameter 'config' must be a configuration in JSON, got {type(value).__name__}")
+            config = value
+        elif name.startswith(_FILE):
+            files[_path(name)] = _content(name, value)
+        else:
+            raise RequestError(f"parameter '{name:.80}' is unknown; expected 'config' and 'file:<version>/<name>'")
+    if config is None:
+        raise RequestError("a request that gives files must have the parameter 'config', too")
+    return Override(config, files)
+
+
+def _path(name: str) -> str:
+    path = PurePosixPath(name.removeprefix(_FILE))
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\\" in name or "\0" in name:
+        raise RequestError(f"parameter '{name:.80}' must name a file inside of the directory of the model")
+    return str(path)
+
+
+def _content(name: str, value: object) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        try:
+            return base64.b64decode(value, validate=True)
+        except binascii.Error as error:
+            raise RequestError(f"parameter '{name:.80}' must be in base64: {error}") from error
+    raise RequestError(f"parameter '{name:.80}' must be the contents of a file, got {type(value).__name__}")

@@ -1,0 +1,75 @@
+"""Where models that come have room beside those that are there, which serve on meanwhile."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from sluice.batcher.interface.config import PartitionConfig
+from sluice.batcher.planner.residency import ModelNeed, place_models
+
+
+class Room(NamedTuple):
+    """By partition: the new models that are to be held there, and copies of others that are to go first.
+
+    `free` is the most memory, in bytes, that any partition with a bound has without that.
+    """
+
+    residency: dict[str, tuple[str, ...]]
+    spare: dict[str, tuple[str, ...]]
+    free: int
+
+    @property
+    def placed(self) -> set[str]:
+        """The new models that have a place."""
+        return {key for keys in self.residency.values() for key in keys}
+
+
+def find_room(
+    needs: Mapping[str, ModelNeed],
+    new: Collection[str],
+    partitions: Sequence[PartitionConfig],
+    held: Mapping[str, Collection[str]],
+    serving: Mapping[str, Collection[str]],
+) -> Room:
+    """Place new models so that no partition ever holds more than it has memory for, nor a model loses its last copy.
+
+    `needs` are of all models. `held` is what partitions hold or are being given, `serving` what those that are up hold.
+    """
+    target = place_models(needs, partitions, held).residency
+    copies = {name: set(models) for name, models in serving.items()}
+    residency: dict[str, tuple[str, ...]] = {}
+    spare: dict[str, tuple[str, ...]] = {}
+    most = 0
+    for partition in partitions:
+        name = partition.name
+        free = partition.memory_bytes - sum(needs[key].memory_bytes for key in held[name] if key in needs)
+        most = max(most, free)
+        coming = [key for key in target[name] if key in new]
+        if partition.memory_bytes and coming:
+            lacking = sum(needs[key].memory_bytes for key in coming) - free
+            leaving = _spare(lacking, needs, copies[name].difference(target[name]), copies, name)
+            if leaving is None:
+                continue
+            copies[name].difference_update(leaving)
+            if leaving:
+                spare[name] = tuple(sorted(leaving))
+        if coming:
+            residency[name] = tuple(coming)
+    return Room(residency, spare, most)
+
+
+def _spare(
+    lacking: int,
+    needs: Mapping[str, ModelNeed],
+    candidates: Collection[str],
+    copies: Mapping[str, Collection[str]],
+    partition: str,
+) -> list[str] | None:
+    """Of the candidates, those that are to go for so many bytes, the largest first; None when that is not enough."""
+    leaving: list[str] = []
+    elsewhere = {key for name, models in copies.items() if name != partition for key in models}
+    for key in sorted(elsewhere.intersection(candidates, needs), key=lambda key: (-needs[key].memory_bytes, key)):
+        if lacking <= 0:
+            break
+        leaving.append(key)
+        lacking -= needs[key].memory_bytes
+    return leaving if lacking <= 0 else None

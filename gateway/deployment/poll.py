@@ -1,0 +1,86 @@
+"""Keeps what is served as the repository has it, by looking at it from time to time."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+
+from sluice.gateway.deployment.deployer import Lifecycle
+from sluice.gateway.deployment.revision import Deployed
+from sluice.gateway.observability.logs import log
+from sluice.models.errors import RejectedError, ServingError
+from sluice.models.repository.entry import Fingerprint, fingerprint
+
+logger = logging.getLogger(__name__)
+
+
+class Poll:
+    """Loads what is new or has changed in a repository, and unloads what is gone from it, or is there twice.
+
+    What does not load is left alone until it, or something that it needs, changes again, and forgotten when it is gone;
+    what there is no room for just now is tried at every look.
+    """
+
+    def __init__(self, lifecycle: Lifecycle, interval_s: float) -> None:
+        self._lifecycle = lifecycle
+        self._interval_s = interval_s
+        self._seen: dict[str, Fingerprint] = {}
+        self._failed: set[str] = set()
+
+    async def run(self) -> None:
+        """Look at the repository until cancelled."""
+        self._seen = {name: each.files for name, each in self._served().items() if each.files is not None}
+        while True:
+            await asyncio.sleep(self._interval_s)
+            try:
+                await self.look()
+            except OSError as error:
+                log(logger, logging.ERROR, "the repository cannot be read", reason=str(error))
+            except Exception:  # whatever it is, the next look may do better
+                logger.exception("what is served could not be brought to what the repository has")
+
+    async def look(self) -> None:
+        """Look once, and bring what is served to what is there; raises OSError."""
+        found, changed = await asyncio.to_thread(self._look)
+        gone = [name for name, each in self._served().items() if each.files is not None and not found.get(name)]
+        gone += sorted(self._failed - found.keys())
+        self._seen = found
+        self._failed &= found.keys()
+        for name in gone:
+            with suppress(ServingError):
+                await self._lifecycle.unload(name)
+        await asyncio.gather(*map(self._load, changed))
+
+    async def _load(self, name: str) -> None:
+        try:
+            await self._lifecycle.load(name)
+        except RejectedError:
+            self._seen.pop(name, None)
+        except ServingError:  # which is logged, and told by the index
+            self._failed.add(name)
+        except Exception:  # whatever it is, the next look tries again
+            self._seen.pop(name, None)
+            raise
+        else:
+            self._failed.discard(name)
+
+    def _look(self) -> tuple[dict[str, Fingerprint], list[str]]:
+        """What there is, nothing of what is there twice; and what is to be loaded of it."""
+        source = self._lifecycle.source
+        found = {name: self._files(name) for name in sorted(source.names())}
+        changed = {name for name, files in found.items() if self._seen.get(name) != files}
+        again = {name for name in self._failed & found.keys() if source.needed({name}, {}, {}) & changed}
+        return found, sorted(changed | again)
+
+    def _files(self, name: str) -> Fingerprint:
+        source = self._lifecycle.source
+        entry = source.find(name)
+        if entry is None or source.is_doubled(name):
+            return {}
+        try:
+            return fingerprint(entry)
+        except OSError:  # it is being changed, or not for us to read
+            return self._seen.get(name, {})
+
+    def _served(self) -> Mapping[str, Deployed]:
+        return self._lifecycle.names.served

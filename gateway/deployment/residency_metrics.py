@@ -1,0 +1,51 @@
+"""Metrics of models that come and go on demand."""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.gateway.deployment.held_memory import held_memory
+from sluice.gateway.observability.metrics import Remote
+
+
+class ResidencyMetrics(Remote):
+    """What partitions hold, and what was ordered to load; nothing but the former where plans say what they hold."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    async def refresh(self) -> None:
+        """Nothing has to be asked for."""
+
+    def collect(self) -> Iterator[Metric]:
+        """The families, for prometheus_client."""
+        models = GaugeMetricFamily("sluice_partition_models", "Models that it holds.", labels=["partition"])
+        weights = GaugeMetricFamily(
+            "sluice_model_memory_bytes", "Memory that it takes where it is held.", labels=["model", "kind", "source"]
+        )
+        told: set[tuple[str, str]] = set()
+        for name, partition in self._scheduler.dispatcher.fleet.partitions.items():
+            models.add_metric([name], len(partition.models))
+            for key, held in held_memory(self._scheduler, name).items():
+                if held.memory_bytes and (key, partition.kind) not in told:
+                    told.add((key, partition.kind))
+                    weights.add_metric([key, partition.kind, held.source], held.memory_bytes)
+        yield models
+        yield weights
+        cold_starts = self._scheduler.served.cold_starts
+        if cold_starts is None:
+            return
+        memory = GaugeMetricFamily("sluice_partition_free_bytes", "Memory without models.", labels=["partition"])
+        for name, shelf in cold_starts.shelves.items():
+            memory.add_metric([name], shelf.free_bytes)
+        yield memory
+        loads = CounterMetricFamily("sluice_model_loads", "Models loaded on demand, and why.", labels=["cause"])
+        others = cold_starts.prewarms + cold_starts.replicas + cold_starts.returns + cold_starts.restored
+        loads.add_metric(["request"], cold_starts.loads - others)
+        loads.add_metric(["prewarm"], cold_starts.prewarms)
+        loads.add_metric(["replica"], cold_starts.replicas)
+        loads.add_metric(["refused"], cold_starts.returns)
+        loads.add_metric(["pinned"], cold_starts.restored)
+        yield loads
+        yield CounterMetricFamily("sluice_model_evictions", "Models that made room.", value=cold_starts.evictions)

@@ -1,0 +1,148 @@
+"""Revisions: what is served under a name, and how it is read from a repository as the next one."""
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from sluice.gateway.deployment.override import Override
+from sluice.models.pipelines.check import single_model
+from sluice.models.pipelines.pipeline import Pipeline
+from sluice.models.repository.entry import Fingerprint, fingerprint, needed_names
+from sluice.models.repository.scan import ModelEntry, Repository, Selection
+from sluice.models.spec import public_key
+from sluice.models.triton_config.instance_groups import CPU
+
+
+class Deployed(NamedTuple):
+    """What is served under a name: the versions of a model, or a pipeline, which `needs` others by name.
+
+    `files` tells whether it has changed since; None for what is not from a repository.
+    """
+
+    models: tuple[ModelEntry, ...]
+    pipelines: tuple[Pipeline, ...]
+    needs: frozenset[str] = frozenset()
+    files: Fingerprint | None = None
+    override: Override | None = None
+
+
+class Source(NamedTuple):
+    """Where revisions are read from; `remote` are models that have no files here, `kinds` what the partitions are."""
+
+    directories: Sequence[Path]
+    max_batch_size: int
+    max_batch_sizes: Mapping[str, int]
+    remote: Mapping[str, ModelEntry]
+    kinds: Collection[str] = (CPU,)
+
+    def find(self, name: str) -> Path | None:
+        """The first entry of a name."""
+        return next((path for each in self.directories if (path := each / name).is_dir()), None)
+
+    def is_doubled(self, name: str) -> bool:
+        """Whether several directories have an entry of a name, which is not served then."""
+        return sum((directory / name).is_dir() for directory in self.directories) > 1
+
+    def entry(self, name: str, overrides: Mapping[str, Override]) -> Path | None:
+        """The directory that a name is read from."""
+        override = overrides.get(name)
+        return override.entry if override is not None and override.entry is not None else self.find(name)
+
+    def names(self) -> set[str]:
+        """The names of all entries."""
+        return {
+            entry.name
+            for directory in self.directories
+            if directory.is_dir()
+            for entry in directory.iterdir()
+            if entry.is_dir() and entry.name[0] != "."
+        }
+
+    def needed(
+        self, names: Collection[str], deployed: Mapping[str, Deployed], overrides: Mapping[str, Override]
+    ) -> set[str]:
+        """These names, and those that have to be read with them: what they need and is not there; families always."""
+        selected: set[str] = set()
+        waiting = list(names)
+        while waiting:
+            name = waiting.pop()
+            if name not in selected and (entry := self.entry(name, overrides)) is not None:
+                selected.add(name)
+                needs = needed_names(entry, overrides[name].config if name in overrides else "")
+                waiting += [need for need in needs if need not in deployed or deployed[need].needs]
+        return selected
+
+
+class Revision(NamedTuple):
+    """What was read: by name, what may be served, and why something cannot be; `unsupported` is so by its kind."""
+
+    deployed: dict[str, Deployed]
+    broken: dict[str, str]
+    unsupported: frozenset[str] = frozenset()
+
+
+def read_revision(
+    source: Source,
+    names: Collection[str],
+    number: int,
+    deployed: Mapping[str, Deployed],
+    overrides: Mapping[str, Override],
+    anew: Collection[str] = (),
+) -> Revision:
+    """Read names as revision `number`; versions whose files are as they were stay, but for those of `anew`.
+
+    Blocks. Pipelines are checked against what is read and what is `deployed` besides.
+    """
+    entries = {name: source.entry(name, overrides) for name in names}
+    configs = {name: override.config for name, override in overrides.items()}
+    needs = {name: needed_names(path, configs.get(name, "")) for name, path in entries.items() if path is not None}
+    files = {name: fingerprint(path) for name, path in entries.items() if path is not None and name not in overrides}
+    kept = {
+        public_key(entry.spec.key): entry
+        for name in files.keys() - set(anew)
+        if name in deployed
+        for entry in _unchanged(deployed[name], files[name])
+    }
+    others = {entry.spec.key: entry for name, each in deployed.items() if name not in entries for entry in each.models}
+    # Of these names only: another one that has an override is served already, and would be read anew with them.
+    directories = {name: each.entry for name, each in overrides.items() if name in entries and each.entry is not None}
+    selection = Selection(tuple(names), number, configs, directories, kept)
+    known = {**source.remote, **others}
+    found = Repository.scan(
+        source.directories, source.max_batch_size, source.max_batch_sizes, known, selection, source.kinds
+    )
+    broken: dict[str, str] = {}
+    for each in found.broken:
+        broken[each.name] = "; ".join(filter(None, (broken.get(each.name), each.reason)))
+    revision: dict[str, Deployed] = {}
+    for name in entries.keys() - broken.keys():
+        models = tuple(entry for key, entry in found.models.items() if entry.spec.name == name and key not in known)
+        pipelines = tuple(single_model(entry.spec) for entry in models)
+        if name in found.pipelines:
+            pipelines = (found.pipelines[name],)
+        if pipelines:
+            revision[name] = Deployed(models, pipelines, needs[name], files.get(name), overrides.get(name))
+    return Revision(revision, broken, frozenset(each.name for each in found.broken if each.unsupported))
+
+
+def deployed_from(repository: Repository, source: Source) -> dict[str, Deployed]:
+    """What a server begins with."""
+    entries = [entry for key, entry in repository.models.items() if key not in source.remote]
+    names = {entry.spec.name for entry in entries} | repository.pipelines.keys()
+    deployed = {}
+    for name in names:
+        path = source.find(name)
+        models = tuple(entry for entry in entries if entry.spec.name == name)
+        pipelines = tuple(single_model(entry.spec) for entry in models) or (repository.pipelines[name],)
+        needs = frozenset[str]() if path is None else needed_names(path)
+        deployed[name] = Deployed(models, pipelines, needs, None if path is None else fingerprint(path))
+    return deployed
+
+
+def _unchanged(before: Deployed, files: Fingerprint) -> list[ModelEntry]:
+    """The versions of a model that are as they were, which none is when anything but versions has changed."""
+    known = before.files or {}
+    changed = {name for name in known.keys() | files.keys() if known.get(name) != files.get(name)}
+    if not all(name.isdigit() for name in changed):
+        return []
+    return [entry for entry in before.models if str(entry.spec.version) not in changed]

@@ -1,0 +1,224 @@
+"""Brings a revision to the workers and to the scheduler, and takes what is not served any more from them."""
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from sluice.batcher.interface.config import ModelConfig, SchedulerSpec
+from sluice.batcher.interface.events import ServingChanged
+from sluice.batcher.interface.residency_config import Loading
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.batcher.settings.spec_builder import build_spec
+from sluice.gateway.config.server_config import ServerConfig
+from sluice.gateway.deployment.initial_residency import model_needs
+from sluice.gateway.deployment.instance_counts import log_missing_instances
+from sluice.gateway.deployment.load_waiter import Loads
+from sluice.gateway.deployment.placement import Room, find_room
+from sluice.gateway.deployment.registry import Catalogue
+from sluice.gateway.deployment.revision import Deployed
+from sluice.gateway.deployment.stored_profiles import footprints, model_memory, stored_entries
+from sluice.gateway.deployment.worker_files import worker_files
+from sluice.gateway.executors.triton.executor import MixedExecutor
+from sluice.gateway.executors.worker.executor import WorkerExecutor
+from sluice.gateway.observability.metrics import Metrics
+from sluice.gateway.partitions.states import PartitionStates
+from sluice.gateway.runtime.driver import Runtime
+from sluice.gateway.tensors.pipeline_wiring import PipelinePlan, plan_pipeline
+from sluice.models.errors import ConfigError, RejectedError
+from sluice.models.pipelines.check import single_model
+from sluice.models.pipelines.pipeline import Pipeline
+from sluice.models.profiles.file import Entry
+from sluice.models.repository.scan import ModelEntry
+from sluice.models.spec import ModelSpec
+from sluice.mps.ipc.messages import ModelFile
+from sluice.mps.partitions.partition import Partition
+
+_MIB = 1 << 20
+
+
+class Prepared(NamedTuple):
+    """What is to be loaded for a revision, by name in `deployed`, and how.
+
+    `placed` are the new models with the partitions that are to hold them; `outdated` are the names of models that are
+    to report more of their batches than they were loaded for.
+    """
+
+    deployed: Mapping[str, Deployed]
+    change: ServingChanged
+    plans: Mapping[str, PipelinePlan]
+    specs: Mapping[str, ModelSpec]
+    files: Mapping[str, Mapping[str, ModelFile]]
+    placed: Sequence[tuple[str, Sequence[str]]]
+    outdated: frozenset[str]
+
+
+class Deployment:
+    """What is served, as the scheduler, the runtime, the executor and the catalogue know it.
+
+    `remote` are the models that Triton servers hold, which stay; `states` has the partitions of our workers.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        remote: Mapping[str, ModelEntry],
+        states: PartitionStates,
+        scheduler: Scheduler,
+        runtime: Runtime,
+        executor: WorkerExecutor | MixedExecutor,
+        catalogue: Catalogue,
+        metrics: Metrics,
+        loads: Loads,
+    ) -> None:
+        self._config = config
+        self._remote = remote
+        self._states = states
+        self._scheduler = scheduler
+        self._runtime = runtime
+        self._executor = executor
+        self._catalogue = catalogue
+        self._metrics = metrics
+        self._loads = loads
+        self._recycling = asyncio.Lock()
+
+    async def prepare(self, revision: Mapping[str, Deployed], deployed: Mapping[str, Deployed]) -> Prepared:
+        """See what has to be done to serve a revision beside what is deployed.
+
+        Raises ConfigError when that cannot be, and RejectedError when there is no room for it now.
+        """
+        deployed = dict(deployed)  # as it is now: others may be loaded meanwhile
+        after = {**deployed, **revision}
+        entries = {entry.spec.key: entry for each in after.values() for entry in each.models}
+        before = {entry.spec.key for each in deployed.values() for entry in each.models}
+        new = {key: entry for key, entry in entries.items() if key not in before}
+        partitions = self._partitions
+        kinds = [partition.profile_kind for partition in partitions]
+        stored = await asyncio.to_thread(lambda: {key: stored_entries(entry, kinds) for key, entry in new.items()})
+        specs = {key: entry.spec for key, entry in {**self._remote, **entries}.items()}
+        pipelines = [
+            *(single_model(entry.spec) for entry in self._remote.values()),
+            *(pipeline for each in after.values() for pipeline in each.pipelines),
+        ]
+        known = {model.key: model.verdicts for model in self._scheduler.spec.models}
+        spec = self._build(specs, pipelines, stored, new)
+        models = tuple(model for model in spec.models if model.key in new)
+        asked = {model.key: model.verdicts for model in spec.models}
+        served = {pipeline.key for each in deployed.values() for pipeline in each.pipelines}
+        served |= {pipeline.key for pipeline in pipelines[: len(self._remote)]}
+        added = [
+            (pipeline, config)
+            for pipeline, config in zip(pipelines, spec.pipelines, strict=True)
+            if config.name not in served
+        ]
+        files = await asyncio.to_thread(worker_files, models, new, stored, partitions)
+        if partitions != self._partitions:  # one was resized meanwhile: other profiles are to be looked at
+            return await self.prepare(revision, deployed)
+        room = self._place(models, {new[model.key].spec.name for model in models} & deployed.keys())
+        return Prepared(
+            revision,
+            ServingChanged(models, tuple(config for _, config in added), (), room.residency, room.spare),
+            {
+                config.name: plan_pipeline(pipeline, specs, [stage.verdicts for stage in config.stages])
+                for pipeline, config in added
+            },
+            {key: specs[key] for key in new},
+            files,
+            [
+                (model.key, places)
+                for model in models
+                if (places := [name for name, held in room.residency.items() if model.key in held])
+            ],
+            frozenset(specs[key].name for key, now in asked.items() if now != known.get(key, now)),
+        )
+
+    def begin(self, prepared: Prepared) -> None:
+        """Have everything loaded; `Loads.come` tells when it is there."""
+        self._executor.add(prepared.plans, prepared.specs, prepared.files)
+        self._runtime.serve(prepared.change)
+
+    def retire(self, pipelines: Collection[str]) -> None:
+        """Have pipelines get no more requests."""
+        if pipelines:
+            self._runtime.serve(ServingChanged(retired=tuple(sorted(pipelines))))
+
+    async def end(self, pipelines: Collection[str], models: Collection[str]) -> None:
+        """Wait until no partition holds models that no pipeline needs any more, and forget them."""
+        for model in sorted(models):
+            await self._loads.go(model)
+            self._catalogue.forget(model)
+            self._metrics.forget(model)
+        self._executor.remove(pipelines, models)
+
+    def memory_of(self, partition: str) -> int:
+        """Bytes that the models take which a partition holds, or is being given."""
+        held = self._scheduler.served.residency.held(partition)
+        return sum(model.most_bytes for model in self._scheduler.spec.models if model.key in held)
+
+    async def recycle(self, partitions: Sequence[str]) -> None:
+        """Have new workers take the place of those of partitions, one after the other, whoever asks."""
+        async with self._recycling:
+            for partition in partitions:
+                self._executor.recycle(partition)
+                await self._loads.back(partition)
+
+    @property
+    def _partitions(self) -> list[Partition]:
+        return [state.partition for state in self._states.all().values()]
+
+    def _build(
+        self,
+        specs: Mapping[str, ModelSpec],
+        pipelines: Sequence[Pipeline],
+        stored: Mapping[str, Mapping[str, Entry]],
+        new: Mapping[str, ModelEntry],
+    ) -> SchedulerSpec:
+        config = self._config
+        spec = build_spec(
+            specs.values(),
+            pipelines,
+            (),
+            policies=config.policies(specs.values()),
+            default_policy=config.policy.config(),
+            memory_of={key: model_memory(new[key], entries) for key, entries in stored.items()},
+            verdicts_of={model.key: model.verdicts for model in self._scheduler.spec.models},
+            recalls=config.cache_bytes > 0,
+        )
+        return config.residency.apply(spec, {key: footprints(new[key], entries) for key, entries in stored.items()})
+
+    def _place(self, models: Sequence[ModelConfig], reloaded: Collection[str]) -> Room:
+        """Where new models are to be held; one that there is no room for beside the others waits for demand.
+
+        Raises ConfigError for what no partition has room for, and RejectedError where what is served would have to go
+        first, or is still going.
+        """
+        spec, ours = self._scheduler.spec, {partition.name for partition in self._partitions}
+        residency, fleet = self._scheduler.served.residency, self._scheduler.dispatcher.fleet.partitions
+        partitions = [msgspec.structs.replace(each, models=None) for each in spec.partitions if each.name in ours]
+        needs = model_needs([*(each for each in spec.models if each.key not in self._remote), *models], partitions)
+        new = {model.key: needs[model.key] for model in models}
+        held = {name: residency.held(name) for name in ours}
+        serving = {name: fleet[name].models if fleet[name].ready else () for name in ours}
+        # A worker that is gone may not come back: what it would hold is only for it if nobody else has room.
+        up = [each for each in partitions if fleet[each.name].ready or not each.memory_bytes]
+        room = find_room(needs, new, up or partitions, held, serving)
+        if room.placed < new.keys():
+            room = find_room(needs, new, partitions, held, serving)
+        largest = max(partition.memory_bytes for partition in partitions)
+        for key in sorted(new.keys() - room.placed):
+            size = _mib(new[key].memory_bytes)
+            if new[key].memory_bytes > largest:
+                raise ConfigError(f"no partition has room for the {size} that {key} takes, only for {_mib(largest)}")
+            if reloaded and spec.residency.loading is not Loading.DEMAND:
+                free = f"{_mib(room.free)} of {_mib(largest)} are free"
+                raise RejectedError(f"no partition has room for the {size} of {key} beside what is served: {free}")
+            self._catalogue.model_on_demand(key)
+        if spec.residency.loading is Loading.DEMAND:
+            self._catalogue.models_on_demand(new)
+        log_missing_instances(models, room.residency)
+        return room
+
+
+def _mib(size: int) -> str:
+    return f"{size / _MIB:.3g} MiB"

@@ -1,0 +1,52 @@
+"""Model files as workers are told to load them."""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from sluice.batcher.interface.config import ModelConfig
+from sluice.gateway.deployment.stored_profiles import stored_tables
+from sluice.models.profiles.file import Entry
+from sluice.models.repository.scan import ModelEntry
+from sluice.mps.ipc.messages import ModelFile
+from sluice.mps.partitions.partition import Partition
+
+
+def file_to_measure(entry: ModelEntry, menu: tuple[int, ...]) -> ModelFile:
+    """A model's file with the batch sizes that it is to be measured at; nobody asks for its verdicts."""
+    spec = entry.spec
+    return ModelFile(spec.key, str(entry.path.resolve()), entry.backend, menu, spec.batchable, config=spec.config)
+
+
+def worker_files(
+    models: Iterable[ModelConfig],
+    entries: Mapping[str, ModelEntry],
+    stored: Mapping[str, Mapping[str, Entry]],
+    partitions: Iterable[Partition],
+) -> dict[str, dict[str, ModelFile]]:
+    """The files of models, by partition and key; every partition is told what its stored profiles say.
+
+    `entries` and `stored` have the models' entries and profiles by key; those that have no profiles are left out.
+    """
+    files = [
+        ModelFile(
+            model.key,
+            str(entry.path.resolve()),
+            entry.backend,
+            entry.spec.menu,
+            entry.spec.batchable,
+            tuple((verdict.output, verdict.confidence) for verdict in model.verdicts),
+            config=entry.spec.config,
+        )
+        for model in models
+        if model.key in stored
+        for entry in [entries[model.key]]
+    ]
+    tables = {file.key: stored_tables(entries[file.key], stored[file.key]) for file in files}
+    return {
+        partition.name: {
+            file.key: msgspec.structs.replace(file, table=tables[file.key].get(partition.profile_kind))
+            for file in files
+        }
+        for partition in partitions
+    }

@@ -1,0 +1,84 @@
+"""Notices that a worker hangs: the batch that it runs does not end."""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+
+from sluice.batcher.interface.decisions import DispatchBatch
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.units import NS_PER_S
+
+BATCH_TIMEOUT_S = 10.0
+"""Time that every batch has, however short its latency should be."""
+LATENCY_FACTOR = 20
+"""A batch of a slow model has this many times its measured latency, above what estimates are ever corrected to."""
+LOOK_S = 1.0
+"""The longest time between two looks, by which it shows that the loop stood still."""
+STILL_S = 0.5
+"""A look that is as late as this, or later, says that the loop stood still: no timer is that late otherwise."""
+
+
+class BatchWatch:
+    """Watches the first of `batches`, which a worker runs in this order.
+
+    `overdue` is told, in a sentence, of a batch that has run for `timeout_s` and for 20 times the latency in `tables`.
+    While models are `loading`, batches wait for the runs that warm those, which the supervisor bounds: nothing is
+    overdue then. There is one timer, which is left alone while batches come and go.
+
+    What has arrived while the loop was busy is had by `take_in` first, since loops look at timers before they look at
+    sockets. Nor does time count in which the loop stood still: a machine that halts, halts the worker as well.
+    """
+
+    def __init__(
+        self,
+        batches: Mapping[int, DispatchBatch],
+        tables: Mapping[str, LatencyTable],
+        loading: Collection[str],
+        timeout_s: float,
+        take_in: Callable[[], None],
+        overdue: Callable[[str], None],
+    ) -> None:
+        self._batches = batches
+        self._tables = tables
+        self._loading = loading
+        self._timeout_s = timeout_s
+        self._take_in = take_in
+        self._overdue = overdue
+        self._loop = asyncio.get_running_loop()
+        self._since_s = 0.0
+        self._look_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def restart(self) -> None:
+        """Note that from now on the batch which is first now is running."""
+        self._since_s = self._loop.time()
+        if self._timer is None:
+            self._look_at(self._since_s + min(LOOK_S, self._timeout_s))
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look_at(self, due_s: float) -> None:
+        self._look_s = due_s
+        self._timer = self._loop.call_at(due_s, self._look)
+
+    def _look(self) -> None:
+        self._take_in()
+        if self._timer is None:  # it was stopped by that
+            return
+        self._timer = None
+        if not self._batches:
+            return
+        now_s = self._loop.time()
+        if now_s - self._look_s >= STILL_S:
+            self._since_s = min(self._since_s + now_s - self._look_s, now_s)
+        batch = next(iter(self._batches.values()))
+        latency_s = self._tables[batch.model].latency_ns(batch.rows) / NS_PER_S
+        limit_s = max(self._timeout_s, LATENCY_FACTOR * latency_s)
+        due_s = self._since_s + limit_s
+        if self._loading or now_s < due_s:
+            self._look_at(now_s + LOOK_S if self._loading else min(due_s, now_s + LOOK_S))
+        else:
+            self._overdue(f"batch {batch.batch} did not end within {limit_s:g} s")

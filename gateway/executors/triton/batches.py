@@ -1,0 +1,181 @@
+"""The batches in flight on one Triton server, each of them one call."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from sluice.batcher.interface.config import Verdict
+from sluice.batcher.interface.decisions import DispatchBatch
+from sluice.batcher.interface.events import BatchCompleted, BatchFailed, BatchRevoked, FailureCause
+from sluice.gateway.executors.base import Post
+from sluice.gateway.executors.hang_detector import LATENCY_FACTOR
+from sluice.gateway.executors.triton.client import TritonClient
+from sluice.gateway.executors.triton.errors import ModelLost, ServerLost
+from sluice.gateway.executors.triton.memory import TritonMemory
+from sluice.gateway.executors.triton.models import TritonModels
+from sluice.gateway.executors.triton.wire import Encoded, decode_batch, encode_for
+from sluice.gateway.protocol.answer import Tensor
+from sluice.gateway.tensors.assembly import Assembly
+from sluice.gateway.tensors.request_tensors import Outputs
+from sluice.models.backends.device_errors import is_out_of_memory
+from sluice.models.errors import BackendFailed, BadTensor, PartitionError
+from sluice.models.pipelines.confidence import confidence
+from sluice.models.pipelines.pipeline import batch_key
+from sluice.models.tensors.arrays import WireBytes
+from sluice.models.units import NS_PER_S
+
+logger = logging.getLogger(__name__)
+
+
+class TritonBatches:
+    """Runs batches on one server and reports how they end; `verdicts` are what is asked of each model, by key.
+
+    `lost` is told, in a sentence, of an end that says that the server is lost; `abandon` is to follow. A batch has
+    `timeout_s`, and 20 times its measured latency if that is more. Tensors go through `memory`, where there is one.
+    `answered` counts the calls that had an answer.
+    """
+
+    def __init__(
+        self,
+        client: TritonClient,
+        memory: TritonMemory | None,
+        models: TritonModels,
+        verdicts: Mapping[str, Sequence[Verdict]],
+        assembly: Assembly,
+        timeout_s: float,
+        lost: Callable[[str], None],
+        clock: Callable[[], int],
+    ) -> None:
+        self._client = client
+        self._memory = memory
+        self._models = models
+        self._verdicts = verdicts
+        self._assembly = assembly
+        self._timeout_s = timeout_s
+        self._lost = lost
+        self._clock = clock
+        self._running: dict[int, tuple[DispatchBatch, asyncio.Task[None], Encoded]] = {}
+        self._calls: set[asyncio.Task[None]] = set()
+        self._free_ns = 0
+        self.answered = 0
+        self._post: Post
+
+    def start(self, post: Post) -> None:
+        """Send events to `post` from now on."""
+        self._post = post
+
+    @property
+    def running(self) -> int:
+        """How many are in flight."""
+        return len(self._running)
+
+    def of(self, model: str) -> list[asyncio.Task[None]]:
+        """The calls in flight that run a model."""
+        return [task for batch, task, _ in self._running.values() if batch.model == model]
+
+    async def drain(self) -> None:
+        """Give up what runs, without a word."""
+        calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    def abandon(self, reason: str) -> None:
+        """Fail all batches, in their order, since the server is lost."""
+        self._free_ns = 0
+        if self._memory is not None:
+            self._memory.drop()
+        for call in self._calls:
+            if call is not asyncio.current_task():
+                call.cancel()
+        running = list(self._running)
+        self._running.clear()
+        for batch in running:
+            self._assembly.abandon(batch)
+            self._post(BatchFailed(batch, FailureCause.WORKER_LOST, reason))
+
+    def run(self, batch: DispatchBatch) -> None:
+        """Send a batch."""
+        spec = self._models.specs[batch.model]
+        try:
+            sent = encode_for(self._memory, spec, batch.rows, self._assembly.collect(batch))
+        except BaseException:
+            self._assembly.abandon(batch.batch)
+            raise
+        task = asyncio.get_running_loop().create_task(self._run(batch, sent))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        self._running[batch.batch] = batch, task, sent
+
+    def revoke(self, batch: int) -> None:
+        """Take a batch back that waits behind another one; too late is no error."""
+        if batch not in self._running or next(iter(self._running)) == batch:
+            return
+        _, task, sent = self._running.pop(batch)
+        # What is in memory runs all the same: the server writes there, unless it is known to have ended.
+        if sent.slot is None:
+            task.cancel()
+        self._assembly.abandon(batch)
+        self._post(BatchRevoked(batch))
+
+    async def _run(self, batch: DispatchBatch, sent: Encoded) -> None:
+        sent_ns = self._clock()
+        limit_s = LATENCY_FACTOR * self._models.tables[batch.model].latency_ns(batch.rows) / NS_PER_S
+        free = True
+        try:
+            answer = await self._client.infer(sent.message, max(self._timeout_s, limit_s), sent.http)
+            if batch.batch in self._running:
+                self._complete(batch, sent_ns, answer, sent)
+                free = False  # with the last of the outputs
+        except ModelLost as error:
+            self._models.broken.add(batch.model)
+            self._lost(f"{batch.model}: {error}")
+        except ServerLost as error:
+            self._lost(str(error))
+        except BadTensor as error:
+            self._lost(f"{batch.model}: {error}")
+        except BackendFailed as error:
+            is_memory = is_out_of_memory(error)
+            self._fail(batch, FailureCause.OUT_OF_MEMORY if is_memory else FailureCause.BACKEND, str(error))
+        except PartitionError as error:
+            self._fail(batch, FailureCause.RESOURCES, str(error))
+        except Exception as error:  # whatever it is, it ends this batch and nothing else
+            logger.exception("batch %d of %s could not be completed", batch.batch, batch.model)
+            self._fail(batch, FailureCause.BACKEND, str(error))
+        finally:
+            if free:
+                self._free(sent)
+
+    def _complete(self, batch: DispatchBatch, sent_ns: int, answer: bytes, sent: Encoded) -> None:
+        """Take an answer; raises BadTensor for one that makes no sense."""
+        ended_ns = self._clock()
+        self.answered += 1
+        spec = self._models.specs[batch.model]
+        tensors = decode_batch(spec, batch.rows, answer, sent)
+        verdicts = tuple(_confidences(tensors, verdict) for verdict in self._verdicts.get(batch.model, ()))
+        key = batch_key(
+            (output.name, tensors[output.name].shape[int(spec.batchable) :])
+            for output in spec.outputs
+            if not output.fixed
+        )
+        # The server may have begun only when it was done with the one before.
+        started_ns = max(sent_ns, self._free_ns)
+        self._free_ns = ended_ns
+        del self._running[batch.batch]
+        self._assembly.complete(batch.batch, Outputs(tensors, {}, lambda: self._free(sent)))
+        self._post(BatchCompleted(batch.batch, started_ns, ended_ns, verdicts, key))
+
+    def _free(self, sent: Encoded) -> None:
+        if self._memory is not None and sent.slot is not None:
+            self._memory.free(sent.slot)
+
+    def _fail(self, batch: DispatchBatch, cause: FailureCause, reason: str) -> None:
+        if self._running.pop(batch.batch, None) is not None:
+            self._assembly.abandon(batch.batch)
+            self._post(BatchFailed(batch.batch, cause, f"{batch.model}: {reason}"))
+
+
+def _confidences(tensors: Mapping[str, Tensor], verdict: Verdict) -> tuple[float, ...]:
+    tensor = tensors[verdict.output]
+    assert not isinstance(tensor, WireBytes), "confidences are of numbers"
+    return tuple(confidence(tensor, verdict.confidence).tolist())

@@ -1,0 +1,100 @@
+"""Executors for Triton servers, alone and beside worker processes."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from sluice.batcher.interface.config import Verdict
+from sluice.batcher.interface.decisions import DispatchBatch, LoadModel, UnloadModel
+from sluice.gateway.config.triton_settings import TritonSettings
+from sluice.gateway.executors.base import Post
+from sluice.gateway.executors.triton.partition import TritonPartition, Watcher
+from sluice.gateway.executors.triton.process import TritonProcess
+from sluice.gateway.executors.triton.statistics import TritonStatistics
+from sluice.gateway.executors.worker.executor import WorkerExecutor
+from sluice.models.spec import ModelSpec
+
+
+class MixedExecutor:
+    """Runs batches on worker processes and on Triton servers, whichever partition they are for.
+
+    Tensors are the workers' assembly's business for both, so the stages of a request may run here and there. `holds`
+    are the models that each server may hold, by its name; `verdicts` what is asked of each, by key; `processes` those
+    of the servers that we run.
+    """
+
+    def __init__(
+        self,
+        workers: WorkerExecutor,
+        servers: Sequence[TritonSettings],
+        holds: Mapping[str, Mapping[str, ModelSpec]],
+        verdicts: Mapping[str, Sequence[Verdict]],
+        watcher: Watcher,
+        clock: Callable[[], int],
+        processes: Mapping[str, TritonProcess] = {},
+    ) -> None:
+        self._workers = workers
+        self._servers = {
+            each.name: TritonPartition(
+                each, holds[each.name], verdicts, workers.assembly, watcher, clock, processes.get(each.name)
+            )
+            for each in servers
+        }
+        self.admit = workers.admit
+        self.add = workers.add
+        self.remove = workers.remove
+        self.recycle = workers.recycle
+        self.resize = workers.resize
+        self.combine = workers.combine
+        self.recall = workers.recall
+        self.take = workers.take
+        self.forget = workers.forget
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of the input arena in use; batches for Triton take none."""
+        return self._workers.arena_bytes
+
+    @property
+    def breakers(self) -> dict[str, str]:
+        """The state of each server's circuit breaker, by its name."""
+        return {name: server.breaker for name, server in self._servers.items()}
+
+    @property
+    def statistics(self) -> TritonStatistics:
+        """What the servers count themselves."""
+        return TritonStatistics(self._servers)
+
+    def start(self, post: Post) -> None:
+        """Start the workers and connect to the servers."""
+        self._workers.start(post)
+        for server in self._servers.values():
+            server.start(post)
+
+    async def drain(self, timeout_s: float = 5.0) -> None:
+        """End the calls and the workers, and give all shared memory up."""
+        for server in self._servers.values():
+            await server.drain()
+        await self._workers.drain(timeout_s)
+
+    def run(self, batch: DispatchBatch) -> None:
+        """Start a batch; raises PartitionError when it cannot be."""
+        self._servers.get(batch.partition, self._workers).run(batch)
+
+    def revoke(self, batch: int) -> None:
+        """Take a batch back wherever it is; too late is no error."""
+        self._workers.revoke(batch)
+        for server in self._servers.values():
+            server.revoke(batch)
+
+    def load(self, order: LoadModel) -> None:
+        """Begin to load a model."""
+        if server := self._servers.get(order.partition):
+            server.load(order.model)
+        else:
+            self._workers.load(order)
+
+    def unload(self, order: UnloadModel) -> None:
+        """Unload a model after its batches."""
+        if server := self._servers.get(order.partition):
+            server.unload(order.model)
+        else:
+            self._workers.unload(order)

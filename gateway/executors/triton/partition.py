@@ -1,0 +1,283 @@
+"""One Triton server as a partition: a circuit breaker around it, its models, and the batches that it runs."""
+
+import asyncio
+import enum
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from sluice.batcher.interface.config import Verdict
+from sluice.batcher.interface.decisions import DispatchBatch
+from sluice.batcher.interface.events import ModelLoaded, ModelLoadFailed, ModelUnloaded, PartitionLost, PartitionReady
+from sluice.gateway.config.triton_settings import TritonSettings
+from sluice.gateway.executors.base import Post
+from sluice.gateway.executors.triton.batches import TritonBatches
+from sluice.gateway.executors.triton.client import TritonClient
+from sluice.gateway.executors.triton.errors import ServerLost
+from sluice.gateway.executors.triton.memory import TritonMemory
+from sluice.gateway.executors.triton.models import TritonModels
+from sluice.gateway.executors.triton.process import TritonProcess
+from sluice.gateway.executors.triton.statistics import ModelCounts
+from sluice.gateway.tensors.assembly import Assembly
+from sluice.models.errors import PartitionError, ServingError
+from sluice.models.spec import ModelSpec, public_key
+from sluice.mps.isolation.back_off import BackOff
+
+LAST_PROBE_S = 5.0
+"""The longest that a server which is lost is left alone."""
+IDLE_S = 10.0
+"""How long a server may be sent nothing before it is asked whether it is still there."""
+FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
+"""How long a model that could not be loaded is left alone; twice as long each time."""
+
+
+class Breaker(enum.StrEnum):
+    """Whether a server is given batches: `closed` as long as all is well, `half_open` while it is tried."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+class Watcher(Protocol):
+    """Is told how the servers are."""
+
+    def triton_ready(self, partition: str, url: str, loaded: Sequence[str], failed: Mapping[str, str]) -> None:
+        """A server takes batches; `failed` maps models that it does not run to the reasons."""
+        ...
+
+    def triton_lost(self, partition: str, url: str, reason: str) -> None:
+        """A server takes no batches, until `triton_ready`; also told when it could not be reached the first time."""
+        ...
+
+    def model_loaded(self, partition: str, model: str) -> None:
+        """A server that is up holds one more model."""
+        ...
+
+    def model_load_failed(self, partition: str, model: str, reason: str) -> None:
+        """A server that is up could not load a model."""
+        ...
+
+    def model_unloaded(self, partition: str, model: str) -> None:
+        """A server that is up does not hold a model any more."""
+        ...
+
+
+class TritonPartition:
+    """Runs batches on one server, each as one call, and keeps it and its models going as far as that can be done.
+
+    `specs` are the models that it may hold, and begins with, by key; `verdicts` what is asked of each; `process` is
+    that of a server which we run, and start again when it ends. A call that fails by more than its content opens the
+    breaker: the partition is lost with its batches. It is ready again when the server is, and has run a batch of every
+    size. What does not come up then is tried again beside the batches.
+    """
+
+    def __init__(
+        self,
+        settings: TritonSettings,
+        specs: Mapping[str, ModelSpec],
+        verdicts: Mapping[str, Sequence[Verdict]],
+        assembly: Assembly,
+        watcher: Watcher,
+        clock: Callable[[], int],
+        process: TritonProcess | None = None,
+    ) -> None:
+        self.breaker = Breaker.OPEN
+        self._settings = settings
+        self._name = settings.name
+        self._watcher = watcher
+        self._process = process
+        self._client = TritonClient(settings.url, settings.http_url)
+        self._memory = (
+            TritonMemory(self._client, settings.name, specs.values(), settings.http_url) if settings.local else None
+        )
+        self._models = TritonModels(self._client, self._memory, specs, clock)
+        self._batches = TritonBatches(
+            self._client, self._memory, self._models, verdicts, assembly, settings.timeout_s, self._open, clock
+        )
+        self._held: set[str] = set()
+        self._changing = asyncio.Lock()
+        self._changes: set[asyncio.Task[None]] = set()
+        self._lost = asyncio.Event()
+        self._serving: asyncio.Task[None]
+        self._post: Post
+
+    def start(self, post: Post) -> None:
+        """Connect, and report what the server holds once it is ready."""
+        self._post = post
+        self._batches.start(post)
+        self._serving = asyncio.get_running_loop().create_task(self._serve())
+
+    async def drain(self) -> None:
+        """Give up what runs; the server stays, and a process of ours is left to who launched it."""
+        if self._process is not None:
+            self._process.unwatch()
+        tasks = [self._serving, *self._changes]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._batches.drain()
+        if self._memory is not None:
+            with suppress(ServerLost):
+                await self._memory.unregister()
+        await self._client.close()
+
+    def run(self, batch: DispatchBatch) -> None:
+        """Send a batch; raises PartitionError when the breaker is open."""
+        if self.breaker is not Breaker.CLOSED:
+            raise PartitionError(f"the Triton server {self._name} is not in service")
+        self._batches.run(batch)
+
+    async def counts(self) -> dict[str, ModelCounts]:
+        """What the server has counted of our models, by `name:version`; nothing while it is lost."""
+        if self.breaker is not Breaker.CLOSED:
+            return {}
+        ours = {public_key(key) for key in self._models.specs}
+        return {model: counts for model, counts in (await self._client.statistics()).items() if model in ours}
+
+    def revoke(self, batch: int) -> None:
+        """Take a batch back that waits behind another one; too late is no error."""
+        self._batches.revoke(batch)
+
+    # -- the server
+
+    async def _serve(self) -> None:
+        back_off = BackOff()
+        while True:
+            self.breaker = Breaker.HALF_OPEN
+            try:
+                failed = await self._bring_up()
+            except (ServerLost, OSError) as error:
+                self._open(str(error))
+            else:
+                self._close(failed)
+                back_off.ready(time.monotonic())
+                await self._watch()
+            await asyncio.sleep(min(back_off.lost(time.monotonic()), LAST_PROBE_S))
+
+    async def _watch(self) -> None:
+        """Return when the server is lost; one that has answered nothing for long is asked how it is."""
+        while True:
+            answered = self._batches.answered
+            with suppress(TimeoutError):
+                async with asyncio.timeout(IDLE_S):
+                    await self._lost.wait()
+                    return
+            if self._batches.answered == answered and not self._batches.running:
+                try:
+                    await self._client.check_server()
+                except ServerLost as error:
+                    self._open(str(error))
+
+    async def _bring_up(self) -> dict[str, str]:
+        """Get the server and its models to run; returns the reasons why some do not.
+
+        Raises ServerLost, or OSError when its process cannot be started.
+        """
+        if self._process is None:
+            await self._client.check_server()
+        else:
+            await self._process.wait_ready(self._client.check_server)
+            self._process.watch(self._process_ended)
+        if self._memory is not None:
+            await self._memory.register()
+        failed: dict[str, str] = {}
+        for key in self._models.specs:
+            try:
+                await self._models.bring_up(key)
+            except ServerLost:
+                raise
+            except ServingError as error:
+                failed[key] = str(error)
+        return failed
+
+    def _close(self, failed: Mapping[str, str]) -> None:
+        """Close the breaker: the partition is in service."""
+        self.breaker = Breaker.CLOSED
+        self._lost.clear()
+        self._held = self._models.specs.keys() - failed.keys()
+        tables = {key: self._models.tables[key] for key in self._models.specs if key in self._held}
+        self._watcher.triton_ready(self._name, self._settings.url, list(tables), failed)
+        self._post(PartitionReady(self._name, tables))
+        for key in failed:
+            self._change(self._revive(key))
+
+    def _open(self, reason: str) -> None:
+        """Open the breaker: the partition is lost with its batches. Told once, however often the server is tried."""
+        self.breaker = Breaker.OPEN
+        if self._lost.is_set():
+            return
+        self._lost.set()
+        self._watcher.triton_lost(self._name, self._settings.url, reason)
+        self._post(PartitionLost(self._name, reason))
+        for change in self._changes:
+            if change is not asyncio.current_task():
+                change.cancel()
+        self._batches.abandon(reason)
+
+    def _process_ended(self) -> None:
+        assert self._process is not None
+        self._process.unwatch()
+        if (reason := self._process.ended()) is not None:
+            self._open(reason)
+
+    # -- models
+
+    def load(self, key: str) -> None:
+        """Have the server hold one more model; nothing follows when the server is lost first."""
+        if self.breaker is Breaker.CLOSED:
+            self._change(self._load(key))
+
+    def unload(self, key: str) -> None:
+        """Have the server give up a model after its batches; as `load`."""
+        if self.breaker is Breaker.CLOSED:
+            self._change(self._unload(key))
+
+    def _change(self, change: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(self._carry_out(change))
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+
+    async def _carry_out(self, change: Coroutine[None, None, None]) -> None:
+        """Make a change; nothing is said of a model when the server is lost with it."""
+        try:
+            await change
+        except ServerLost as error:
+            self._open(str(error))
+
+    async def _load(self, key: str) -> None:
+        if (reason := await self._bring_up_one(key)) is not None:
+            self._watcher.model_load_failed(self._name, key, reason)
+            self._post(ModelLoadFailed(self._name, key, reason))
+
+    async def _revive(self, key: str) -> None:
+        """Try a model that did not come up until it does."""
+        delay_s = FIRST_RETRY_S
+        while key not in self._held:
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, LAST_RETRY_S)
+            await self._bring_up_one(key)
+
+    async def _bring_up_one(self, key: str) -> str | None:
+        """Load a model, one at a time, and report it; returns the reason when it does not load."""
+        async with self._changing:
+            try:
+                await self._models.bring_up(key)
+            except ServerLost:
+                raise
+            except ServingError as error:
+                return str(error)
+        self._held.add(key)
+        self._watcher.model_loaded(self._name, key)
+        self._post(ModelLoaded(self._name, key, self._models.tables[key]))
+        return None
+
+    async def _unload(self, key: str) -> None:
+        async with self._changing:
+            if batches := self._batches.of(key):
+                await asyncio.wait(batches)
+            await self._models.unload(key)
+        self._held.discard(key)
+        self._watcher.model_unloaded(self._name, key)
+        self._post(ModelUnloaded(self._name, key))

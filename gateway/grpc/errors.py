@@ -1,0 +1,51 @@
+"""What all gRPC calls are made of: how they end with an error, versions, and the answers of calls that do not wait."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import wraps
+from inspect import isawaitable
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+
+from sluice.gateway.protocol.request import is_version
+from sluice.gateway.protocol.status import error_message, grpc_status, retry_after_s
+from sluice.models.errors import RequestError
+
+S = TypeVar("S")
+
+Told = Sequence[tuple[str, str]]
+"""What is told beside an answer, by name."""
+
+
+def status_of(error: Exception, told: Told = ()) -> tuple[grpc.StatusCode, str, Told]:
+    """How a call ends with an error: code, message, and what is `told` beside it as trailing metadata."""
+    wait_s = retry_after_s(error)
+    metadata = tuple(told) if wait_s is None else (*told, ("retry-after", str(wait_s)))
+    return grpc_status(error), error_message(error), metadata
+
+
+async def abort(context: Any, error: Exception) -> NoReturn:
+    """End the call with the status of an error."""
+    await context.abort(*status_of(error))
+    raise AssertionError("abort returns to no one")
+
+
+def answered(answer: Callable[[S, Any], Any]) -> Callable[[S, Any, Any], Awaitable[Any]]:
+    """A call that ends with what `answer`, which may be a coroutine, returns for its request, or with its error."""
+
+    @wraps(answer)
+    async def call(self: S, request: Any, context: Any) -> Any:
+        try:
+            reply = answer(self, request)
+            return await reply if isawaitable(reply) else reply
+        except Exception as error:
+            await abort(context, error)
+
+    return call
+
+
+def parse_version(text: str) -> str:
+    """A version as requests give it, "" for the latest. Raises RequestError."""
+    if text and not is_version(text):
+        raise RequestError(f"model version '{text:.80}' must be a number, or empty for the latest")
+    return text

@@ -1,0 +1,25 @@
+"""The health service `grpc.health.v1`, which orchestrators and load balancers ask."""
+
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from sluice.gateway.deployment.registry import Catalogue
+
+
+class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """SERVING while the server is ready; `services` are the names it may be asked for, beside "" for all."""
+
+    def __init__(self, catalogue: Catalogue, services: tuple[str, ...]) -> None:
+        self._catalogue = catalogue
+        self._names = ("", *services)
+
+    async def Check(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
+        if request.service not in self._names:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service '{request.service:.80}'")
+        status = health_pb2.HealthCheckResponse
+        return status(status=status.SERVING if self._catalogue.server_ready() else status.NOT_SERVING)
+
+    async def Watch(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "health cannot be watched; ask for it with Check")

@@ -1,0 +1,197 @@
+"""Inference over gRPC: calls of ModelInfer, and the requests of streams."""
+
+import asyncio
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from tritonclient.grpc import service_pb2
+
+from sluice.gateway.grpc.codec import decode_request, encode_response
+from sluice.gateway.grpc.errors import parse_version, status_of
+from sluice.gateway.grpc.stream import Told
+from sluice.gateway.grpc.transport.call import ServerCall
+from sluice.gateway.inference.dataplane import EXPLAIN_HEADER, DataPlane, Terms, asks_for_explanation, respond
+from sluice.gateway.inference.request_template import Form
+from sluice.gateway.protocol.answer import Answer
+from sluice.gateway.protocol.request import InferResponse
+from sluice.gateway.protocol.signature import Signature
+from sluice.gateway.runtime.submission import Submission
+from sluice.models.errors import RequestError
+from sluice.models.units import NS_PER_S
+
+MAX_FORMS = 64
+"""Forms of requests that are remembered."""
+
+_KEY_BYTES = 32
+"""By its length and as many of its first bytes, which tell the model, a request is looked up among those forms."""
+_FINAL_MARK = "triton_enable_empty_final_response"
+_RAW_INPUTS = service_pb2.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
+_RAW_OUTPUTS = service_pb2.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
+
+
+class Replies:
+    """Makes responses to a request, or to all requests of a form."""
+
+    __slots__ = ("_frames", "_head", "_marks_final", "_shapes", "_signature", "terms")
+
+    def __init__(self, signature: Signature, terms: Terms, marks_final: bool) -> None:
+        self.terms = terms
+        self._signature = signature
+        self._marks_final = marks_final
+        self._shapes: list[tuple[int, ...]] | None = None
+        self._head = b""
+        self._frames: list[bytes] = []
+
+    def message(self, response: InferResponse) -> Any:
+        """The ModelInferResponse of a response."""
+        message = encode_response(response, self._signature)
+        if self._marks_final:
+            message.parameters["triton_final_response"].bool_param = True
+        return message
+
+    def encode(self, response: InferResponse) -> bytes:
+        """The same in bytes: from the second one of the same shapes on, all but the numbers is as it was."""
+        arrays = [values for _, values in response.outputs if isinstance(values, np.ndarray)]
+        shapes = [array.shape for array in arrays]
+        if shapes != self._shapes or len(arrays) < len(response.outputs):
+            message = self.message(response)
+            encoded: bytes = message.SerializeToString()
+            if self._shapes is None:  # which may have been the only one
+                self._shapes = []
+            else:
+                del message.raw_output_contents[:]
+                self._head, self._shapes = message.SerializeToString(), shapes
+                self._frames = [_frame(_RAW_OUTPUTS, array.nbytes) for array in arrays]
+            return encoded
+        parts = [self._head]
+        for frame, array in zip(self._frames, arrays, strict=True):
+            parts += (frame, array.tobytes())
+        return b"".join(parts)
+
+
+class Known(NamedTuple):
+    """A form that requests have had, to what model and version ("" for the latest), and how they are answered."""
+
+    model: str
+    version: str
+    form: Form
+    head_bytes: int
+    replies: Replies
+
+
+class Inference:
+    """Hands requests to the data plane, and makes responses of what it answers."""
+
+    def __init__(self, dataplane: DataPlane) -> None:
+        self._dataplane = dataplane
+        self._known: dict[tuple[int, bytes], Known] = {}
+
+    def begin(self, body: bytes, call: ServerCall) -> None:
+        """Have a call answered whose message is a ModelInferRequest of these bytes."""
+        try:
+            explain = _explain(call)
+            submission, replies = self._ask(body, _budget_ns(call))
+        except Exception as error:
+            call.end(*status_of(error))
+            return
+        call.on_cancelled = partial(self._dataplane.cancel, submission)
+        submission.future.add_done_callback(partial(self._answered, call, submission, replies, explain))
+
+    async def message(self, request: Any, context: Any, told: Told) -> Any:
+        """The ModelInferResponse to a ModelInferRequest; `told` gets what is told beside it, even of one that fails."""
+        explain = _explain(context)
+        signature, inputs, replies = self._check(request, _budget_ns(context))
+        submission = self._dataplane.submit(signature, inputs, replies.terms)
+        answer = await self._dataplane.answer(submission)
+        told += self._dataplane.told(submission, explain or replies.terms.explain)
+        response = respond(answer, replies.terms, self._dataplane.statuses)
+        try:
+            return replies.message(response)
+        finally:
+            response.release()
+
+    def _answered(
+        self,
+        call: ServerCall,
+        submission: Submission,
+        replies: Replies,
+        explain: bool,
+        future: asyncio.Future[Answer],
+    ) -> None:
+        answer = future.result()
+        told: Told = []
+        try:
+            if call.cancelled:
+                return
+            told = self._dataplane.told(submission, explain or replies.terms.explain)
+            reply = replies.encode(respond(answer, replies.terms, self._dataplane.statuses))
+        except Exception as error:
+            call.end(*status_of(error, told))
+        else:
+            call.set_trailing_metadata(told)
+            call.finish(reply)
+        finally:
+            answer.release()
+
+    def _ask(self, body: bytes, budget_ns: int | None) -> tuple[Submission, Replies]:
+        """Hand a request over: as those before if it differs from one of them in the numbers of its tensor only."""
+        key = len(body), body[:_KEY_BYTES]
+        known = self._known.get(key) if budget_ns is None else None
+        if known is not None and known.form.fits(body, known.head_bytes, known.form.signature):
+            signature = self._dataplane.signature(known.model, known.version)
+            if signature is known.form.signature:
+                return self._dataplane.submit(signature, known.form.tensors(body), known.form.terms), known.replies
+        try:
+            request = service_pb2.ModelInferRequest.FromString(body)
+        except DecodeError as error:
+            raise RequestError(f"the message is not a ModelInferRequest: {error}") from error
+        signature, inputs, replies = self._check(request, budget_ns)
+        raw = request.raw_input_contents
+        if budget_ns is None and not request.id and len(raw) == len(inputs) == 1:  # ids differ from call to call
+            head_bytes = len(body) - len(raw[0])
+            form = Form(body, head_bytes, signature, inputs, replies.terms, ())
+            if form.repeatable and body.endswith(_frame(_RAW_INPUTS, len(raw[0])), 0, head_bytes):
+                if len(self._known) >= MAX_FORMS:
+                    self._known.clear()
+                self._known[key] = Known(request.model_name, request.model_version, form, head_bytes, replies)
+        return self._dataplane.submit(signature, inputs, replies.terms), replies
+
+    def _check(self, request: Any, budget_ns: int | None) -> tuple[Signature, Any, Replies]:
+        marks_final = _takes_final_mark(request.parameters)
+        signature = self._dataplane.signature(request.model_name, parse_version(request.model_version))
+        inputs, terms = self._dataplane.check(signature, decode_request(request), budget_ns)
+        return signature, inputs, Replies(signature, terms, marks_final)
+
+
+def _budget_ns(context: Any) -> int | None:
+    """The time that the client's deadline leaves."""
+    remaining_s = context.time_remaining()
+    return None if remaining_s is None else int(remaining_s * NS_PER_S)
+
+
+def _explain(context: Any) -> bool:
+    """Whether the call's metadata asks for an explanation."""
+    return any(name == EXPLAIN_HEADER and asks_for_explanation(value) for name, value in context.invocation_metadata())
+
+
+def _takes_final_mark(parameters: Any) -> bool:
+    """Whether the response is to say that it is the last one, as each is; the parameter is taken out."""
+    if not parameters or _FINAL_MARK not in parameters:
+        return False
+    value = parameters[_FINAL_MARK]
+    if value.WhichOneof("parameter_choice") != "bool_param":
+        raise RequestError(f"parameter '{_FINAL_MARK}' must be true or false")
+    marks = value.bool_param
+    del parameters[_FINAL_MARK]
+    return bool(marks)
+
+
+def _frame(field: int, size: int) -> bytes:
+    """What stands before as many bytes of a protobuf field."""
+    frame = [field << 3 | 2]
+    while size > 127:
+        frame.append(size & 127 | 128)
+        size >>= 7
+    return bytes((*frame, size))

@@ -1,0 +1,25 @@
+"""Refuses gRPC calls of restricted groups that come without the key."""
+
+from sluice.gateway.config.restricted import GRPC_PREFIX, Group, Restrictions
+from sluice.gateway.grpc.transport.call import Metadata
+
+_GROUPS = {
+    Group.HEALTH: ("ServerLive", "ServerReady", "ModelReady", "Check", "Watch"),
+    Group.METADATA: ("ServerMetadata", "ModelMetadata"),
+    Group.INFERENCE: ("ModelInfer", "ModelStreamInfer"),
+    Group.SHARED_MEMORY: tuple(
+        f"{kind}SharedMemory{what}" for kind in ("System", "Cuda") for what in ("Status", "Register", "Unregister")
+    ),
+    Group.MODEL_CONFIG: ("ModelConfig",),
+    Group.MODEL_REPOSITORY: ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
+    Group.STATISTICS: ("ModelStatistics",),
+    Group.TRACE: ("TraceSetting",),
+    Group.LOGGING: ("LogSettings",),
+}
+_GROUP_OF = {method: group for group, methods in _GROUPS.items() for method in methods}
+
+
+def refusal(restrictions: Restrictions, method: str, metadata: Metadata) -> str:
+    """Why a call without its group's key is refused, with UNAVAILABLE as Triton does; "" when it is not."""
+    group = _GROUP_OF.get(method.rpartition("/")[2])
+    return "" if group is None else restrictions.refusal(group, dict(metadata), GRPC_PREFIX)

@@ -1,0 +1,132 @@
+"""The gRPC server: inference, health and metadata; the calls that manage it are in `grpc_management`."""
+
+from functools import partial
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from sluice.gateway.config.restricted import Restrictions
+from sluice.gateway.grpc.errors import abort, parse_version
+from sluice.gateway.grpc.health import HealthService
+from sluice.gateway.grpc.infer import Inference
+from sluice.gateway.grpc.management import ManagementCalls
+from sluice.gateway.grpc.restricted import refusal
+from sluice.gateway.grpc.stream import InferStream
+from sluice.gateway.grpc.transport.server import GrpcServer
+from sluice.gateway.inference.dataplane import DataPlane
+from sluice.gateway.management.controlplane import ControlPlane
+from sluice.models.errors import ConfigError, ServingError
+from sluice.models.tensors.spec import TensorSpec
+
+ENDS_ON_ERROR = "triton_grpc_error"
+"""Metadata of a stream: the first error ends it with a status."""
+
+_SERVICE: str = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+_HEALTH: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+
+
+class InferenceService(ManagementCalls):
+    """The service `inference.GRPCInferenceService`."""
+
+    def __init__(self, dataplane: DataPlane, control: ControlPlane) -> None:
+        super().__init__(control)
+        self.inference = Inference(dataplane)
+        self._catalogue = control.catalogue
+
+    async def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
+        return service_pb2.ServerLiveResponse(live=self._catalogue.live)
+
+    async def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
+        return service_pb2.ServerReadyResponse(ready=self._catalogue.server_ready())
+
+    async def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
+        # A model that is unknown is one that is not ready: clients poll this call while a model is put in place.
+        try:
+            ready = self._catalogue.ready(request.name, parse_version(request.version))
+        except ServingError:
+            ready = False
+        return service_pb2.ModelReadyResponse(ready=ready)
+
+    async def ServerMetadata(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
+        catalogue = self._catalogue
+        return service_pb2.ServerMetadataResponse(
+            name=catalogue.server_name, version=catalogue.server_version, extensions=self._control.extensions
+        )
+
+    async def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
+        try:
+            pipeline = self._catalogue.pipeline(request.name, parse_version(request.version))
+        except ServingError as error:
+            await abort(context, error)
+
+        def tensors(specs: tuple[TensorSpec, ...]) -> list[Any]:
+            metadata = service_pb2.ModelMetadataResponse.TensorMetadata
+            return [
+                metadata(name=spec.name, datatype=spec.datatype.value, shape=pipeline.wire_shape(spec))
+                for spec in specs
+            ]
+
+        versions = [str(pipeline.version)] if request.version else self._catalogue.served(request.name)
+        return service_pb2.ModelMetadataResponse(
+            name=pipeline.name,
+            versions=versions,
+            platform=pipeline.platform,
+            inputs=tensors(pipeline.inputs),
+            outputs=tensors(pipeline.outputs),
+        )
+
+    async def ModelStreamInfer(self, request_iterator: Any, context: Any) -> None:  # noqa: D102, N802
+        ends_on_error = any(name == ENDS_ON_ERROR and value == "true" for name, value in context.invocation_metadata())
+        stream = InferStream(
+            lambda request, told: self.inference.message(request, context, told),
+            context.write,
+            ends_on_error=ends_on_error,
+        )
+        failed: BaseException | None = None
+        try:
+            await stream.run(request_iterator)
+        except* Exception as group:
+            failed = group.exceptions[0]
+        if isinstance(failed, Exception):
+            await abort(context, failed)
+
+
+def grpc_server(
+    dataplane: DataPlane,
+    control: ControlPlane,
+    host: str,
+    port: int,
+    max_body_bytes: int,
+    *,
+    restrictions: Restrictions | None = None,
+    credentials: grpc.ServerCredentials | None = None,
+) -> tuple[GrpcServer, int]:
+    """A server, not started yet, and its port; port 0 takes a free one. Raises ConfigError if it cannot be bound.
+
+    Messages of more than `max_body_bytes` are refused; what is sent has no bound. `credentials` make it a TLS server.
+    """
+    server = GrpcServer(
+        (
+            ("grpc.max_receive_message_length", max_body_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 0),
+        ),
+        partial(refusal, restrictions) if restrictions else None,
+    )
+    service = InferenceService(dataplane, control)
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(service, server)
+    infer = grpc.unary_unary_rpc_method_handler(service.inference.begin)
+    server.add_registered_method_handlers(_SERVICE, {"ModelInfer": infer})
+    health_pb2_grpc.add_HealthServicer_to_server(HealthService(control.catalogue, (_SERVICE, _HEALTH)), server)
+    reflected = reflection.aio.ReflectionServicer(  # type: ignore[attr-defined]
+        (_SERVICE, _HEALTH, reflection.SERVICE_NAME)
+    )
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflected, server)
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        return server, server.add_port(address, credentials)
+    except RuntimeError as error:
+        raise ConfigError(f"gRPC port {address} cannot be bound: it is in use or not allowed") from error

@@ -1,0 +1,235 @@
+"""A gRPC server on the running event loop, made of the same core as `grpc.server`."""
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import grpc
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
+
+from sluice.gateway.grpc.errors import status_of
+from sluice.gateway.grpc.transport.call import Aborted, Metadata, ServerCall, message_of
+from sluice.gateway.grpc.transport.cancellation import LateWatch
+from sluice.models.errors import RejectedError
+
+logger = logging.getLogger(__name__)
+
+ACCEPTING = 64
+"""Calls that are taken at once, at most."""
+MAX_EVENTS = 256
+"""Events taken in one turn before other callbacks of the loop get theirs."""
+LAST_CALLS_S = 0.3
+"""How long calls are still taken by a server that stops: clients that get their last answers ask again at once."""
+
+_HAPPENED = cygrpc.CompletionType.operation_complete
+
+Refusal = Callable[[str, Metadata], str]
+"""refusal(method, metadata): why a call is not served, "" when it is."""
+
+
+class GrpcServer:
+    """Serves asynchronous handlers as `grpc.aio.server` does, at a third of its processor time a call.
+
+    grpc.aio brings each step of each call from a thread of its own to the loop, and takes one call after the other: on
+    a busy machine they come in too slowly to form batches. Here the loop takes all that has happened at once; a thread
+    only waits for the first event of those. A handler of one message for one that is a plain function costs no task: it
+    ends its call itself, then or later, and what it sets as the call's `on_cancelled` is called when it is not to. For
+    a call without a deadline that may be a tenth of a second after its client has gone.
+    """
+
+    def __init__(self, options: Iterable[tuple[str, Any]], refusal: Refusal | None = None) -> None:
+        self._refusal = refusal
+        self._handlers: dict[str, Any] = {}
+        self._direct: dict[str, Callable[[bytes, ServerCall], None]] = {}
+        self._queue = cygrpc.CompletionQueue()
+        self._server = cygrpc.Server(tuple(options), False)
+        self._server.register_completion_queue(self._queue)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._streams: set[ServerCall] = set()
+        self._late: list[ServerCall] | None = None
+        self._taken = threading.Lock()
+        self._serving = False
+        self._loop: asyncio.AbstractEventLoop
+        self._watch: LateWatch
+        self._ended: asyncio.Event
+
+    def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Any]) -> None:
+        """Serve the methods of a service."""
+        for name, handler in method_handlers.items():
+            method = f"/{service_name}/{name}"
+            self._handlers[method] = handler
+            if handler.unary_unary is not None and not inspect.iscoroutinefunction(handler.unary_unary):
+                self._direct[method] = handler.unary_unary
+
+    def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[Any]) -> None:
+        """Nothing: what generated code adds by this as well is served already."""
+
+    def add_port(self, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
+        """Listen, with TLS if there are credentials; returns the port. Raises RuntimeError when that cannot be."""
+        secret = () if credentials is None else (credentials._credentials,)  # type: ignore[attr-defined]
+        port: int = self._server.add_http2_port(address.encode(), *secret)
+        if not port:
+            raise RuntimeError(f"cannot bind {address}")
+        return port
+
+    async def start(self) -> None:
+        """Take calls from now on."""
+        self._loop = asyncio.get_running_loop()
+        self._watch = LateWatch(self._loop)
+        self._ended = asyncio.Event()
+        self._server.start()
+        self._serving = True
+        for _ in range(ACCEPTING):
+            self._accept()
+        self._taken.acquire()
+        threading.Thread(target=self._wait, name="grpc", daemon=True).start()
+
+    async def stop(self, grace: float | None) -> None:
+        """Refuse calls, interrupt streams, and cancel what has not ended after `grace` seconds.
+
+        A call that comes when the core has shut down would be cancelled. So calls are taken a while longer, and
+        refused only when the core has told all clients to go: none that waits for the answer sends one too late.
+        """
+        if not self._serving or self._late is not None:
+            return
+        late = self._late = []
+        for stream in self._streams:
+            stream.interrupt()
+        self._watch.stop()  # what is cancelled from now on has to be known to be
+        await asyncio.sleep(min(LAST_CALLS_S, grace or 0))
+        self._serving = False
+        stopped = asyncio.Event()
+        self._server.shutdown(self._queue, lambda event: stopped.set())
+        for call in late:
+            _refuse(call)
+        try:
+            await asyncio.wait_for(stopped.wait(), grace or 0)
+        except TimeoutError:
+            self._server.cancel_all_calls()
+            await stopped.wait()
+        self._server.destroy()
+        self._queue.shutdown()
+        await self._ended.wait()
+
+    # -- events
+
+    def _wait(self) -> None:
+        """Wait for something to happen, in a thread, and then for the loop to have taken it and what came after it."""
+        with contextlib.suppress(RuntimeError):  # the loop was closed without a stop: nobody is left to tell
+            try:
+                while (event := self._queue.poll()).completion_type == _HAPPENED:  # else there will not be more
+                    self._loop.call_soon_threadsafe(self._take, event)
+                    del event  # it keeps its call alive
+                    self._taken.acquire()
+            finally:
+                self._loop.call_soon_threadsafe(self._ended.set)
+
+    def _take(self, event: Any) -> None:
+        """Handle an event and those that have happened since, each of which leaves the queue by that."""
+        poll = self._queue.poll
+        try:
+            for taken in range(MAX_EVENTS):
+                if taken:
+                    event = poll(0)
+                    if event.completion_type != _HAPPENED:
+                        return
+                try:
+                    event.tag(event)
+                except Exception:  # whatever it is, it is one call's
+                    logger.exception("an event of a gRPC call could not be handled")
+        finally:
+            self._taken.release()
+
+    def _accept(self) -> None:
+        self._server.request_call(self._queue, self._queue, self._called)
+
+    def _called(self, event: Any) -> None:
+        if not event.success:  # the server stops
+            return
+        if self._serving:
+            self._accept()
+        call = ServerCall(event, self._loop)
+        if self._late is not None:
+            if self._serving:
+                self._late.append(call)
+            else:
+                _refuse(call)
+            return
+        handler = self._handlers.get(call.method)
+        if handler is None:
+            call.end(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        elif self._refusal is not None and (reason := self._refusal(call.method, call.invocation_metadata())):
+            call.end(grpc.StatusCode.UNAVAILABLE, reason)
+        elif handler.request_streaming:
+            call.watch()
+            self._streams.add(call)
+            task = self._run(call, handler, call.requests(handler.request_deserializer))
+            task.add_done_callback(lambda task: self._streams.discard(call))
+        else:
+            if call.time_remaining() is None and call.method in self._direct:
+                self._watch.add(call)
+            else:
+                call.watch()
+            call.receive(partial(self._received, call, handler))
+
+    def _received(self, call: ServerCall, handler: Any, event: Any) -> None:
+        message = message_of(event)
+        if message is None:  # or the client has gone, which then does not hear of this
+            call.end(grpc.StatusCode.UNIMPLEMENTED, f"{call.method} requires exactly one request message")
+            return
+        if call.cancelled:  # already: what its handler would set as `on_cancelled` is not called any more
+            call.end(grpc.StatusCode.CANCELLED)
+            return
+        begin = self._direct.get(call.method)
+        if begin is None:
+            self._run(call, handler, message)
+            return
+        try:
+            begin(message, call)
+        except Exception as error:
+            self._failed(call, error)
+
+    # -- calls
+
+    def _run(self, call: ServerCall, handler: Any, request: Any) -> "asyncio.Task[None]":
+        task = self._loop.create_task(self._answer(call, handler, request))
+        call.on_cancelled = task.cancel
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _answer(self, call: ServerCall, handler: Any, request: Any) -> None:
+        try:
+            if not handler.request_streaming and handler.request_deserializer is not None:
+                request = handler.request_deserializer(request)
+            call.serializer = handler.response_serializer
+            if not handler.response_streaming:
+                call.finish(await handler.unary_unary(request, call))
+                return
+            answers = (handler.stream_stream if handler.request_streaming else handler.unary_stream)(request, call)
+            if hasattr(answers, "__aiter__"):
+                async for answer in answers:
+                    await call.write(answer)
+            else:
+                await answers
+            if call.interrupted:
+                _refuse(call)
+            else:
+                call.end(grpc.StatusCode.OK)
+        except Aborted as aborted:
+            call.end(*aborted.args)
+        except Exception as error:
+            self._failed(call, error)
+
+    def _failed(self, call: ServerCall, error: Exception) -> None:
+        logger.error("a call of %s failed", call.method, exc_info=error)
+        call.end(grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}")
+
+
+def _refuse(call: ServerCall) -> None:
+    call.end(*status_of(RejectedError("the server is stopping")))

@@ -1,0 +1,207 @@
+"""The HTTP application: health, metadata, metrics and documentation, and the routers of the rest but inference."""
+
+import msgspec
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from sluice.gateway.config.restricted import Group, Restrictions
+from sluice.gateway.deployment.registry import Catalogue
+from sluice.gateway.http.exchange import error_response
+from sluice.gateway.http.model_routes import model_routers
+from sluice.gateway.http.openapi import inference_router
+from sluice.gateway.http.partition_routes import partition_router, resize_router
+from sluice.gateway.http.routes import Version, router
+from sluice.gateway.http.settings_routes import settings_routers
+from sluice.gateway.management.controlplane import ControlPlane
+from sluice.gateway.observability.explanation import explain
+from sluice.gateway.observability.metrics import Metrics
+from sluice.gateway.observability.trace import Traces
+from sluice.models.errors import BackendUnavailable, NotFoundError, ServingError
+from sluice.models.pipelines.pipeline import Pipeline
+from sluice.models.tensors.spec import TensorSpec
+
+
+class ServerMetadata(BaseModel):
+    """Who answers, and the extensions it serves."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class TensorMetadata(BaseModel):
+    """An input or output; -1 in a shape is variable."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelMetadata(BaseModel):
+    """A model or pipeline."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class ErrorMessage(BaseModel):
+    """What was wrong and what was expected."""
+
+    error: str
+
+
+def build_app(
+    control: ControlPlane,
+    metrics: Metrics,
+    traces: Traces,
+    max_upload_bytes: int,
+    restrictions: Restrictions | None = None,
+) -> FastAPI:
+    """The ASGI application of a server: all but inference. `traces` are of the clock of `control`.
+
+    `max_upload_bytes` bounds the body of a request that brings files of a model.
+    """
+    catalogue = control.catalogue
+    restrictions = restrictions or Restrictions()
+    app = FastAPI(
+        title="Sluice",
+        version=catalogue.server_version,
+        redirect_slashes=False,
+        responses={"4XX": {"model": ErrorMessage}},
+    )
+    # Restricted like settings of traces: it tells what became of others' requests.
+    explanations = router(Group.TRACE, restrictions)
+
+    @app.get("/metrics")
+    async def metrics_exposition() -> Response:
+        return Response(await metrics.scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @explanations.get("/v2/sluice/requests/{id:path}")
+    async def request_explanation(id: str) -> Response:
+        explanation = explain(traces.find(id), control.clock())
+        return Response(msgspec.json.encode(explanation), media_type="application/json")
+
+    for routes in (
+        _health(catalogue, restrictions),
+        *model_routers(control, restrictions, max_upload_bytes),
+        *settings_routers(control, restrictions),
+        inference_router(restrictions),
+        _server_metadata(control, restrictions),
+        explanations,
+        partition_router(control.partitions, restrictions),
+        resize_router(control.resizing, restrictions),
+    ):
+        app.include_router(routes)
+    _add_errors(app)
+    _make_routes(app)
+    return app
+
+
+def _make_routes(app: FastAPI) -> None:
+    """Have made now what is made when a route is first looked for: it takes long, and all requests would wait."""
+    nowhere = {"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []}
+    for route in app.routes:
+        route.matches(nowhere)
+
+
+def _health(catalogue: Catalogue, restrictions: Restrictions) -> APIRouter:
+    routes = router(Group.HEALTH, restrictions)
+
+    @routes.get("/v2/health/live")
+    async def server_live() -> Response:
+        return Response(status_code=200 if catalogue.live else 400)
+
+    @routes.get("/v2/health/ready")
+    async def server_ready() -> Response:
+        if catalogue.draining:
+            return Response(status_code=503)
+        return Response(status_code=200 if catalogue.server_ready() else 400)
+
+    @routes.get("/v2/models/{name}/ready")
+    async def model_ready(name: str) -> Response:
+        return ready(name, "")
+
+    @routes.get("/v2/models/{name}/versions/{version}/ready")
+    async def model_version_ready(name: str, version: Version) -> Response:
+        return ready(name, version)
+
+    def ready(name: str, version: str) -> Response:
+        if not catalogue.ready(name, version):
+            catalogue.pipeline(name, version)
+            raise BackendUnavailable(f"'{name}' is not at ready state: no worker that holds it is up")
+        return Response()
+
+    return routes
+
+
+def _server_metadata(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
+    routes = router(Group.METADATA, restrictions)
+    catalogue = control.catalogue
+
+    @routes.get("/v2")
+    async def server_metadata() -> ServerMetadata:
+        return ServerMetadata(
+            name=catalogue.server_name, version=catalogue.server_version, extensions=control.extensions
+        )
+
+    @routes.get("/v2/models/{name}")
+    async def model_metadata(name: str) -> ModelMetadata:
+        return _metadata(catalogue.pipeline(name, ""), catalogue.served(name))
+
+    @routes.get("/v2/models/{name}/versions/{version}")
+    async def model_version_metadata(name: str, version: Version) -> ModelMetadata:
+        pipeline = catalogue.pipeline(name, version)
+        return _metadata(pipeline, [str(pipeline.version)])
+
+    return routes
+
+
+def _metadata(pipeline: Pipeline, versions: list[str]) -> ModelMetadata:
+    def tensors(specs: tuple[TensorSpec, ...]) -> list[TensorMetadata]:
+        return [
+            TensorMetadata(name=spec.name, datatype=spec.datatype, shape=list(pipeline.wire_shape(spec)))
+            for spec in specs
+        ]
+
+    return ModelMetadata(
+        name=pipeline.name,
+        versions=versions,
+        platform=pipeline.platform,
+        inputs=tensors(pipeline.inputs),
+        outputs=tensors(pipeline.outputs),
+    )
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Give every error the one form `{"error": "..."}`."""
+
+    def answer(error: Exception) -> Response:
+        status, headers, body = error_response(error)
+        response = Response(body, status)
+        response.raw_headers += headers
+        return response
+
+    @app.exception_handler(ServingError)
+    async def serving_error(_: Request, error: ServingError) -> Response:
+        return answer(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def validation_error(_: Request, error: RequestValidationError) -> Response:
+        # Only paths are validated: one that cannot be a version is no path of the protocol.
+        return answer(NotFoundError("Not Found"))
+
+    @app.exception_handler(HTTPException)
+    async def http_error(_: Request, error: HTTPException) -> Response:
+        response = answer(ServingError(str(error.detail)))
+        response.status_code = error.status_code
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(Exception)
+    async def unexpected(_: Request, error: Exception) -> Response:
+        return answer(error)

@@ -1,0 +1,252 @@
+"""Bodies of HTTP inference requests and responses: JSON, followed by tensors in wire form (the binary extension)."""
+
+import json
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from sluice.gateway.protocol.json_data import decode_data, encode_data
+from sluice.gateway.protocol.request import InferRequest, InferResponse, Placed, WireTensor
+from sluice.gateway.protocol.shared_memory import Place
+from sluice.gateway.protocol.signature import Signature
+from sluice.models.errors import BadTensor, RequestError
+from sluice.models.tensors.arrays import WireBytes
+from sluice.models.tensors.spec import DataType
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _InputParameters(msgspec.Struct):
+    binary_data_size: _Count | None = None
+    shared_memory_region: str | None = None
+    shared_memory_byte_size: _Count | None = None
+    shared_memory_offset: _Count = 0
+
+
+class _Input(msgspec.Struct):
+    name: str
+    shape: tuple[int, ...]
+    datatype: str
+    parameters: _InputParameters | None = None
+    data: msgspec.Raw = msgspec.Raw()
+
+
+class _OutputParameters(msgspec.Struct):
+    binary_data: bool | None = None
+    classification: _Count = 0
+    shared_memory_region: str | None = None
+    shared_memory_byte_size: _Count | None = None
+    shared_memory_offset: _Count = 0
+
+
+class _Output(msgspec.Struct):
+    name: str
+    parameters: _OutputParameters | None = None
+
+
+class _Request(msgspec.Struct):
+    inputs: list[_Input]
+    outputs: list[_Output] = []
+    id: str = ""
+    parameters: dict[str, bool | int | float | str] = {}
+
+
+class _ParsedInput(_Input):
+    """An input whose data the standard library has parsed, since it reads NaN and Infinity."""
+
+    data: Any = msgspec.Raw()
+
+
+class _ParsedRequest(_Request):
+    inputs: list[_ParsedInput]  # type: ignore[assignment]
+
+
+class _Blob(msgspec.Struct):
+    binary_data_size: int
+
+
+class _Tensor(msgspec.Struct, omit_defaults=True):
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    parameters: _Blob | None = None
+    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Response(msgspec.Struct, omit_defaults=True):
+    model_name: str
+    model_version: str
+    outputs: list[_Tensor]
+    id: str = ""
+
+
+class Encoded(NamedTuple):
+    """A body of `length` bytes: JSON, and the tensors in wire form that follow it, as buffers."""
+
+    head: bytes
+    blobs: list[Any]
+    length: int
+
+
+_BYTES = DataType.BYTES.value
+_decode = msgspec.json.Decoder(_Request).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def decode_request(
+    body: bytes | bytearray, header_length: int | None, signature: Signature
+) -> tuple[InferRequest, tuple[bool, ...]]:
+    """The request in a body and, for each of its outputs (all when it names none), whether it is wanted in wire form.
+
+    `header_length` is the length of the JSON part, None when it is the whole body, 0 when the body is the only input in
+    wire form. Tensors in wire form are views on `body`. Raises RequestError.
+    """
+    if header_length == 0:
+        return InferRequest([signature.raw_input(memoryview(body))]), (True,) * len(signature.outputs)
+    if header_length is not None and header_length > len(body):
+        raise RequestError(
+            f"Inference-Header-Content-Length is {header_length}, but the body has only {len(body)} bytes"
+        )
+    message = _parse(body if header_length is None else memoryview(body)[:header_length])
+    position = len(body) if header_length is None else header_length
+    inputs: list[WireTensor] = []
+    shared = False
+    for tensor in message.inputs:
+        size = _blob_size(tensor)
+        if size is None:
+            data: Any = decode_data(tensor.name, tensor.datatype, tensor.data)
+        elif isinstance(size, Place):
+            data, shared = size, True
+        else:
+            if header_length is None:
+                raise RequestError(
+                    f"input '{tensor.name}' has binary_data_size, but no Inference-Header-Content-Length says where "
+                    "the binary data begins"
+                )
+            data = memoryview(body)[position : position + size]
+            if len(data) != size:
+                raise BadTensor(
+                    f"input '{tensor.name}' has binary_data_size {size}, but the body has only {len(data)} bytes left"
+                )
+            position += size
+        inputs.append(WireTensor(tensor.name, tensor.datatype, tensor.shape, data))
+    if position != len(body):
+        raise RequestError(f"the body has {len(body) - position} bytes more than its tensors take")
+    parameters = message.parameters
+    binary = bool(parameters) and parameters.pop("binary_data_output", False)
+    if not isinstance(binary, bool):
+        raise RequestError(f"parameter 'binary_data_output' must be true or false, got {binary!r:.80}")
+    flags, deliveries = _wishes(message.outputs, binary, signature)
+    names = [output.name for output in message.outputs] if message.outputs else ()
+    return InferRequest(inputs, names, message.id, parameters, shared, deliveries), flags
+
+
+def encode_response(response: InferResponse, flags: tuple[bool, ...], signature: Signature) -> Encoded:
+    """The body of a response; its tensors in wire form are not copied."""
+    tensors: list[_Tensor] = []
+    blobs: list[Any] = []
+    blob_bytes = 0
+    for (name, values), binary in zip(response.outputs, flags, strict=True):
+        datatype = signature.datatypes[name]
+        if not isinstance(values, np.ndarray):
+            if isinstance(values, Placed):
+                # Without parameters: Triton's client in C++ takes any for those of binary data.
+                tensors.append(_Tensor(name, datatype, values.shape))
+                continue
+            datatype = _BYTES
+        if not binary:
+            tensors.append(_Tensor(name, datatype, values.shape, None, msgspec.Raw(encode_data(name, values))))
+            continue
+        if isinstance(values, WireBytes):
+            blobs.append(memoryview(values.buffer)[int(values.row_offsets[0]) : int(values.row_offsets[-1])])
+        else:
+            blobs.append(values if values.flags.c_contiguous else values.copy())
+        size = values.nbytes
+        blob_bytes += size
+        tensors.append(_Tensor(name, datatype, values.shape, _Blob(size)))
+    head = _encode(_Response(signature.name, signature.version, tensors, response.id))
+    return Encoded(head, blobs, len(head) + blob_bytes)
+
+
+def _parse(text: bytes | bytearray | memoryview) -> _Request:
+    try:
+        return _decode(text)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"the body is not an inference request: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        text = bytes(text)
+        if b"NaN" in text or b"Infinity" in text:
+            return _parse_leniently(text)
+        raise RequestError(f"the body is not an inference request in JSON: {error}") from error
+
+
+def _parse_leniently(text: bytes) -> _Request:
+    """Parse a request with the literals NaN, Infinity and -Infinity, which JSON lacks and clients send."""
+    try:
+        return msgspec.convert(json.loads(text), _ParsedRequest)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body is not an inference request in JSON: {error}") from error
+
+
+def _blob_size(tensor: _Input) -> int | Place | None:
+    """How many bytes of the body are this tensor's, or where in shared memory it lies; None when it has JSON data.
+
+    It must have exactly one of them.
+    """
+    given = not isinstance(tensor.data, msgspec.Raw) or len(tensor.data) > 0
+    size = place = None
+    parameters = tensor.parameters
+    if parameters is not None:
+        size = parameters.binary_data_size
+        if parameters.shared_memory_region is not None or parameters.shared_memory_byte_size is not None:
+            place = _place(f"input '{tensor.name}'", parameters)
+            if size is None and not given:
+                return place
+    if given == (size is not None) or place is not None:
+        raise BadTensor(
+            f"input '{tensor.name}' must have exactly one of 'data' and the parameters 'binary_data_size' and "
+            "'shared_memory_region'"
+        )
+    return size
+
+
+def _place(tensor: str, parameters: _InputParameters | _OutputParameters) -> Place | None:
+    region, byte_size = parameters.shared_memory_region, parameters.shared_memory_byte_size
+    if region is None and byte_size is None:
+        return None
+    if region is None or byte_size is None:
+        raise RequestError(f"{tensor} must have both 'shared_memory_region' and 'shared_memory_byte_size', or neither")
+    return Place(region, byte_size, parameters.shared_memory_offset)
+
+
+def _wishes(
+    outputs: list[_Output], binary: bool, signature: Signature
+) -> tuple[tuple[bool, ...], dict[str, Place | int]]:
+    """Whether each output is wanted in wire form, and what is wanted of those that are not to be given as they are."""
+    deliveries: dict[str, Place | int] = {}
+    if outputs:
+        flags = tuple([_flag(output, binary, deliveries) for output in outputs])
+    else:
+        flags = (binary,) * len(signature.outputs)
+    if signature.binary_only:
+        names = [output.name for output in outputs] or list(signature.outputs)
+        for name in signature.binary_only:
+            if name in names and not flags[names.index(name)] and name not in deliveries:
+                datatype = signature.outputs[name].datatype
+                raise BadTensor(f"output '{name}' is {datatype}, which JSON cannot carry; ask for it as binary data")
+    return flags, deliveries
+
+
+def _flag(output: _Output, binary: bool, deliveries: dict[str, Place | int]) -> bool:
+    parameters = output.parameters
+    if parameters is None:
+        return binary
+    place = _place(f"output '{output.name}'", parameters)
+    if parameters.classification:
+        if place is not None:
+            raise RequestError(f"output '{output.name}': classification is not possible for an output in shared memory")
+        deliveries[output.name] = parameters.classification
+    elif place is not None:
+        deliveries[output.name] = place
+    return binary if parameters.binary_data is None else parameters.binary_data

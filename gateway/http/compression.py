@@ -1,0 +1,70 @@
+"""Encodings of HTTP bodies: gzip and deflate. All of it takes time that an event loop does not have."""
+
+import re
+import zlib
+
+from sluice.models.errors import RequestError, UnsupportedRequest
+
+ENCODINGS = b"gzip, deflate"
+"""Those that are served, as a header names them."""
+
+MIN_BYTES = 1024
+"""Smaller responses are sent as they are: they take one packet either way."""
+
+_LEVEL = 1
+_FORMAT = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
+_EITHER_FORMAT = 32 + zlib.MAX_WBITS
+_ACCEPTED = re.compile(rb"\s*(?P<name>[^\s;,]+)\s*(?:;\s*q\s*=\s*(?P<weight>[0-9.]{1,5})\s*)?")
+
+
+class UnsupportedEncoding(UnsupportedRequest):
+    """The body has an encoding that is not served."""
+
+
+def is_encoded(value: bytes) -> bool:
+    """Whether a body with this Content-Encoding is to be decoded. Raises UnsupportedEncoding."""
+    name = value.strip().lower()
+    if name in (b"", b"identity"):
+        return False
+    if name not in _FORMAT:
+        raise UnsupportedEncoding(
+            f"Content-Encoding '{value[:80].decode('latin-1')}' is not supported; expected {ENCODINGS.decode()} or none"
+        )
+    return True
+
+
+def accepted_encoding(value: bytes) -> bytes:
+    """Of the encodings in an Accept-Encoding, the one of the greatest weight that is served; b"" for none."""
+    best, chosen = 0.0, b""
+    for part in value.lower().split(b","):
+        match = _ACCEPTED.fullmatch(part)
+        if match is None or match["name"] not in _FORMAT:
+            continue
+        try:
+            weight = float(match["weight"] or 1)
+        except ValueError:
+            continue
+        if weight > best:
+            best, chosen = weight, match["name"]
+    return chosen
+
+
+def decompress(body: bytes | bytearray, max_bytes: int) -> bytes:
+    """A body without its encoding; takes memory for `max_bytes` at most. Raises RequestError."""
+    stream = zlib.decompressobj(_EITHER_FORMAT)
+    try:
+        decoded = stream.decompress(body, max_bytes + 1)
+    except zlib.error as error:
+        raise RequestError(f"the body cannot be decompressed: {error}") from error
+    if len(decoded) > max_bytes:
+        raise RequestError(f"the body has more than {max_bytes} bytes when decompressed, which is the limit")
+    if not stream.eof:
+        raise RequestError("the body cannot be decompressed: it ends too soon")
+    if stream.unused_data:
+        raise RequestError("the body cannot be decompressed: there is more after its end")
+    return decoded
+
+
+def compress(encoding: bytes, body: bytes) -> bytes:
+    """A body in an encoding that `accepted_encoding` gave."""
+    return zlib.compress(body, _LEVEL, _FORMAT[encoding])

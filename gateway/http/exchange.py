@@ -1,0 +1,337 @@
+"""Inference over HTTP below any framework: an exchange takes the place of uvicorn's ASGI cycle on a connection."""
+
+import asyncio
+import re
+from http import HTTPStatus
+from typing import Protocol, TypeAlias
+from urllib.parse import unquote
+
+import httptools
+import orjson
+
+from sluice.gateway.http.codec import Encoded, decode_request, encode_response
+from sluice.gateway.http.compression import (
+    ENCODINGS,
+    MIN_BYTES,
+    UnsupportedEncoding,
+    accepted_encoding,
+    compress,
+    decompress,
+    is_encoded,
+)
+from sluice.gateway.inference.dataplane import EXPLAIN_HEADER, REQUEST_HEADER, DataPlane, asks_for_explanation, respond
+from sluice.gateway.inference.request_template import Form, JsonForm
+from sluice.gateway.protocol.answer import Answer, Tensor
+from sluice.gateway.protocol.request import MAX_VERSION_DIGITS
+from sluice.gateway.protocol.signature import Signature
+from sluice.gateway.protocol.status import error_message, http_status, retry_after_s
+from sluice.gateway.runtime.submission import Submission
+from sluice.models.errors import RequestError
+
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+
+MAX_LENGTH_DIGITS = 18
+
+_PATH = re.compile(rf"/v2/models/([^/]*)(?:/versions/([0-9]{{1,{MAX_VERSION_DIGITS}}}))?/infer", re.ASCII)
+_PLAIN_PATH = re.compile(r"/[^%?#]*")
+
+_EXPLAIN = EXPLAIN_HEADER.encode()
+_REQUEST_LINE = REQUEST_HEADER.encode() + b": %s\r\n"
+_JSON = (b"content-type", b"application/json")
+_JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+_BINARY_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\n"
+    b"inference-header-content-length: %d\r\ncontent-length: %d\r\n"
+)
+_ENCODING_LINE = b"content-encoding: %s\r\n"
+
+
+class Client(Protocol):
+    """What an exchange needs of its client's connection."""
+
+    transport: asyncio.Transport
+    form: Form | JsonForm | None
+    """That of the request before, if the next one may have it again."""
+
+    def common_headers(self) -> bytes:
+        """The header lines that every response has."""
+        ...
+
+    def on_response_complete(self) -> None:
+        """Is called when a response has been written."""
+        ...
+
+    def on_ready(self) -> None:
+        """Is called when an exchange becomes ready some time after the end of its body."""
+        ...
+
+
+class InferRoute:
+    """Serves `POST /v2/models/NAME[/versions/VERSION]/infer`; a longer body than `max_body_bytes` is refused."""
+
+    def __init__(self, dataplane: DataPlane, max_body_bytes: int) -> None:
+        self.dataplane = dataplane
+        self.max_body_bytes = max_body_bytes
+
+    @staticmethod
+    def match(url: bytes) -> tuple[str, str] | None:
+        """The name and version ("" for the latest) in the URL of an inference request; None for any other URL."""
+        path = url.decode("ascii")
+        if not _PLAIN_PATH.fullmatch(path):
+            path = unquote(httptools.parse_url(url).path.decode("ascii"))
+        match = _PATH.fullmatch(path)
+        return match and (match[1], match[2] or "")
+
+
+class Exchange:
+    """An inference request of a connection and its response.
+
+    The connection brings the body by `receive` and `finish`, and calls `run` once when the exchange is `ready` and all
+    responses before it have been written. A request that is refused for its head or its length is ready at once; what
+    may still come of its body is ignored.
+    """
+
+    __slots__ = (
+        "_accepted",
+        "_body",
+        "_client",
+        "_encoded",
+        "_error",
+        "_explain",
+        "_form",
+        "_json_length",
+        "_name",
+        "_route",
+        "_submission",
+        "_version",
+        "disconnected",
+        "expects_continue",
+        "keep_alive",
+        "ready",
+        "response_complete",
+        "started",
+    )
+
+    message_event = asyncio.Event()
+    """What uvicorn sets when the connection is lost; no exchange waits for it."""
+
+    def __init__(
+        self, route: InferRoute, client: Client, path: tuple[str, str], headers: Headers, expects_continue: bool
+    ) -> None:
+        self._route = route
+        self._client = client
+        self._name, self._version = path
+        self._body: bytes | bytearray = b""
+        self._error: Exception | None = None
+        self._submission: Submission | None = None
+        self.expects_continue = expects_continue
+        self.keep_alive = True
+        self.ready = self.started = self.response_complete = self.disconnected = False
+        try:
+            self._json_length, self._explain, self._encoded, self._accepted = _read_headers(
+                headers, route.max_body_bytes
+            )
+        except RequestError as error:
+            self._refuse(error)
+
+    def receive(self, chunk: bytes) -> None:
+        """Take the next part of the body."""
+        if not self._body:
+            self._body = chunk
+        else:
+            # Not a list to be joined: an object for each byte would be many times the limit.
+            if isinstance(self._body, bytes):
+                self._body = bytearray(self._body)
+            self._body += chunk
+        limit = self._route.max_body_bytes
+        if len(self._body) > limit:
+            self._refuse(RequestError(f"the body has more than {limit} bytes, which is the limit"))
+
+    def finish(self) -> None:
+        """Take note that the body is complete."""
+        if not self._encoded:
+            self.ready = True
+            return
+        # In a thread: the loop has other clients, and a small body may have become a large one.
+        body, self._body = self._body, b""
+        decoding = asyncio.get_running_loop().run_in_executor(None, decompress, body, self._route.max_body_bytes)
+        decoding.add_done_callback(self._decoded)
+
+    def _decoded(self, decoding: asyncio.Future[bytes]) -> None:
+        try:
+            self._body = decoding.result()
+        except Exception as error:
+            self._error = error
+        self.ready = True
+        self._client.on_ready()
+
+    def admit(self) -> None:
+        """Let a client that waits for it send the body."""
+        if self.expects_continue and not self.ready:
+            self._client.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def run(self) -> None:
+        """Hand the request to the data plane, or answer what is wrong with it."""
+        self.started = True
+        body, self._body = self._body, b""
+        dataplane = self._route.dataplane
+        try:
+            if self._error is not None:
+                raise self._error
+            signature = dataplane.signature(self._name, self._version)
+            form, inputs = self._client.form, None
+            if form is not None and form.fits(body, self._json_length, signature):
+                inputs = form.tensors(body)
+            if form is None or inputs is None:
+                form, inputs = self._read(body, signature)
+            self._form = form
+            self._submission = dataplane.submit(signature, inputs, form.terms)
+        except Exception as error:
+            self._error = None
+            self._send(self._error_response(error))
+        else:
+            self._submission.future.add_done_callback(self._answered)
+
+    def _read(self, body: bytes | bytearray, signature: Signature) -> tuple[Form | JsonForm, dict[str, Tensor]]:
+        request, flags = decode_request(body, self._json_length, signature)
+        inputs, terms = self._route.dataplane.check(signature, request)
+        form: Form | JsonForm
+        if self._json_length is None and not request.shared:
+            form = JsonForm(body, signature, inputs, terms, flags)
+        else:
+            form = Form(body, self._json_length, signature, inputs, terms, flags)
+        self._client.form = form if form.repeatable else None
+        return form, inputs
+
+    def disconnect(self) -> None:
+        """Take note that the client has gone."""
+        self.disconnected = True
+        self._body = b""
+        if self._submission is not None:
+            self._route.dataplane.cancel(self._submission)
+
+    def _refuse(self, error: RequestError) -> None:
+        self._error = error
+        self._body = b""
+        self.ready = True
+        # Whether a client that was not told to continue sends its body all the same is not known.
+        if self.expects_continue:
+            self.keep_alive = False
+
+    def _answered(self, future: asyncio.Future[Answer]) -> None:
+        answer = future.result()
+        try:
+            if self.disconnected:
+                return
+            form = self._form
+            encoded = encode_response(
+                respond(answer, form.terms, self._route.dataplane.statuses), form.flags, form.signature
+            )
+            if self._accepted and encoded.length >= MIN_BYTES:
+                self._compress(encoded)
+                return
+            json, blobs, length = encoded
+            head = _BINARY_HEAD % (len(json), length) if blobs else _JSON_HEAD % length
+            response = b"".join((head, self._last_headers(), json, *blobs))
+        except Exception as error:
+            response = self._error_response(error)
+        finally:
+            answer.release()
+        self._send(response)
+
+    def _compress(self, encoded: Encoded) -> None:
+        """Compress a response beside the loop, and send it then."""
+        json, blobs, _ = encoded
+        # A copy: what the blobs are views on is about to be released.
+        body = b"".join((json, *blobs))
+
+        def send(compressing: asyncio.Future[bytes]) -> None:
+            try:
+                content = compressing.result()
+                head = _BINARY_HEAD % (len(json), len(content)) if blobs else _JSON_HEAD % len(content)
+                response = b"".join((head, _ENCODING_LINE % self._accepted, self._last_headers(), content))
+            except Exception as error:
+                response = self._error_response(error)
+            if not self.disconnected:
+                self._send(response)
+
+        asyncio.get_running_loop().run_in_executor(None, compress, self._accepted, body).add_done_callback(send)
+
+    def _error_response(self, error: Exception) -> bytes:
+        status, headers, body = error_response(error)
+        if status == 503 and self._route.dataplane.stopping:
+            self.keep_alive = False
+        lines = [b"HTTP/1.1 %d %s" % (status, HTTPStatus(status).phrase.encode())]
+        lines += [b"%s: %s" % header for header in (*headers, (b"content-length", b"%d" % len(body)))]
+        return b"".join((b"\r\n".join((*lines, b"")), self._last_headers(), body))
+
+    def _last_headers(self) -> bytes:
+        end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
+        return self._client.common_headers() + self._told() + end
+
+    def _told(self) -> bytes:
+        """The header lines that belong to this request; none when the runtime never had it."""
+        submission = self._submission
+        if submission is None:
+            return b""
+        if self._explain or self._form.terms.explain:
+            headers = self._route.dataplane.told(submission, explain=True)
+            return b"".join([f"{name}: {value}\r\n".encode() for name, value in headers])
+        trace = submission.trace
+        return b"" if trace.given_id else _REQUEST_LINE % trace.id.encode()
+
+    def _send(self, response: bytes) -> None:
+        client, self._submission = self._client, None
+        self.response_complete = True
+        if client.transport.is_closing():
+            return
+        client.transport.write(response)
+        if not self.keep_alive:
+            client.transport.close()
+        client.on_response_complete()
+
+
+def error_response(error: Exception) -> tuple[int, Headers, bytes]:
+    """Status, headers (without the length) and JSON body that tell a client of an error."""
+    status = http_status(error)
+    headers: Headers = [_JSON]
+    wait_s = retry_after_s(error)
+    if wait_s is not None:
+        headers.append((b"retry-after", b"%d" % wait_s))
+    if isinstance(error, UnsupportedEncoding):
+        headers.append((b"accept-encoding", ENCODINGS))
+    # A message may quote lone surrogates of the request, which UTF-8 cannot carry.
+    message = error_message(error).encode(errors="replace").decode()
+    return status, headers, orjson.dumps({"error": message})
+
+
+def _read_headers(headers: Headers, max_body_bytes: int) -> tuple[int | None, bool, bool, bytes]:
+    """What the headers say of a request and of its response.
+
+    The length of the JSON part of the body, None if it is all of it; whether an explanation is asked for; whether the
+    body is encoded; and the encoding for the response, b"" for none. Raises RequestError for what is refused.
+    """
+    length = None
+    explain = encoded = False
+    accepted = b""
+    for name, value in headers:
+        if name == b"content-length":
+            if int(value) > max_body_bytes:
+                raise RequestError(f"the body has {int(value)} bytes, the limit is {max_body_bytes}")
+        elif name == b"inference-header-content-length":
+            length = _parse_json_length(value)
+        elif name == _EXPLAIN:
+            explain = asks_for_explanation(value.decode("latin-1"))
+        elif name == b"content-encoding":
+            encoded = is_encoded(value) or encoded
+        elif name == b"accept-encoding":
+            accepted = accepted_encoding(value)
+    return length, explain, encoded, accepted
+
+
+def _parse_json_length(value: bytes) -> int:
+    if not value.isdigit() or len(value) > MAX_LENGTH_DIGITS:
+        raise RequestError(
+            f"Inference-Header-Content-Length must be a number of bytes, got '{value[:80].decode('latin-1')}'"
+        )
+    return int(value)

@@ -1,0 +1,69 @@
+"""The metrics on a port of their own, where those look for them who scrape Triton."""
+
+import asyncio
+import contextlib
+
+from sluice.gateway.http.listener import listen
+from sluice.gateway.observability.metrics import Metrics
+
+MAX_CONNECTIONS = 64
+MAX_HEAD_BYTES = 16 << 10
+HEAD_TIMEOUT_S = 10.0
+"""Time for a client to say what it wants, and to take the answer."""
+
+
+class MetricsServer:
+    """Answers `GET /metrics` over HTTP, one request a connection, and nothing else; it is bound from the start.
+
+    Port 0 takes a free one. Raises ConfigError if it cannot be bound.
+    """
+
+    def __init__(self, metrics: Metrics, host: str, port: int) -> None:
+        self._metrics = metrics
+        self._listener = listen("metrics", host, port)
+        self.port: int = self._listener.getsockname()[1]
+        self._server: asyncio.Server | None = None
+        self._open: set[asyncio.StreamWriter] = set()
+
+    async def start(self) -> None:
+        """Answer from now on."""
+        self._server = await asyncio.start_server(self._connected, sock=self._listener, limit=MAX_HEAD_BYTES)
+
+    async def stop(self) -> None:
+        """Answer no more, and close what is open."""
+        if self._server is not None:
+            self._server.close()
+        self._listener.close()
+        for writer in self._open:
+            writer.close()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._open) >= MAX_CONNECTIONS:
+            writer.close()
+            return
+        self._open.add(writer)
+        try:
+            # Whoever takes too long, says too much or goes away gets no answer.
+            with contextlib.suppress(OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
+                async with asyncio.timeout(HEAD_TIMEOUT_S):
+                    writer.write(await self._answer(await reader.readuntil(b"\r\n\r\n")))
+                    await writer.drain()
+        finally:
+            self._open.discard(writer)
+            writer.close()
+
+    async def _answer(self, head: bytes) -> bytes:
+        method, _, rest = head.partition(b" ")
+        path = rest.partition(b" ")[0].partition(b"?")[0]
+        if path != b"/metrics":
+            return _response("404 Not Found", b"application/json", b'{"error":"Not Found"}')
+        if method not in (b"GET", b"HEAD"):
+            return _response("405 Method Not Allowed", b"application/json", b'{"error":"Method Not Allowed"}')
+        body = await self._metrics.scrape()
+        answer = _response("200 OK", b"text/plain; version=0.0.4; charset=utf-8", body)
+        return answer if method == b"GET" else answer[: len(answer) - len(body)]
+
+
+def _response(status: str, content: bytes, body: bytes) -> bytes:
+    lines = b"HTTP/1.1 %s\r\ncontent-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+    return lines % (status.encode(), content, len(body)) + body

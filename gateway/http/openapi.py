@@ -1,0 +1,91 @@
+"""What the OpenAPI document says of inference, which connections serve without the application."""
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+from starlette.exceptions import HTTPException
+
+from sluice.gateway.config.restricted import Group, Restrictions
+from sluice.gateway.http.routes import router
+from sluice.models.tensors.spec import DataType
+
+_PARAMETERS = {
+    "type": "object",
+    "additionalProperties": {"type": ["boolean", "integer", "number", "string"]},
+}
+_TENSOR = {
+    "type": "object",
+    "required": ["name", "shape", "datatype"],
+    "properties": {
+        "name": {"type": "string"},
+        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+        "datatype": {"enum": [datatype.value for datatype in DataType]},
+        "parameters": _PARAMETERS,
+        "data": {"type": "array", "description": "row-major, flat or nested; absent when it is sent as binary"},
+    },
+}
+_REQUEST = {
+    "type": "object",
+    "required": ["inputs"],
+    "properties": {
+        "id": {"type": "string"},
+        "parameters": _PARAMETERS,
+        "inputs": {"type": "array", "items": _TENSOR},
+        "outputs": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["name"],
+                "properties": {"name": {"type": "string"}, "parameters": _PARAMETERS},
+            },
+        },
+    },
+}
+_RESPONSE = {
+    "type": "object",
+    "required": ["model_name", "model_version", "outputs"],
+    "properties": {
+        "model_name": {"type": "string"},
+        "model_version": {"type": "string"},
+        "id": {"type": "string"},
+        "outputs": {"type": "array", "items": _TENSOR},
+    },
+}
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_LENGTH = "Inference-Header-Content-Length"
+
+_OPERATION: dict[str, Any] = {
+    "parameters": [
+        {
+            "name": _LENGTH,
+            "in": "header",
+            "schema": {"type": "integer", "minimum": 0},
+            "description": "bytes of the JSON in front of binary tensors",
+        }
+    ],
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": _REQUEST}, "application/octet-stream": _BINARY},
+    },
+    "responses": {
+        "200": {
+            "description": "The outputs",
+            "content": {"application/json": {"schema": _RESPONSE}, "application/octet-stream": _BINARY},
+        }
+    },
+}
+
+
+def inference_router(restrictions: Restrictions) -> APIRouter:
+    """Routes that are reached by what is no inference request: one without the key, or of an impossible version."""
+    routes = router(Group.INFERENCE, restrictions)
+
+    @routes.post("/v2/models/{name}/infer", openapi_extra=_OPERATION)
+    async def infer(name: str) -> Response:
+        raise HTTPException(404)
+
+    @routes.post("/v2/models/{name}/versions/{version}/infer", openapi_extra=_OPERATION)
+    async def infer_version(name: str, version: str) -> Response:
+        raise HTTPException(404)
+
+    return routes

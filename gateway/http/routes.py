@@ -1,0 +1,53 @@
+"""What all routers of the HTTP application are made of: restricted groups, versions in paths, JSON bodies."""
+
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Depends, Path, Request
+from starlette.exceptions import HTTPException
+
+from sluice.gateway.config.restricted import Group, Restrictions
+from sluice.gateway.protocol.request import MAX_VERSION_DIGITS
+from sluice.models.errors import RequestError
+
+Version = Annotated[str, Path(pattern=rf"^[0-9]{{1,{MAX_VERSION_DIGITS}}}$")]
+
+MAX_BODY_BYTES = 1 << 20
+"""Of a request that has no tensors and no files."""
+
+
+def router(group: Group, restrictions: Restrictions) -> APIRouter:
+    """A router for the routes of a group, which are answered 403 without the key where there is one."""
+
+    def check(request: Request) -> None:
+        if refusal := restrictions.refusal(group, request.headers):
+            raise HTTPException(403, refusal)
+
+    return APIRouter(tags=[group.value], dependencies=[Depends(check)] if restrictions else [])
+
+
+async def json_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
+    """The object that a body of at most `max_bytes` holds; an empty body is an empty one. Raises RequestError."""
+    length = request.headers.get("content-length", "")
+    body = bytearray()
+    if length.isdigit() and int(length[:20]) > max_bytes:
+        raise RequestError(f"the body has {length:.20} bytes, the limit is {max_bytes}")
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise RequestError(f"the body has more than {max_bytes} bytes, which is the limit")
+    if not body.strip():
+        return {}
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"failed to parse the request JSON buffer: {error}") from error
+    if not isinstance(document, dict):
+        raise RequestError(f"expected a JSON object, got {type(document).__name__}")
+    return document
+
+
+def documented(properties: dict[str, Any], required: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What the OpenAPI document says of the body of a route that reads it itself."""
+    schema = {"type": "object", "properties": properties, "required": list(required)}
+    return {"requestBody": {"required": bool(required), "content": {"application/json": {"schema": schema}}}}

@@ -1,0 +1,283 @@
+"""The data plane under both protocols: checks a request, hands it to the runtime and reads its answer."""
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+from sluice.gateway.config.status_settings import TRITONS, StatusSettings
+from sluice.gateway.deployment.registry import Catalogue
+from sluice.gateway.observability.explanation import explain as explain_trace
+from sluice.gateway.protocol.answer import Answer, Tensor
+from sluice.gateway.protocol.classification import Classes
+from sluice.gateway.protocol.request import InferRequest, InferResponse, Parameters, Placed
+from sluice.gateway.protocol.shared_memory import Place, SharedMemory, Window
+from sluice.gateway.protocol.signature import Signature
+from sluice.gateway.protocol.status import outcome_error
+from sluice.gateway.runtime.driver import Runtime
+from sluice.gateway.runtime.submission import Submission
+from sluice.gateway.tensors.response_cache import ResponseCache, request_key
+from sluice.models.errors import RequestError, ServingError, UnsupportedRequest
+from sluice.models.slo import deadline_ns
+from sluice.models.units import NS_PER_US
+
+EXTENSIONS = ("classification", "schedule_policy", "system_shared_memory", "binary_tensor_data", "parameters")
+"""The protocol's extensions that requests for inference may use."""
+
+REQUEST_HEADER = "x-sluice-request"
+"""Tells the id that the gateway gave to a request whose client gave none."""
+EXPLAIN_HEADER = "x-sluice-explain"
+"""Asks for an explanation, like the parameter `sluice_explain`."""
+
+Deliveries: TypeAlias = Mapping[str, Window | Classes]
+"""How those outputs are given that the response is not to have as they are."""
+
+_YES_OR_NO = {"1": True, "true": True, "0": False, "false": False}
+_SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
+_RESERVED_PARAMETERS = frozenset({"headers", "binary_data_output", *_SEQUENCE_PARAMETERS})
+_RESERVED_PREFIX = "triton_"
+_FOREVER_NS = 1 << 62
+_PRIORITIES = 1 << 64
+"""A model cannot have as many levels of priority."""
+
+
+class Terms(NamedTuple):
+    """What a request asks for, but for the contents of its tensors.
+
+    `budget_ns` is the time it gives for the answer, `max_cost` the most that it may cost. `explain` says that the
+    response is to tell what became of it. `priority` 1 is the most urgent; 0, or one that the model does not have, is
+    what is usual for the model. `timeout_ns` is how long it waits in queues at most, 0 without a bound.
+    """
+
+    names: Sequence[str]
+    rows: int
+    batch_key: str
+    memory_bytes: int
+    budget_ns: int
+    id: str = ""
+    max_cost: float | None = None
+    explain: bool = False
+    priority: int = 0
+    deliveries: Deliveries | None = None
+    timeout_ns: int = 0
+
+
+class DataPlane:
+    """Inference as both protocols offer it. `clock` gives nanoseconds of the clock of all deadlines.
+
+    `cache` answers requests to what is to be cached; None where nothing is. `statuses` are for `respond`.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        runtime: Runtime,
+        default_slo_ms: float,
+        clock: Callable[[], int],
+        shared_memory: SharedMemory,
+        cache: ResponseCache | None = None,
+        statuses: StatusSettings = TRITONS,
+    ) -> None:
+        self.shared_memory = shared_memory
+        self.statuses = statuses
+        self._catalogue = catalogue
+        self._runtime = runtime
+        self._default_slo_ms = default_slo_ms
+        self._clock = clock
+        self._cache = cache
+        self._signatures: dict[tuple[str, int], Signature] = {}
+
+    def signature(self, name: str, version: str) -> Signature:
+        """What requests to a pipeline must look like; version "" is the latest. Raises as `Catalogue.pipeline`."""
+        pipeline = self._catalogue.pipeline(name, version)
+        revision = (pipeline.name, pipeline.version)
+        signature = self._signatures.get(revision)
+        if signature is None or signature.pipeline is not pipeline:
+            for known in list(self._signatures):  # what was unloaded is not kept
+                if str(known[1]) not in self._catalogue.versions(known[0]):
+                    del self._signatures[known]
+            signature = self._signatures[revision] = Signature(pipeline)
+        return signature
+
+    def check(
+        self, signature: Signature, request: InferRequest, transport_budget_ns: int | None = None
+    ) -> tuple[dict[str, Tensor], Terms]:
+        """The tensors of a request, and the rest of what it asks for.
+
+        `transport_budget_ns` is the time the client's own deadline leaves. Raises RequestError, or a kind of it.
+        """
+        slo_ms = max_cost = None
+        explain, priority, timeout_ns = False, 0, 0
+        if request.parameters:
+            slo_ms, timeout_ns = _objectives(request.parameters)
+            if timeout_ns:
+                transport_budget_ns = min(
+                    timeout_ns, timeout_ns if transport_budget_ns is None else transport_budget_ns
+                )
+            max_cost, explain = _max_cost(request.parameters), _explain(request.parameters)
+            priority = _priority(request.parameters)
+        if request.shared:
+            for tensor in request.inputs:
+                if isinstance(tensor.data, Place):
+                    tensor.data = self.shared_memory.input_window(tensor.data)
+        inputs, rows, batch_key, memory_bytes = signature.accept(request.inputs)
+        names = signature.select(request.outputs)
+        deliveries = self._deliveries(signature, request.deliveries) if request.deliveries else None
+        budget_ns = deadline_ns(0, slo_ms, signature.pipeline.slo_ms, transport_budget_ns, self._default_slo_ms)
+        return inputs, Terms(
+            names,
+            rows,
+            batch_key,
+            memory_bytes,
+            budget_ns,
+            request.id,
+            max_cost,
+            explain,
+            priority,
+            deliveries,
+            timeout_ns,
+        )
+
+    def _deliveries(self, signature: Signature, wanted: Mapping[str, Place | int]) -> Deliveries:
+        batchable = signature.pipeline.batchable
+        return {
+            name: self.shared_memory.window(each)
+            if isinstance(each, Place)
+            else Classes(each, signature.outputs[name], batchable)
+            for name, each in wanted.items()
+        }
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the server is about to end, and refuses requests."""
+        return self._catalogue.draining
+
+    def submit(self, signature: Signature, inputs: Mapping[str, Tensor], terms: Terms) -> Submission:
+        """Hand a checked request to the runtime. Raises RejectedError when it is closed."""
+        now_ns = self._clock()
+        if self._cache is not None and signature.pipeline.response_cache and not self._catalogue.draining:
+            return self._cached(self._cache, signature, inputs, terms, now_ns)
+        return self._hand_over(signature, inputs, terms, now_ns)
+
+    def _cached(
+        self,
+        cache: ResponseCache,
+        signature: Signature,
+        inputs: Mapping[str, Tensor],
+        terms: Terms,
+        now_ns: int,
+    ) -> Submission:
+        key = request_key(signature.key, inputs)
+        outputs = cache.look_up(key, now_ns)
+        if outputs is not None:
+            return self._runtime.recall(signature.key, terms.rows, now_ns + terms.budget_ns, terms.id, outputs, now_ns)
+        lookup_ns = self._clock() - now_ns
+        submission = self._hand_over(signature, inputs, terms, now_ns)
+        # First of all that is called then: the outputs are still there.
+        submission.future.add_done_callback(partial(cache.insert, key, lookup_ns))
+        return submission
+
+    def _hand_over(self, signature: Signature, inputs: Mapping[str, Tensor], terms: Terms, now_ns: int) -> Submission:
+        return self._runtime.submit(
+            signature.key,
+            inputs,
+            terms.rows,
+            terms.batch_key,
+            now_ns + terms.budget_ns,
+            terms.memory_bytes,
+            terms.id,
+            terms.max_cost,
+            terms.priority,
+            now_ns + terms.timeout_ns if terms.timeout_ns else 0,
+        )
+
+    def cancel(self, submission: Submission) -> None:
+        """Tell that nobody waits for a request any more; its answer, if one comes, is still to be released."""
+        self._runtime.cancel(submission.request)
+
+    async def answer(self, submission: Submission) -> Answer:
+        """Wait for the answer to a request, which is to be released. Cancelling the caller cancels the request."""
+        try:
+            return await submission.future
+        except asyncio.CancelledError:
+            self.cancel(submission)
+            raise
+
+    def told(self, submission: Submission, explain: bool) -> list[tuple[str, str]]:
+        """What a response says beside the tensors, as headers: the id that the client did not give, the explanation."""
+        trace = submission.trace
+        headers = [] if trace.given_id else [(REQUEST_HEADER, trace.id)]
+        return headers + explain_trace(trace, self._clock()).headers() if explain else headers
+
+
+def asks_for_explanation(value: str) -> bool:
+    """The value of the header `x-sluice-explain`. Raises RequestError."""
+    if value not in _YES_OR_NO:
+        raise RequestError(f"header '{EXPLAIN_HEADER}' must be one of {', '.join(_YES_OR_NO)}, got '{value:.80}'")
+    return _YES_OR_NO[value]
+
+
+def respond(answer: Answer, terms: Terms, statuses: StatusSettings = TRITONS) -> InferResponse:
+    """The response to a request of these terms; outputs that go to shared memory are there by then.
+
+    Raises ServingError when the answer has no outputs to give, or when they cannot be given as they are wanted.
+    """
+    if not answer.outcome.answered:
+        answer.release()
+        raise outcome_error(answer.outcome, answer.reason, answer.retry_after_s, statuses)
+    outputs = answer.outputs
+    if terms.deliveries is None:
+        return InferResponse(terms.id, [(name, outputs[name]) for name in terms.names], answer)
+    try:
+        given = [(name, _deliver(name, outputs[name], terms.deliveries.get(name))) for name in terms.names]
+    except ServingError:
+        answer.release()
+        raise
+    return InferResponse(terms.id, given, answer)
+
+
+def _deliver(name: str, tensor: Tensor, delivery: Window | Classes | None) -> Tensor | Placed:
+    if isinstance(delivery, Window):
+        return Placed(delivery.write(name, tensor), tensor.shape)
+    return tensor if delivery is None else delivery.of(tensor)
+
+
+def _objectives(parameters: Parameters) -> tuple[object, int]:
+    """The `slo_ms` of a request, and Triton's `timeout` (in microseconds, 0 for none) in nanoseconds."""
+    for key, value in parameters.items():
+        if key in _SEQUENCE_PARAMETERS:
+            if not value:  # which stands for none
+                continue
+            raise UnsupportedRequest(f"parameter '{key}': sequences are not supported")
+        if key in _RESERVED_PARAMETERS or key.startswith(_RESERVED_PREFIX):
+            raise RequestError(f"parameter '{key}' is reserved and cannot be set by a request")
+    timeout = parameters.get("timeout", 0)
+    if isinstance(timeout, bool) or not isinstance(timeout, int) or timeout < 0:
+        raise RequestError(
+            f"parameter 'timeout' must be a whole number of microseconds of 0 or more, got {timeout!r:.80}"
+        )
+    return parameters.get("slo_ms"), min(timeout * NS_PER_US, _FOREVER_NS)
+
+
+def _max_cost(parameters: Parameters) -> float | None:
+    value = parameters.get("max_cost")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise RequestError(f"parameter 'max_cost': expected a finite number of at least 0, got {value!r:.80}")
+    return float(value)
+
+
+def _priority(parameters: Parameters) -> int:
+    value = parameters.get("priority", 0)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise RequestError(f"parameter 'priority' must be a whole number of 0 or more, got {value!r:.80}")
+    return value if value < _PRIORITIES else 0
+
+
+def _explain(parameters: Parameters) -> bool:
+    value = parameters.get("sluice_explain", False)
+    if not isinstance(value, bool):
+        raise RequestError(f"parameter 'sluice_explain' must be true or false, got {value!r:.80}")
+    return value

@@ -1,0 +1,128 @@
+"""What requests say beside numbers: clients send the same JSON again and again, with other numbers behind it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from sluice.gateway.inference.dataplane import Terms
+from sluice.gateway.protocol.answer import Tensor
+from sluice.gateway.protocol.json_data import decode_data
+from sluice.gateway.protocol.signature import Signature
+from sluice.models.errors import BadTensor
+
+MAX_HEAD_BYTES = 4096
+"""A form with more JSON is not kept for the next request."""
+
+_KEY = b'"data"'
+
+
+class Form:
+    """What a checked request has said. One with the same JSON and length differs in its tensors' contents only.
+
+    That goes for a form that is `repeatable`: all tensors came in wire form, none of them are BYTES, and all outputs go
+    into the response as they are.
+    """
+
+    __slots__ = ("_head", "_layout", "_length", "flags", "repeatable", "signature", "terms")
+
+    def __init__(
+        self,
+        body: bytes | bytearray,
+        json_length: int | None,
+        signature: Signature,
+        inputs: Mapping[str, Tensor],
+        terms: Terms,
+        flags: tuple[bool, ...],
+    ) -> None:
+        self.signature = signature
+        self.terms = terms
+        self.flags = flags
+        self._length = len(body)
+        self._head = b"" if json_length is None else bytes(body[:json_length])
+        offset = len(self._head)
+        self._layout: list[tuple[str, tuple[int, ...], np.dtype[Any], int]] = []
+        for name, tensor in inputs.items():
+            if isinstance(tensor, np.ndarray):
+                self._layout.append((name, tensor.shape, tensor.dtype, offset))
+                offset += tensor.nbytes
+        self.repeatable = (
+            0 < len(self._head) <= MAX_HEAD_BYTES
+            and len(self._layout) == len(inputs)
+            and offset == len(body)
+            and terms.deliveries is None
+        )
+
+    def fits(self, body: bytes | bytearray, json_length: int | None, signature: Signature) -> bool:
+        """Whether a request to this revision of a pipeline has this form."""
+        return (
+            signature is self.signature
+            and len(body) == self._length
+            and json_length == len(self._head)
+            and body.startswith(self._head)
+        )
+
+    def tensors(self, body: bytes | bytearray) -> dict[str, Tensor]:
+        """The tensors of a request of this form: views on its body."""
+        return {name: np.ndarray(shape, dtype, body, offset) for name, shape, dtype, offset in self._layout}
+
+
+class JsonForm:
+    """What a checked request has said that is all JSON, its data too. One with the same text has other numbers only.
+
+    That goes for a form that is `repeatable`: the one input is of numbers, and all outputs go into the response as they
+    are. Requests with ids are not.
+    """
+
+    __slots__ = ("_head", "_input", "_tail", "flags", "repeatable", "signature", "terms")
+
+    def __init__(
+        self,
+        body: bytes | bytearray,
+        signature: Signature,
+        inputs: Mapping[str, Tensor],
+        terms: Terms,
+        flags: tuple[bool, ...],
+    ) -> None:
+        self.signature = signature
+        self.terms = terms
+        self.flags = flags
+        self.repeatable = False
+        (name, tensor), *more = inputs.items()
+        if more or terms.id or terms.deliveries is not None or not isinstance(tensor, np.ndarray):
+            return
+        self._head, self._tail = _around_data(body)
+        if self._head:
+            self.repeatable = True
+            self._input = name, signature.input_datatypes[name], tensor.shape, tensor.size
+
+    def fits(self, body: bytes | bytearray, json_length: int | None, signature: Signature) -> bool:
+        """Whether a request to this revision of a pipeline has this form, as far as its data is what it should be."""
+        return (
+            signature is self.signature
+            and json_length is None
+            and body.startswith(self._head)
+            and body.endswith(self._tail)
+        )
+
+    def tensors(self, body: bytes | bytearray) -> dict[str, Tensor] | None:
+        """The tensor of a request of this form; None when its data is not what it should be."""
+        name, datatype, shape, count = self._input
+        try:
+            values = decode_data(name, datatype, msgspec.Raw(body[len(self._head) : len(body) - len(self._tail)]))
+        except (BadTensor, IndexError):  # or there is no data at all: who reads the whole body tells what is wrong
+            return None
+        return {name: values.reshape(shape)} if isinstance(values, np.ndarray) and values.size == count else None
+
+
+def _around_data(body: bytes | bytearray) -> tuple[bytes, bytes]:
+    """What is before and behind the data of the one input in a checked request; b"" if it may lie elsewhere, too."""
+    begin = body.find(b"[", max(body.find(_KEY), 0))
+    brace, quote = body.find(b"}", begin), body.find(b'"', begin)
+    end = body.rfind(b"]", begin, brace if quote < 0 else min(brace, quote)) + 1
+    if not 0 < begin < end or begin + len(body) - end > MAX_HEAD_BYTES:
+        return b"", b""
+    head, tail = bytes(body[:begin]), bytes(body[end:])
+    is_only = head.count(_KEY) + tail.count(_KEY) == 1
+    return (head, tail) if is_only and b"\\" not in head and b"\\" not in tail else (b"", b"")

@@ -1,0 +1,80 @@
+"""The control plane under both protocols: all that is asked of a server and told to it beside inference."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sluice.gateway.deployment.registry import Catalogue
+from sluice.gateway.inference.dataplane import EXTENSIONS
+from sluice.gateway.management.repository_api import RepositoryApi
+from sluice.gateway.observability.log_settings import LogSettings
+from sluice.gateway.observability.statistics import Statistics
+from sluice.gateway.observability.trace_settings import TraceSettings
+from sluice.gateway.partitions.states import PartitionStates
+from sluice.gateway.protocol.shared_memory import SharedMemory
+from sluice.gateway.resizing.resizing import Resizing
+from sluice.models.triton_config.as_json import model_config_json
+
+_ORDER = (
+    "classification",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+)
+"""Of the extensions, as Triton lists them."""
+
+NO_CUDA = "CUDA shared memory is not supported; use system shared memory, or send the data itself"
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPlane:
+    """What there is to ask and tell; `epoch_ns` is the time of day at 0 of the clock of all times."""
+
+    catalogue: Catalogue
+    repository: RepositoryApi
+    statistics: Statistics
+    shared_memory: SharedMemory
+    logs: LogSettings
+    traces: TraceSettings
+    clock: Callable[[], int]
+    epoch_ns: int
+    partitions: PartitionStates
+    resizing: Resizing
+
+    @property
+    def extensions(self) -> list[str]:
+        """The protocol's extensions that are served."""
+        served = {*EXTENSIONS, "model_configuration", "statistics", "logging"}
+        if self.repository.changes:
+            served |= {"model_repository", "model_repository(unload_dependents)"}
+        if self.traces.available:
+            served.add("trace")
+        if not self.shared_memory.allowed:
+            served.discard("system_shared_memory")
+        return sorted(served, key=_ORDER.index)
+
+    def model_config(self, name: str, version: str) -> dict[str, Any]:
+        """The configuration of a pipeline as Triton prints it. Raises as `Catalogue.pipeline`."""
+        return model_config_json(self.catalogue.pipeline(name, version))
+
+    def model_statistics(self, name: str, version: str) -> dict[str, Any]:
+        """The statistics of a version, of all ready ones of a name, or, for "", of all that is ready.
+
+        Raises as `Catalogue.pipeline`.
+        """
+        if version:
+            wanted = [(name, str(self.catalogue.pipeline(name, version).version))]
+        elif name:
+            self.catalogue.pipeline(name, "")
+            wanted = [(name, each) for each in self.catalogue.served(name)]
+        else:
+            wanted = [(known, each) for known in self.catalogue.names() for each in self.catalogue.served(known)]
+        of, epoch_ns = self.statistics.of, self.epoch_ns
+        return {"model_stats": [of(f"{name}:{version}").report(name, version, epoch_ns) for name, version in wanted]}

@@ -1,0 +1,100 @@
+"""The model repository as clients see and change it."""
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from sluice.gateway.config.server_config import Control
+from sluice.gateway.deployment.deployer import Lifecycle
+from sluice.gateway.deployment.override import read_override
+from sluice.gateway.deployment.registry import Catalogue, ModelState
+from sluice.models.errors import RejectedError, RequestError, UnsupportedRequest
+
+
+class IndexEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A version of a model or pipeline; without `version` all that is there under the name."""
+
+    name: str
+    version: str = ""
+    state: str = ""
+    reason: str = ""
+
+
+class RepositoryApi:
+    """Tells what is in the repository and, with control `explicit`, has the `lifecycle` load and unload it."""
+
+    def __init__(
+        self, catalogue: Catalogue, lifecycle: Lifecycle | None = None, control: Control = Control.NONE
+    ) -> None:
+        self._catalogue = catalogue
+        self._lifecycle = lifecycle
+        self._control = control
+
+    @property
+    def changes(self) -> bool:
+        """Whether clients may load and unload."""
+        return self._control is Control.EXPLICIT
+
+    def index(self, repository: str, ready_only: bool) -> list[IndexEntry]:
+        """Everything that is known, or just what is ready; what was never loaded is a name alone.
+
+        `repository` must be "", as the others' must.
+        """
+        _check(repository)
+        entries = [
+            IndexEntry(name, version, state, reason)
+            for name in self._catalogue.names()
+            for version, state, reason in self._catalogue.states(name)
+            if state is ModelState.READY or not ready_only
+        ]
+        if self._lifecycle is None or self._control is Control.NONE or ready_only:
+            return entries
+        found = [IndexEntry(name) for name in self._lifecycle.source.names() if name not in self._catalogue]
+        return sorted([*entries, *found], key=lambda entry: entry.name)
+
+    async def load(self, repository: str, name: str, parameters: Mapping[str, object]) -> None:
+        """Load a model or pipeline, or load it again if it has changed; returns when it is ready."""
+        _check(repository)
+        if self._lifecycle is None or not self.changes:
+            raise _not_allowed("load", name, self._control)
+        _check_name("load", name)
+        await self._lifecycle.load(name, read_override(parameters))
+
+    async def unload(self, repository: str, name: str, parameters: Mapping[str, object]) -> None:
+        """Unload a model or pipeline: it gets no more requests."""
+        _check(repository)
+        if self._lifecycle is None or not self.changes:
+            raise _not_allowed("unload", name, self._control)
+        _check_name("unload", name)
+        for each, value in parameters.items():
+            if each not in _UNLOAD_PARAMETERS:
+                known = " and ".join(f"'{known}'" for known in _UNLOAD_PARAMETERS)
+                raise RequestError(f"parameter '{each:.80}' is unknown; expected {known}")
+            if not isinstance(value, bool):
+                raise RequestError(f"parameter '{each}' must be true or false, got {value!r:.80}")
+        with_needs, recycle = (bool(parameters.get(each)) for each in _UNLOAD_PARAMETERS)
+        await self._lifecycle.unload(name, with_needs=with_needs, recycle=recycle)
+
+
+_UNLOAD_PARAMETERS = ("unload_dependents", "recycle")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,255}")
+
+
+def _check(repository: str) -> None:
+    if repository:
+        raise UnsupportedRequest("'repository_name' specification is not supported")
+
+
+def _check_name(what: str, name: str) -> None:
+    if not _NAME.fullmatch(name) or name[0] == ".":
+        expected = "up to 255 letters, digits, '_', '-' and '.', which is not the first"
+        raise RequestError(f"failed to {what} '{name:.80}': expected the name of a model: {expected}")
+
+
+def _not_allowed(what: str, name: str, control: Control) -> RejectedError:
+    return RejectedError(
+        f"failed to {what} '{name:.80}', explicit model load / unload is not allowed if polling is enabled or the "
+        f"model control mode is none; it is {control}",
+        retry_after_s=None,
+    )

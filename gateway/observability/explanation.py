@@ -1,0 +1,305 @@
+"""Why a request took as long as it did: its trace as times, costs and one sentence."""
+
+import enum
+from collections.abc import Sequence
+from typing import NamedTuple
+from urllib.parse import quote
+
+import msgspec
+
+from sluice.batcher.interface.config import StageConfig
+from sluice.batcher.interface.decisions import Member, ReleaseReason
+from sluice.batcher.interface.outcome import Outcome
+from sluice.gateway.observability.trace import BatchRun, Trace
+from sluice.models.units import NS_PER_MS
+
+IN_PROGRESS = "in_progress"
+_REASONS = {Outcome.EVICTED_DEADLINE: "its time in queues was over"}
+"""What is said where there is no more to say than the outcome."""
+MAX_HEADER = 2000
+"""Characters of one header; what does not fit is left off, as `...` says. gRPC clients take 8 kB of metadata."""
+
+
+class Cause(enum.StrEnum):
+    """What the time of a request went into."""
+
+    QUEUE = "queue"
+    """Waiting for its turn, and for the batch before it on the same worker."""
+    HAND_OFF = "hand_off"
+    """On the way to workers and back."""
+    COMPUTE = "compute"
+    """In the backend, as predicted."""
+    SLOW_COMPUTE = "slow_compute"
+    """In the backend, beyond what was predicted."""
+    FAILED_BATCHES = "failed_batches"
+    """In batches that failed and were repeated."""
+    SHORT_DEADLINE = "short_deadline"
+    """Computing alone takes longer than it had."""
+
+
+class StageTrace(msgspec.Struct, frozen=True):
+    """One batch that a request was in; `rows` of its `batch_rows` were the request's.
+
+    `queue_ms`, `hand_off_ms` (there), `compute_ms` and `return_ms` follow each other from when the stage's inputs were
+    there. `predicted_ms` (None: not known) and `actual_ms` are from the dispatch to the batch's end. `cost` is the
+    request's share. `failed` says why the batch had no result: then only `queue_ms` and `actual_ms` are known.
+    """
+
+    stage: str
+    model: str
+    partition: str
+    batch: int
+    batch_rows: int
+    rows: int
+    closed: str
+    queue_ms: float
+    hand_off_ms: float
+    compute_ms: float
+    return_ms: float
+    predicted_ms: float | None
+    actual_ms: float
+    cost: float
+    failed: str = ""
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """What became of a request; times are in milliseconds, costs in units of currency.
+
+    `deadline_ms` and `total_ms` are from its arrival, to the deadline and to when its answer was ready. `cause` is the
+    largest `Cause`, or the outcome of a request that never ran.
+    """
+
+    id: str
+    pipeline: str
+    rows: int
+    outcome: str
+    reason: str
+    deadline_ms: float
+    total_ms: float
+    cost: float
+    max_cost: float | None
+    stages: tuple[StageTrace, ...]
+    cause: str
+    sentence: str
+
+    def headers(self) -> list[tuple[str, str]]:
+        """The same in short, as `x-sluice-*` headers or metadata."""
+        lines = [
+            ("x-sluice-outcome", self.outcome),
+            ("x-sluice-total-ms", f"{self.total_ms:.3f}"),
+            ("x-sluice-deadline-ms", f"{self.deadline_ms:.3f}"),
+            ("x-sluice-cost", f"{self.cost:.4g}"),
+            ("x-sluice-cause", self.cause),
+        ]
+        if self.reason:
+            lines.append(("x-sluice-reason", _header_text(self.reason)))
+        if self.stages:
+            lines.append(("x-sluice-plan", _joined([_configuration(stage) for stage in self.stages])))
+            lines.append(("x-sluice-stages", _joined([_figures(stage) for stage in self.stages])))
+        return lines
+
+
+class _Step(NamedTuple):
+    """A stage's run, from when its inputs were there; `before` is what it had to wait for last."""
+
+    run: BatchRun
+    member: Member
+    ready_ns: int
+    before: "_Step | None"
+
+    @property
+    def open_ns(self) -> int:
+        """From when on nothing but the hand-off kept the worker from starting."""
+        return self.run.open_ns
+
+    def parts(self) -> dict[Cause, int]:
+        """Nanoseconds by cause, from `ready_ns` to when the end was told."""
+        run, open_ns = self.run, self.open_ns
+        queue_ns = open_ns - self.ready_ns
+        if run.failed:
+            return {Cause.QUEUE: queue_ns, Cause.FAILED_BATCHES: run.told_ns - open_ns}
+        compute_ns = run.ended_ns - run.started_ns
+        predicted_ns = run.batch.predicted_ns
+        slow_ns = max(compute_ns - max(predicted_ns - run.expected_ns, 0), 0) if predicted_ns else 0
+        return {
+            Cause.QUEUE: queue_ns,
+            Cause.HAND_OFF: run.started_ns - open_ns + run.told_ns - run.ended_ns,
+            Cause.COMPUTE: compute_ns - slow_ns,
+            Cause.SLOW_COMPUTE: slow_ns,
+        }
+
+
+def explain(trace: Trace, now_ns: int) -> Explanation:
+    """The explanation of a request, as far as it has got by `now_ns`."""
+    steps = _steps(trace)
+    stages = tuple(_stage_trace(step, trace.stages) for step in steps)
+    ended_ns = now_ns if trace.outcome is None else trace.ended_ns
+    cause, part = _largest(trace, _critical_path(steps), ended_ns)
+    outcome = trace.outcome
+    return Explanation(
+        trace.id,
+        trace.arrival.pipeline,
+        trace.arrival.rows,
+        IN_PROGRESS if outcome is None else outcome.value,
+        _reason(trace),
+        _ms(trace.arrival.deadline_ns - trace.arrived_ns),
+        _ms(ended_ns - trace.arrived_ns),
+        sum(stage.cost for stage in stages),
+        trace.arrival.max_cost,
+        stages,
+        outcome.value if outcome is not None and not outcome.answered and not steps else cause.value,
+        _sentence(trace, ended_ns, part),
+    )
+
+
+def _steps(trace: Trace) -> list[_Step]:
+    """The runs of a request's stages, in the order in which they ended."""
+    done: dict[int, _Step] = {}
+    steps: list[_Step] = []
+    for index, run in enumerate(trace.runs):
+        if index and run is trace.runs[index - 1]:
+            continue  # two stages of the request were in one batch
+        for member in run.batch.members:
+            if member.request == trace.arrival.request:
+                # A stage that ran before did so in a batch that failed.
+                before = done.get(member.stage) or _gate(trace.stages, member.stage, done)
+                ready_ns = trace.arrived_ns if before is None else before.run.told_ns
+                steps.append(_Step(run, member, ready_ns, before))
+        done.update((step.member.stage, step) for step in steps if step.run is run)
+    return steps
+
+
+def _gate(stages: Sequence[StageConfig], index: int, done: dict[int, _Step]) -> _Step | None:
+    """What a stage had to wait for last; stages that ran nowhere (combiners, escalations of no row) take no time."""
+    settled: list[_Step | None] = []
+    for number, stage in enumerate(stages[: index + 1]):
+        asked = () if stage.when is None else (stage.when.stage,)
+        gates = [gate for source in (*stage.sources, *asked) if (gate := settled[source]) is not None]
+        last = max(gates, key=lambda step: step.run.told_ns, default=None)
+        settled.append(last if number == index else done.get(number, last))
+    return settled[index]
+
+
+def _critical_path(steps: Sequence[_Step]) -> list[_Step]:
+    """The steps that the request's end had to wait for, the last one first."""
+    path: list[_Step] = []
+    step = max(steps, key=lambda step: step.run.told_ns, default=None)
+    while step is not None:
+        path.append(step)
+        step = step.before
+    return path
+
+
+def _largest(trace: Trace, path: Sequence[_Step], ended_ns: int) -> tuple[Cause, str]:
+    """What most of the time went into (of a late request: what more than could be known), and how to say it."""
+    parts = [(step, step.parts()) for step in path]
+    totals = {cause: sum(each.get(cause, 0) for _, each in parts) for cause in Cause}
+    late = trace.outcome is Outcome.COMPLETED_LATE
+    if trace.outcome is None or not trace.outcome.answered:
+        totals[Cause.QUEUE] += ended_ns - (path[0].run.told_ns if path else trace.arrived_ns)
+    if late:
+        had_ns = trace.arrival.deadline_ns - trace.arrived_ns
+        alone_ns = totals.pop(Cause.COMPUTE)
+        if alone_ns > had_ns:
+            said = f"it had {_ms(had_ns)} ms, and computing alone takes {_ms(alone_ns)} ms"
+            return Cause.SHORT_DEADLINE, f"too little time from the start: {said}"
+    cause = max(totals, key=totals.__getitem__)
+    said = f"{_PHRASES[cause]}: {_ms(totals[cause])} ms"
+    if path:
+        step, most = max(parts, key=lambda part: part[1].get(cause, 0))
+        if cause is Cause.QUEUE and step.run.batch.reason is ReleaseReason.DELAY:
+            said = f"waiting for a batch to fill: {_ms(totals[cause])} ms"
+        name = trace.stages[step.member.stage].name
+        most_ns = most.get(cause, 0)
+        share = "all" if most_ns == totals[cause] else f"{_ms(most_ns)} ms"
+        said += f", {share} of it for stage '{name}' on {step.run.batch.partition}"
+    return cause, said
+
+
+_PHRASES = {
+    Cause.QUEUE: "waiting behind other requests",
+    Cause.HAND_OFF: "the way to workers and back",
+    Cause.COMPUTE: "computing, as predicted",
+    Cause.SLOW_COMPUTE: "computing for longer than predicted",
+    Cause.FAILED_BATCHES: "batches that failed",
+}
+
+
+def _sentence(trace: Trace, ended_ns: int, part: str) -> str:
+    total = f"{_ms(ended_ns - trace.arrived_ns)} ms"
+    left_ms = _ms(trace.arrival.deadline_ns - ended_ns)
+    match trace.outcome:
+        case None:
+            return f"It has been under way for {total}; the largest part was {part}."
+        case Outcome.COMPLETED if trace.reason:
+            return f"It was answered {left_ms} ms before its deadline, after {total}: {trace.reason}."
+        case Outcome.COMPLETED:
+            return f"It was answered {left_ms} ms before its deadline; the largest part of {total} was {part}."
+        case Outcome.COMPLETED_LATE:
+            return f"It was {-left_ms} ms late; the largest cause was {part}."
+        case outcome:
+            spent = "" if outcome.startswith("rejected_") else f"; the largest part was {part}"
+            reason = f": {said}" if (said := _reason(trace)) else ""
+            return f"It ended as {outcome} after {total}{reason}{spent}."
+
+
+def _reason(trace: Trace) -> str:
+    return trace.reason or ("" if trace.outcome is None else _REASONS.get(trace.outcome, ""))
+
+
+def _stage_trace(step: _Step, stages: Sequence[StageConfig]) -> StageTrace:
+    run, member, batch = step.run, step.member, step.run.batch
+    return StageTrace(
+        stages[member.stage].name,
+        batch.model,
+        batch.partition,
+        batch.batch,
+        batch.rows,
+        member.rows,
+        batch.reason.value,
+        queue_ms=_ms(step.open_ns - step.ready_ns),
+        hand_off_ms=0.0 if run.failed else _ms(run.started_ns - step.open_ns),
+        compute_ms=_ms(run.ended_ns - run.started_ns),
+        return_ms=0.0 if run.failed else _ms(run.told_ns - run.ended_ns),
+        predicted_ms=_ms(batch.predicted_ns - run.dispatched_ns) if batch.predicted_ns else None,
+        actual_ms=_ms((run.told_ns if run.failed else run.ended_ns) - run.dispatched_ns),
+        cost=run.cost * member.rows / batch.rows,
+        failed=run.failed,
+    )
+
+
+def _ms(duration_ns: int) -> float:
+    return round(duration_ns / NS_PER_MS, 3)
+
+
+def _configuration(stage: StageTrace) -> str:
+    return f"{_token(stage.stage)}={_token(stage.model)}*{stage.batch_rows}@{_token(stage.partition)}"
+
+
+def _figures(stage: StageTrace) -> str:
+    hand_off_ms = stage.hand_off_ms + stage.return_ms
+    figures = (
+        f"{_token(stage.stage)};batch={stage.batch};size={stage.batch_rows};rows={stage.rows}"
+        f";partition={_token(stage.partition)};queue={stage.queue_ms:.3f};hand-off={hand_off_ms:.3f}"
+        f";compute={stage.compute_ms:.3f};cost={stage.cost:.4g}"
+    )
+    return figures + (f";failed={_token(stage.failed)}" if stage.failed else "")
+
+
+def _token(name: str) -> str:
+    """A name without what separates figures; printable ASCII."""
+    return quote(name, safe=":/#+")
+
+
+def _header_text(text: str) -> str:
+    """Printable ASCII of a bounded length."""
+    return "".join(each if " " <= each <= "~" else "?" for each in text[: MAX_HEADER // 4])
+
+
+def _joined(items: Sequence[str]) -> str:
+    text = ""
+    for item in items:
+        if len(text) + len(item) > MAX_HEADER:
+            return f"{text}, ..."
+        text = f"{text}, {item}" if text else item
+    return text

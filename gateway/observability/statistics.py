@@ -1,0 +1,272 @@
+"""Statistics of models and pipelines, as the protocol reports them: counted once a batch, or once a request of several.
+
+A request's time at a model is, in turn, `queue`, `compute_input` (the way to the worker), `compute_infer` (in the
+backend) and `compute_output` (the way back). A pipeline counts as an ensemble does: one execution a request, whose
+times are the sums of those of its stages.
+"""
+
+import enum
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sluice.batcher.interface.outcome import Outcome
+from sluice.gateway.observability.trace import BatchRun, Trace
+from sluice.models.spec import public_key
+from sluice.models.units import NS_PER_MS
+
+
+class FailureReason(enum.StrEnum):
+    """Why a request got no answer (a metric label); OTHER is all that ends a request of a pipeline but cancellation."""
+
+    REJECTED = "REJECTED"
+    CANCELED = "CANCELED"
+    BACKEND = "BACKEND"
+    OTHER = "OTHER"
+
+
+_REASONS = {
+    Outcome.CANCELLED_CLIENT: FailureReason.CANCELED,
+    Outcome.FAILED_BACKEND: FailureReason.BACKEND,
+    Outcome.FAILED_WORKER_LOST: FailureReason.BACKEND,
+    Outcome.FAILED_UNAVAILABLE: FailureReason.OTHER,
+}
+
+
+class Phases:
+    """Executions, and nanoseconds of what they consist of."""
+
+    __slots__ = ("count", "infer_ns", "input_ns", "output_ns")
+
+    def __init__(self) -> None:
+        self.count = self.input_ns = self.infer_ns = self.output_ns = 0
+
+    def add(self, count: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
+        """Count executions that took this time in all."""
+        self.count += count
+        self.input_ns += input_ns
+        self.infer_ns += infer_ns
+        self.output_ns += output_ns
+
+    def report(self) -> dict[str, Any]:
+        """As the protocol has it."""
+        return {
+            "compute_input": _duration(self.count, self.input_ns),
+            "compute_infer": _duration(self.count, self.infer_ns),
+            "compute_output": _duration(self.count, self.output_ns),
+        }
+
+
+class ModelStatistics:
+    """The counts of one model or pipeline; none of them ever falls."""
+
+    __slots__ = (
+        "batches",
+        "cache_hit_ns",
+        "cache_hits",
+        "cache_miss_ns",
+        "cache_misses",
+        "execution_count",
+        "failed_ns",
+        "failures",
+        "inference_count",
+        "last_ns",
+        "queue_ns",
+        "requests",
+        "success_ns",
+    )
+
+    def __init__(self) -> None:
+        self.inference_count = self.execution_count = 0
+        self.success_ns = self.queue_ns = self.failed_ns = self.last_ns = 0
+        self.cache_hits = self.cache_hit_ns = self.cache_misses = self.cache_miss_ns = 0
+        self.requests = Phases()
+        self.batches: dict[int, Phases] = {}
+        self.failures = dict.fromkeys(FailureReason, 0)
+
+    def batch_ran(self, run: BatchRun, requests: int, rows: int, ready_ns: int) -> None:
+        """Count a batch for `requests` that are still wanted, of `rows` in all, and the sum of when they were ready."""
+        open_ns, started_ns, ended_ns, told_ns = run.open_ns, run.started_ns, run.ended_ns, run.told_ns
+        input_ns, infer_ns, output_ns = started_ns - open_ns, ended_ns - started_ns, told_ns - ended_ns
+        self.execution_count += 1
+        self.last_ns = told_ns
+        self.inference_count += rows
+        self.queue_ns += requests * open_ns - ready_ns
+        self.success_ns += requests * told_ns - ready_ns
+        self._batch(run.batch.rows).add(1, input_ns, infer_ns, output_ns)
+        self.requests.add(requests, requests * input_ns, requests * infer_ns, requests * output_ns)
+
+    def pipeline_completed(self, trace: Trace) -> None:
+        """Count a request of several stages as one execution."""
+        input_ns = infer_ns = output_ns = 0
+        for run in trace.runs:
+            if not run.failed:
+                input_ns += run.started_ns - run.open_ns
+                infer_ns += run.ended_ns - run.started_ns
+                output_ns += run.told_ns - run.ended_ns
+                self.queue_ns += run.open_ns - trace.ready_ns(run.dispatched_ns)
+        self.execution_count += 1
+        self.last_ns = trace.ended_ns
+        self.inference_count += trace.arrival.rows
+        self.success_ns += trace.ended_ns - trace.arrived_ns
+        self._batch(trace.arrival.rows).add(1, input_ns, infer_ns, output_ns)
+        self.requests.add(1, input_ns, infer_ns, output_ns)
+
+    def cache_hit(self, duration_ns: int) -> None:
+        """Count a request that was answered from the cache, which took that long."""
+        self.cache_hits += 1
+        self.cache_hit_ns += duration_ns
+        self.success_ns += duration_ns
+
+    def cache_miss(self, duration_ns: int) -> None:
+        """Count a request whose answer was not in the cache: the time of looking it up and of putting it there."""
+        self.cache_misses += 1
+        self.cache_miss_ns += duration_ns
+
+    def failed(self, reason: FailureReason, duration_ns: int) -> None:
+        """Count a request that got no answer."""
+        self.failures[reason] += 1
+        self.failed_ns += duration_ns
+
+    def report(self, name: str, version: str, epoch_ns: int) -> dict[str, Any]:
+        """An entry of the protocol's `model_stats`; `epoch_ns` is the time of day at 0 of the clock of all times."""
+        requests = self.requests
+        answered = requests.count + self.cache_hits
+        return {
+            "name": name,
+            "version": version,
+            "last_inference": (epoch_ns + self.last_ns) // NS_PER_MS if self.last_ns else 0,
+            "inference_count": self.inference_count,
+            "execution_count": self.execution_count,
+            "inference_stats": {
+                "success": _duration(answered, self.success_ns),
+                "fail": _duration(sum(self.failures.values()), self.failed_ns),
+                "queue": _duration(answered, self.queue_ns),
+                **requests.report(),
+                "cache_hit": _duration(self.cache_hits, self.cache_hit_ns),
+                "cache_miss": _duration(self.cache_misses, self.cache_miss_ns),
+            },
+            "response_stats": {},
+            "batch_stats": [{"batch_size": rows, **self.batches[rows].report()} for rows in sorted(self.batches)],
+            "memory_usage": [],
+        }
+
+    def _batch(self, rows: int) -> Phases:
+        batch = self.batches.get(rows)
+        if batch is None:
+            batch = self.batches[rows] = Phases()
+        return batch
+
+
+class Statistics:
+    """The statistics of all that is served, by key; the revisions of a version are counted together."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, ModelStatistics] = {}
+
+    def of(self, key: str) -> ModelStatistics:
+        """The counts of a model or pipeline."""
+        statistics = self._models.get(key)
+        if statistics is None:
+            public = public_key(key)
+            statistics = self._models[key] = ModelStatistics() if public == key else self.of(public)
+        return statistics
+
+    def forget(self, key: str) -> None:
+        """A revision is gone; what was counted of it stays with its version."""
+        if public_key(key) != key:
+            self._models.pop(key, None)
+
+    def request_ended(self, trace: Trace) -> None:
+        """Count a request that was not answered, or one of a pipeline; `batch_ran` and `cache_hit` count all others."""
+        outcome = trace.outcome
+        pipeline = trace.arrival.pipeline
+        assert outcome is not None
+        if outcome.answered:
+            if trace.composed:
+                self.of(pipeline).pipeline_completed(trace)
+            return
+        reason = _REASONS.get(outcome, FailureReason.REJECTED)
+        duration_ns = trace.ended_ns - trace.arrived_ns
+        if trace.composed:
+            if trace.runs and trace.runs[-1].failed:
+                self.of(trace.runs[-1].batch.model).failed(reason, duration_ns)
+            reason = reason if reason is FailureReason.CANCELED else FailureReason.OTHER
+        self.of(pipeline).failed(reason, duration_ns)
+
+
+def nv_metrics(statistics: Statistics, keys: Iterable[str], pending: dict[str, int]) -> str:
+    """The counts of `keys`, and the requests that wait, under the names of Triton's metrics, for Prometheus.
+
+    By hand: prometheus_client ends the name of every counter in `_total`.
+    """
+    lines: dict[str, list[str]] = {name: [] for name in _NV_METRICS}
+    found: dict[str, ModelStatistics] = {}
+    for key in keys:
+        name, _, version = key.rpartition(":")
+        labels = f'model="{name}",version="{version}"'
+        each = found[labels] = statistics.of(key)
+        for reason, count in each.failures.items():
+            lines["request_failure"].append(f'{{{labels},reason="{reason}"}} {count}')
+        values = {
+            "request_success": each.requests.count + each.cache_hits,
+            "count": each.inference_count,
+            "exec_count": each.execution_count,
+            "request_duration_us": each.success_ns // 1000,
+            "queue_duration_us": each.queue_ns // 1000,
+            "compute_input_duration_us": each.requests.input_ns // 1000,
+            "compute_infer_duration_us": each.requests.infer_ns // 1000,
+            "compute_output_duration_us": each.requests.output_ns // 1000,
+            "pending_request_count": pending.get(key, 0),
+        }
+        for metric, value in values.items():
+            lines[metric].append(f"{{{labels}}} {value}")
+    text = []
+    for metric, samples in lines.items():
+        kind = "gauge" if metric == "pending_request_count" else "counter"
+        text += [f"# HELP nv_inference_{metric} {_NV_METRICS[metric]}", f"# TYPE nv_inference_{metric} {kind}"]
+        text += [f"nv_inference_{metric}{sample}" for sample in samples]
+    return "\n".join(text) + "\n" + _cache_metrics(found)
+
+
+def _cache_metrics(statistics: Mapping[str, ModelStatistics]) -> str:
+    """The counts of the response cache, by labels, of all that asked for something there."""
+    asking = {labels: each for labels, each in statistics.items() if each.cache_hits or each.cache_misses}
+    if not asking:
+        return ""
+    text = ""
+    for family, meaning in _CACHE_METRICS.items():
+        name = f"nv_cache_{family}_per_model"
+        text += f"# HELP {name} {meaning}\n# TYPE {name} counter\n"
+        for labels, each in asking.items():
+            counts = {
+                "num_hits": each.cache_hits,
+                "num_misses": each.cache_misses,
+                "hit_duration": each.cache_hit_ns // 1000,
+                "miss_duration": each.cache_miss_ns // 1000,
+            }
+            text += f"{name}{{{labels}}} {counts[family]}\n"
+    return text
+
+
+_NV_METRICS = {
+    "request_success": "Requests that were answered.",
+    "request_failure": "Requests that were not answered, by reason.",
+    "count": "Rows that were answered.",
+    "exec_count": "Batches that were run.",
+    "request_duration_us": "Time of all answered requests.",
+    "queue_duration_us": "Part of it: waiting for a worker.",
+    "compute_input_duration_us": "Part of it: on the way to the worker.",
+    "compute_infer_duration_us": "Part of it: in the backend.",
+    "compute_output_duration_us": "Part of it: on the way back.",
+    "pending_request_count": "Requests that wait.",
+}
+_CACHE_METRICS = {
+    "num_hits": "Requests that were answered from the cache.",
+    "num_misses": "Requests whose answer was not in the cache.",
+    "hit_duration": "Time of looking up what was there.",
+    "miss_duration": "Time of looking up and putting in what was not.",
+}
+
+
+def _duration(count: int, ns: int) -> dict[str, int]:
+    return {"count": count, "ns": ns}

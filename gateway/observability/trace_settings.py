@@ -1,0 +1,172 @@
+"""Which requests are written to the trace file, as clients may change it while the server runs."""
+
+import enum
+import logging
+import re
+from collections.abc import Container, Mapping
+from typing import Any
+
+import msgspec
+
+from sluice.gateway.observability.trace import Trace
+from sluice.gateway.observability.trace_file import TraceFile
+from sluice.models.errors import RequestError, UnsupportedRequest
+
+logger = logging.getLogger(__name__)
+
+MAX_NUMBER = 2**31 - 1
+
+_LEAST = {"trace_rate": 1, "trace_count": -1, "log_frequency": 0}
+_NUMBER = re.compile(r"-?[0-9]{1,10}")
+
+
+class TraceLevel(enum.StrEnum):
+    """Whether requests are traced."""
+
+    OFF = "OFF"
+    TIMESTAMPS = "TIMESTAMPS"
+
+
+class TraceFileSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is traced from the start: every `rate`-th request, `count` of them at most (-1: all), to `file`.
+
+    With a `log_frequency`, each so many go to a file of their own, which has a number. Without a `file` there is no
+    tracing.
+    """
+
+    file: str = ""
+    level: TraceLevel = TraceLevel.OFF
+    rate: int = 1000
+    count: int = -1
+    log_frequency: int = 0
+
+    def __post_init__(self) -> None:
+        if self.level is not TraceLevel.OFF and not self.file:
+            raise ValueError(f"expected a file for level {self.level}")
+        for name, value in (("rate", self.rate), ("count", self.count), ("log_frequency", self.log_frequency)):
+            least = _LEAST.get(f"trace_{name}", 0)
+            if not least <= value <= MAX_NUMBER:
+                raise ValueError(f"expected a {name} from {least} to {MAX_NUMBER}")
+
+
+class _Sampler:
+    """Settings in force, and how far they have got."""
+
+    __slots__ = ("left", "log_frequency", "on", "rate", "seen")
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.on = settings["trace_level"] != [TraceLevel.OFF.value]
+        self.rate = int(settings["trace_rate"])
+        self.left = int(settings["trace_count"])
+        self.log_frequency = int(settings["log_frequency"])
+        self.seen = 0
+
+    def takes(self) -> bool:
+        """Whether the next request is traced."""
+        if not self.on or not self.left:
+            return False
+        self.seen += 1
+        if self.seen < self.rate:
+            return False
+        self.seen = 0
+        if self.left > 0:
+            self.left -= 1
+        return True
+
+
+class TraceSettings:
+    """The settings of the protocol: for all requests, and what is different for single models or pipelines.
+
+    A change starts the counts of `trace_rate` and `trace_count` anew.
+    """
+
+    def __init__(self, start: TraceFileSettings, names: Container[str]) -> None:
+        self._names = names
+        self._file = TraceFile(start.file) if start.file else None
+        self._defaults: dict[str, Any] = {
+            "trace_level": [start.level.value],
+            "trace_rate": str(start.rate),
+            "trace_count": str(start.count),
+            "log_frequency": str(start.log_frequency),
+            "trace_file": start.file,
+            "trace_mode": "triton",
+        }
+        self._changes: dict[str, dict[str, Any]] = {"": {}}
+        self._samplers: dict[str, _Sampler] = {}
+        self._start_anew()
+
+    @property
+    def available(self) -> bool:
+        """Whether there is a file to trace to."""
+        return self._file is not None
+
+    def get(self, model: str = "") -> dict[str, Any]:
+        """The settings for a model, or those for all: strings, but the level a list. Raises RequestError."""
+        self._check_model(model)
+        return self._defaults | self._changes[""] | self._changes.get(model, {})
+
+    def update(self, model: str, changes: Mapping[str, object]) -> None:
+        """Change settings, or, when one of the values is wrong, none; None takes back what was set before.
+
+        Raises RequestError.
+        """
+        self._check_model(model)
+        checked = {name: self._check(name, value) for name, value in changes.items()}
+        if not checked:
+            return
+        merged = self._changes.get(model, {}) | checked
+        self._changes[model] = {name: value for name, value in merged.items() if value is not None}
+        self._start_anew()
+
+    def ended(self, trace: Trace) -> None:
+        """Trace a request that has its outcome if it is its turn; a file that cannot be written is given up."""
+        if self._file is None:
+            return
+        name = trace.arrival.pipeline.rpartition(":")[0]
+        sampler = self._samplers.get(name) or self._samplers[""]
+        if not sampler.takes():
+            return
+        try:
+            self._file.add(trace, sampler.log_frequency)
+        except OSError as error:
+            self._file = None
+            logger.error("the trace file cannot be written, so nothing is traced from here on: %s", error)
+
+    def _start_anew(self) -> None:
+        self._samplers = {model: _Sampler(self.get(model)) for model in self._changes}
+
+    def _check_model(self, model: str) -> None:
+        if model and model not in self._names:
+            raise RequestError(f"Request for unknown model: '{model:.80}' is not found")
+
+    def _check(self, name: str, value: object) -> Any:
+        if name not in self._defaults:
+            raise RequestError(f"trace setting '{name:.80}' is unknown; expected one of {', '.join(self._defaults)}")
+        if name == "trace_file":
+            raise UnsupportedRequest("trace file location can not be updated through network protocol")
+        if name == "trace_mode":
+            raise UnsupportedRequest("trace mode can not be updated through network protocol")
+        if value is None:
+            return None
+        return self._check_level(value) if name == "trace_level" else _check_number(name, value)
+
+    def _check_level(self, value: object) -> list[str]:
+        levels = [value] if isinstance(value, str) else value
+        if levels == [TraceLevel.OFF]:
+            return [TraceLevel.OFF.value]
+        if isinstance(levels, list) and "TENSORS" in levels:
+            raise UnsupportedRequest("trace level TENSORS is not supported; expected OFF or TIMESTAMPS")
+        if levels != [TraceLevel.TIMESTAMPS]:
+            raise RequestError(f"trace setting 'trace_level' must be ['OFF'] or ['TIMESTAMPS'], got {value!r:.80}")
+        if not self.available:
+            raise RequestError("trace level TIMESTAMPS needs a trace file, and the server was started without one")
+        return [TraceLevel.TIMESTAMPS.value]
+
+
+def _check_number(name: str, value: object) -> str:
+    text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
+    if not _NUMBER.fullmatch(text) or not _LEAST[name] <= int(text) <= MAX_NUMBER:
+        raise RequestError(
+            f"trace setting '{name}' must be a whole number from {_LEAST[name]} to {MAX_NUMBER}, got {value!r:.80}"
+        )
+    return str(int(text))

@@ -1,0 +1,48 @@
+"""The MPS daemons that a server's partitions need, for as long as it runs."""
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+from sluice.gateway.observability.logs import log
+from sluice.mps.daemon.control import MpsControl
+from sluice.mps.daemon.daemon import DaemonKept, MpsDaemon
+from sluice.mps.daemon.keeper import MpsKeeper
+from sluice.mps.partitions.partition import MpsPartition, Partition, ShareMode
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def mps_daemons(
+    partitions: Iterable[Partition], adopted: Callable[[str], None] | None = None
+) -> Iterator[Mapping[str, MpsControl]]:
+    """The control of a daemon for each device that is shared under MPS, by UUID; the daemons end with the context.
+
+    A daemon that ends before is started again. Raises ControlFailed when one cannot be started: workers would run
+    without MPS, and not know. With `adopted`, that of another process is used where there is one, and `adopted` told.
+    """
+    shares: dict[str, list[MpsPartition]] = {}
+    for each in partitions:
+        if isinstance(each, MpsPartition):
+            shares.setdefault(each.uuid, []).append(each)
+    # As NVIDIA has it: a server that speaks protocol 3 itself follows the same variable.
+    protocol = 3 if os.environ.get("CUDA_MPS_PROTOCOL_VERSION") == "3" else 2
+    with ExitStack() as stack:
+        controls = {}
+        for device, sharing in sorted(shares.items()):
+            sets = {each.name: each.share_percent for each in sharing if each.mode is ShareMode.STATIC}
+            daemon = MpsDaemon(device, sets=sets, protocol=protocol)
+            keeper = MpsKeeper(daemon, partial(logger.error, "%s"))
+            stack.callback(keeper.stop)
+            try:
+                keeper.start()
+            except DaemonKept as error:
+                if adopted is None:
+                    raise
+                adopted(f"{error}; its clients may disturb what is measured beside them")
+            controls[device] = daemon.control
+            log(logger, logging.INFO, "mps daemon ready", device=device, pid=daemon.pid, pipes=str(daemon.pipes))
+        yield controls

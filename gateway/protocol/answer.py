@@ -1,0 +1,45 @@
+"""What a submitted request resolves to."""
+
+from collections.abc import Callable, Mapping
+
+from sluice.batcher.interface.outcome import Outcome
+from sluice.models.tensors.arrays import Array, WireBytes
+
+Tensor = Array | WireBytes
+"""A tensor in the gateway: an array, or BYTES in wire form."""
+
+_NO_OUTPUTS: Mapping[str, Tensor] = {}
+
+
+class Answer:
+    """The outcome of a request and, if it is one that is answered, the output tensors in the order of its rows.
+
+    `outputs` are views on memory that workers share: they hold until `release`, which is to be called once the response
+    bytes have left them. An answer that is dropped without it releases itself.
+    """
+
+    __slots__ = ("_release", "outcome", "outputs", "reason", "retry_after_s")
+
+    def __init__(
+        self,
+        outcome: Outcome,
+        reason: str = "",
+        retry_after_s: int | None = 0,
+        outputs: Mapping[str, Tensor] = _NO_OUTPUTS,
+        release: Callable[[], None] | None = None,
+    ) -> None:
+        self.outcome = outcome
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+        self.outputs = outputs
+        self._release = release
+
+    def release(self) -> None:
+        """Give the memory of `outputs` back; calling it again does nothing."""
+        release, self._release = self._release, None
+        if release is not None:
+            self.outputs = _NO_OUTPUTS
+            release()
+
+    def __del__(self) -> None:
+        self.release()

@@ -1,0 +1,65 @@
+"""The classification extension: an output told as its most likely classes, `value:index` or `value:index:label`."""
+
+import msgspec
+import numpy as np
+
+from sluice.gateway.protocol.answer import Tensor
+from sluice.models.errors import BadTensor, RequestError
+from sluice.models.tensors.arrays import Array, WireBytes, encode_bytes
+from sluice.models.tensors.spec import DataType, TensorSpec
+
+MAX_ELEMENTS = 1_000_000
+"""Elements of a tensor that is told as classes."""
+
+_UNRANKED = frozenset({DataType.BOOL, DataType.FP16, DataType.BF16, DataType.BYTES})
+
+
+class Classes(msgspec.Struct, frozen=True):
+    """That an output is wanted as its `count` greatest elements, of each row where it is of a `batchable` pipeline."""
+
+    count: int
+    spec: TensorSpec
+    batchable: bool
+
+    def __post_init__(self) -> None:
+        name, datatype = self.spec.name, self.spec.datatype
+        if self.count < 1:
+            raise RequestError(f"output '{name}': classification must be at least 1, got {self.count}")
+        if datatype in _UNRANKED:
+            raise BadTensor(f"class result not available for output '{name}' due to unsupported type '{datatype}'")
+
+    def of(self, tensor: Tensor) -> WireBytes:
+        """The classes of an output, greatest first: BYTES of shape [rows, count], or [count] without rows.
+
+        Of equal elements the first one goes first, and NaN goes last. Raises BadTensor for more than MAX_ELEMENTS.
+        """
+        assert not isinstance(tensor, WireBytes), "the datatype has been checked"
+        if tensor.size > MAX_ELEMENTS:
+            raise BadTensor(
+                f"class result not available for output '{self.spec.name}': it has {tensor.size} elements, "
+                f"the limit is {MAX_ELEMENTS}"
+            )
+        rows = tensor.shape[0] if self.batchable else 1
+        items = tensor.reshape(rows, -1) if tensor.size else tensor.reshape(rows, 0)
+        count = min(self.count, items.shape[1])
+        named = [self._name(row, index) for row in items for index in _greatest(row, count)]
+        shape = (rows, count) if self.batchable else (count,)
+        buffer, offsets = encode_bytes(np.array(named, np.object_), rows)
+        return WireBytes(buffer, shape, offsets)
+
+    def _name(self, row: Array, index: int) -> str:
+        value = f"{row[index]:f}" if row.dtype.kind == "f" else str(row[index])
+        labels = self.spec.labels
+        return f"{value}:{index}:{labels[index]}" if index < len(labels) else f"{value}:{index}"
+
+
+def _greatest(row: Array, count: int) -> list[int]:
+    """Where the `count` greatest elements are; only those that may be among them are sorted."""
+    if not count:
+        return []
+    # The last of equal elements becomes the first, and NaN, which sorts as the greatest, the least.
+    keys = np.where(np.isnan(row), -np.inf, row) if row.dtype.kind == "f" else row
+    least = np.partition(keys, row.size - count)[row.size - count]
+    candidates = np.flatnonzero(keys >= least)
+    order = np.argsort(keys[candidates][::-1], kind="stable")[::-1]
+    return [int(candidates[candidates.size - 1 - place]) for place in order[:count]]

@@ -1,0 +1,116 @@
+"""The `data` of tensors in JSON: lists to arrays and back."""
+
+import functools
+import itertools
+import json
+import re
+import struct
+import types
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from sluice.gateway.protocol.answer import Tensor
+from sluice.models.errors import BadTensor
+from sluice.models.tensors.arrays import Array, WireBytes, decode_bytes, numpy_dtype
+from sluice.models.tensors.spec import RAW_ONLY, DataType
+
+MAX_DEPTH = 100
+"""Levels of lists in `data`; numpy itself stops at 64 dimensions."""
+
+_OPENING = re.compile(rb"[\s\[]*")
+_BRACKET, _NUMBER = ord("["), b"-0123456789"
+_ELEMENTS: dict[str, Any] = {
+    DataType.BOOL: bool,
+    DataType.UINT8: Annotated[int, msgspec.Meta(ge=0, le=2**8 - 1)],
+    DataType.UINT16: Annotated[int, msgspec.Meta(ge=0, le=2**16 - 1)],
+    DataType.UINT32: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)],
+    DataType.UINT64: Annotated[int, msgspec.Meta(ge=0)],
+    DataType.INT8: Annotated[int, msgspec.Meta(ge=-(2**7), le=2**7 - 1)],
+    DataType.INT16: Annotated[int, msgspec.Meta(ge=-(2**15), le=2**15 - 1)],
+    DataType.INT32: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)],
+    DataType.INT64: int,
+    DataType.FP32: float,
+    DataType.FP64: float,
+    DataType.BYTES: str,
+}
+_DTYPES: dict[str, np.dtype[np.generic]] = {datatype: numpy_dtype(DataType(datatype)) for datatype in _ELEMENTS}
+
+
+def decode_data(tensor: str, datatype: str, data: object) -> Array | list[str]:
+    """The `data` of the input `tensor`, flat or nested, as a flat array, or a flat list of strings for BYTES.
+
+    `data` is a `msgspec.Raw` of the JSON text, or what the standard library made of it. Raises BadTensor.
+    """
+    if datatype not in _ELEMENTS:
+        problem = "cannot be given as JSON data; send it as binary data" if datatype in RAW_ONLY else "is no datatype"
+        raise BadTensor(f"input '{tensor}': {datatype} {problem}; JSON data is one of {', '.join(_ELEMENTS)}")
+    try:
+        depth = _depth(data)
+        if not 1 <= depth <= MAX_DEPTH:
+            raise BadTensor(f"input '{tensor}': data must be a list of at most {MAX_DEPTH} levels, it has {depth}")
+        if isinstance(data, msgspec.Raw):
+            values = _decoder(datatype, depth).decode(data)
+        else:
+            values = msgspec.convert(data, _list_type(_ELEMENTS[datatype], depth))
+        for _ in range(depth - 1):
+            values = values[0] if len(values) == 1 else list(itertools.chain.from_iterable(values))
+        if datatype == "FP32":
+            # Quicker than numpy, which would also make infinities of numbers that are too large.
+            return np.frombuffer(_floats(len(values)).pack(*values), np.float32)
+        return values if datatype == "BYTES" else np.array(values, _DTYPES[datatype])
+    except msgspec.DecodeError as error:
+        raise BadTensor(f"input '{tensor}' has datatype {datatype}, but its data does not fit: {error}") from error
+    except OverflowError as error:
+        raise BadTensor(f"input '{tensor}' has a value in its data that is out of range of {datatype}") from error
+
+
+def encode_data(tensor: str, values: Tensor) -> bytes:
+    """The JSON text of an output's elements as one flat list, NaN and Infinity as such; raises BadTensor."""
+    if isinstance(values, WireBytes):
+        begin, end = int(values.row_offsets[0]), int(values.row_offsets[-1])
+        elements = decode_bytes(memoryview(values.buffer)[begin:end], values.shape).ravel().tolist()
+        try:
+            return orjson.dumps([element.decode() for element in elements])
+        except UnicodeDecodeError as error:
+            raise BadTensor(f"output '{tensor}' is not UTF-8 text; ask for it as binary data") from error
+    text = orjson.dumps(values.reshape(-1), option=orjson.OPT_SERIALIZE_NUMPY)
+    if b"n" in text:  # of null, for what JSON lacks
+        return json.dumps(values.ravel().tolist(), separators=(",", ":")).encode()
+    return text
+
+
+def _depth(data: object) -> int:
+    """Levels of lists, seen at the first element of each."""
+    if isinstance(data, msgspec.Raw):
+        text = memoryview(data)
+        if text[0] == _BRACKET:  # most data opens in one of two ways
+            if text[1] in _NUMBER:
+                return 1
+            if text[1] == _BRACKET and text[2] in _NUMBER:
+                return 2
+        opening = _OPENING.match(text)
+        return opening.group().count(b"[") if opening else 0
+    depth = 0
+    while isinstance(data, list):
+        depth += 1
+        data = data[0] if data else None
+    return depth
+
+
+def _list_type(element: Any, depth: int) -> Any:
+    for _ in range(depth):
+        element = types.GenericAlias(list, (element,))
+    return element
+
+
+@functools.lru_cache(maxsize=1024)
+def _floats(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}f")
+
+
+@functools.cache
+def _decoder(datatype: str, depth: int) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(_list_type(_ELEMENTS[datatype], depth))

@@ -1,0 +1,214 @@
+"""System shared memory: regions that clients register, and pass tensors in instead of the body of a request."""
+
+import os
+import stat
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from sluice.gateway.protocol.answer import Tensor
+from sluice.models.errors import AlreadyExists, BadTensor, NotFoundError, RequestError, UnsupportedRequest
+from sluice.models.tensors.arrays import WireBytes
+
+DIRECTORY = "/dev/shm"
+MAX_REGIONS = 1024
+"""Each holds a file descriptor."""
+
+_RESERVED_PREFIXES = ("sluice", "triton_")
+_MAX_KEY = 255
+
+
+class RegionStatus(msgspec.Struct, frozen=True):
+    """A registered region: `byte_size` bytes from `offset` on of the shared memory object `key`."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+
+
+class Place(NamedTuple):
+    """Where a client says that a tensor lies, or is to lie: `byte_size` bytes from `offset` on of a region."""
+
+    region: str
+    byte_size: int
+    offset: int = 0
+
+
+class Region:
+    """An open region; it is closed when the last request that uses it has been answered, registered or not.
+
+    Its memory is read and written as a file, not mapped: a client that cuts the object short harms itself alone, and
+    one that writes while its request runs cannot change what was checked.
+    """
+
+    __slots__ = ("_descriptor", "status")
+
+    def __init__(self, status: RegionStatus) -> None:
+        self.status = status
+        self._descriptor = _open(status)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """A copy of bytes of the region. Raises BadTensor when the object has become shorter."""
+        begin, parts = self.status.offset + offset, []
+        while size:
+            part = os.pread(self._descriptor, size, begin)
+            if not part:
+                raise BadTensor(f"shared memory region '{self.status.name}': its object has been cut short")
+            parts.append(part)
+            begin += len(part)
+            size -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Copy bytes into the region; raises BadTensor when there is no memory for what was cut off."""
+        begin = self.status.offset + offset
+        while data:
+            try:
+                written = os.pwrite(self._descriptor, data, begin)
+            except OSError as error:
+                raise BadTensor(
+                    f"shared memory region '{self.status.name}' cannot be written: {error.strerror}"
+                ) from error
+            begin += written
+            data = data[written:]
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+
+class Window(msgspec.Struct, frozen=True, eq=False):
+    """The part of a region in which a tensor lies, or is to lie; it holds the region."""
+
+    region: Region
+    offset: int
+    byte_size: int
+
+    def read(self) -> bytes:
+        """A copy of its contents; raises BadTensor."""
+        return self.region.read(self.offset, self.byte_size)
+
+    def write(self, name: str, tensor: Tensor) -> Place:
+        """Put the output `name` into it; returns where it lies. Raises BadTensor when there is no room."""
+        size = tensor.nbytes
+        if size > self.byte_size:
+            raise BadTensor(
+                f"shared memory size specified with the request for output '{name}' ({self.byte_size} bytes) should be "
+                f"at least {size} bytes to hold the results"
+            )
+        self.region.write(self.offset, _bytes(tensor))
+        return Place(self.region.status.name, size, self.offset)
+
+
+class SharedMemory:
+    """The regions that clients have registered; without `allowed`, clients may have none.
+
+    `max_tensor_bytes` bounds what a request may have read for one input.
+    """
+
+    def __init__(self, allowed: bool, max_tensor_bytes: int) -> None:
+        self.allowed = allowed
+        self._max_tensor_bytes = max_tensor_bytes
+        self._regions: dict[str, Region] = {}
+
+    def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
+        """Open the region `name`. Raises AlreadyExists, RequestError, or UnsupportedRequest when not allowed."""
+        self._check_allowed()
+        if not name:
+            raise RequestError("a shared memory region must have a name")
+        if name in self._regions:
+            raise AlreadyExists(f"shared memory region '{name}' already in manager: unregister it first")
+        if len(self._regions) >= MAX_REGIONS:
+            raise RequestError(f"there are {MAX_REGIONS} shared memory regions, which is the limit; unregister some")
+        self._regions[name] = Region(RegionStatus(name, key, offset, byte_size))
+
+    def unregister(self, name: str | None = None) -> None:
+        """Forget a region, or all; one that is not there is no error. Requests that use it go on with it."""
+        self._check_allowed()
+        if name is None:
+            self._regions.clear()
+        else:
+            self._regions.pop(name, None)
+
+    def status(self, name: str | None = None) -> list[RegionStatus]:
+        """The region of that name, or all. Raises NotFoundError."""
+        self._check_allowed()
+        regions: Iterable[Region] = self._regions.values() if name is None else [self._find(name)]
+        return [region.status for region in regions]
+
+    def input_window(self, place: Place) -> Window:
+        """Where an input lies; as `window`, but within the limit for one input."""
+        window = self.window(place)
+        if window.byte_size > self._max_tensor_bytes:
+            raise BadTensor(
+                f"an input of {window.byte_size} bytes in shared memory region '{place.region}' is over the limit of "
+                f"{self._max_tensor_bytes} bytes"
+            )
+        return window
+
+    def window(self, place: Place) -> Window:
+        """A part of a registered region. Raises NotFoundError, BadTensor, or UnsupportedRequest when not allowed."""
+        self._check_allowed()
+        name, byte_size, offset = place
+        region = self._find(name)
+        size = region.status.byte_size
+        if not 0 <= offset <= size:
+            raise BadTensor(f"Invalid offset for shared memory region: '{name}': expected 0 to {size}, got {offset}")
+        if not 0 <= byte_size <= size - offset:
+            raise BadTensor(
+                f"Invalid offset + byte size for shared memory region: '{name}' has {size} bytes, "
+                f"but {byte_size} from {offset} on were asked for"
+            )
+        return Window(region, offset, byte_size)
+
+    def _find(self, name: str) -> Region:
+        region = self._regions.get(name)
+        if region is None:
+            raise NotFoundError(f"Unable to find shared memory region: '{name:.80}'")
+        return region
+
+    def _check_allowed(self) -> None:
+        if not self.allowed:
+            raise UnsupportedRequest("shared memory is disabled: the server was started without --allow-client-shm")
+
+
+def _open(status: RegionStatus) -> int:
+    """A descriptor of the object of a region, which must be large enough. Raises RequestError."""
+    key = status.key.removeprefix("/")
+    if not key.isprintable() or "/" in key or key in ("", ".", "..") or len(key.encode()) > _MAX_KEY:
+        raise RequestError(f"shared memory key '{status.key:.80}' must be the name of an object, like '/tensors'")
+    if key.startswith(_RESERVED_PREFIXES):
+        raise RequestError(
+            f"cannot register shared memory region '{status.name}' with key '{status.key}': keys that begin with "
+            f"{' or '.join(_RESERVED_PREFIXES)} are reserved"
+        )
+    if status.offset < 0 or status.byte_size <= 0:
+        raise RequestError(
+            f"shared memory region '{status.name}': expected an offset of at least 0 and a byte_size of at least 1, "
+            f"got {status.offset} and {status.byte_size}"
+        )
+    try:
+        # No link is followed out of the directory, and no pipe is waited for.
+        descriptor = os.open(f"{DIRECTORY}/{key}", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise RequestError(f"Unable to open shared memory region: '{status.key}': {error.strerror}") from error
+    about = os.fstat(descriptor)
+    problem = ""
+    if not stat.S_ISREG(about.st_mode):
+        problem = "it is no shared memory object"
+    elif status.offset + status.byte_size > about.st_size:
+        problem = f"it has {about.st_size} bytes, but offset and byte_size take {status.offset + status.byte_size}"
+    if problem:
+        os.close(descriptor)
+        raise RequestError(f"cannot register shared memory region '{status.name}' with key '{status.key}': {problem}")
+    return descriptor
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """A tensor's contents in wire form; copied only where they are not contiguous."""
+    if isinstance(tensor, WireBytes):
+        return memoryview(tensor.buffer)[int(tensor.row_offsets[0]) : int(tensor.row_offsets[-1])]
+    return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data

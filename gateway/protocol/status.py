@@ -1,0 +1,90 @@
+"""The one table from errors to the status codes of HTTP and gRPC, and from outcomes to errors."""
+
+import logging
+
+import grpc
+
+from sluice.batcher.interface.outcome import Outcome
+from sluice.gateway.config.status_settings import TRITONS, StatusSettings
+from sluice.models import errors
+
+MAX_MESSAGE = 2000
+"""Characters of a message; gRPC has it in a header, and clients bound those."""
+
+_log = logging.getLogger(__name__)
+
+_CODES: dict[type[Exception], tuple[int, grpc.StatusCode]] = {
+    errors.NotFoundError: (404, grpc.StatusCode.NOT_FOUND),
+    errors.UnsupportedRequest: (501, grpc.StatusCode.UNIMPLEMENTED),
+    errors.AlreadyExists: (400, grpc.StatusCode.ALREADY_EXISTS),
+    errors.RequestError: (400, grpc.StatusCode.INVALID_ARGUMENT),
+    errors.TooManyRequests: (429, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    errors.TimeoutExpired: (504, grpc.StatusCode.DEADLINE_EXCEEDED),
+    errors.OverloadError: (503, grpc.StatusCode.UNAVAILABLE),
+    errors.CancelledError: (400, grpc.StatusCode.CANCELLED),
+    errors.BackendUnavailable: (503, grpc.StatusCode.UNAVAILABLE),
+    errors.PartitionError: (503, grpc.StatusCode.UNAVAILABLE),
+    errors.ServingError: (500, grpc.StatusCode.INTERNAL),
+}
+
+_ERRORS: dict[Outcome, tuple[type[errors.ServingError], str]] = {
+    Outcome.REJECTED_DEADLINE: (errors.RejectedError, "the request cannot be answered by its deadline"),
+    Outcome.REJECTED_COST: (errors.RejectedError, "the request cannot be answered at that price"),
+    Outcome.REJECTED_QUEUE_FULL: (errors.RejectedError, "Exceeds maximum queue size"),
+    Outcome.REJECTED_MEMORY: (errors.RejectedError, "no memory is left for the request's tensors"),
+    Outcome.REJECTED_UNAVAILABLE: (errors.BackendUnavailable, "the model is not at ready state"),
+    Outcome.REJECTED_DRAINING: (errors.RejectedError, "the server is stopping"),
+    Outcome.EVICTED_DEADLINE: (errors.EvictedError, "Request timeout expired"),
+    Outcome.CANCELLED_CLIENT: (errors.CancelledError, "the request was cancelled"),
+    Outcome.FAILED_BACKEND: (errors.BackendFailed, "the model failed"),
+    Outcome.FAILED_WORKER_LOST: (errors.BackendFailed, "the worker died with the request"),
+    Outcome.FAILED_UNAVAILABLE: (errors.BackendUnavailable, "the model is not at ready state"),
+}
+_OVERLOAD = frozenset({Outcome.REJECTED_DEADLINE, Outcome.REJECTED_QUEUE_FULL, Outcome.REJECTED_MEMORY})
+
+
+def _codes(error: Exception) -> tuple[int, grpc.StatusCode]:
+    for kind in type(error).__mro__:
+        if kind in _CODES:
+            return _CODES[kind]
+    return 500, grpc.StatusCode.INTERNAL
+
+
+def http_status(error: Exception) -> int:
+    """The HTTP status an error is answered with; 500 for what is not a `ServingError`."""
+    return _codes(error)[0]
+
+
+def grpc_status(error: Exception) -> grpc.StatusCode:
+    """The gRPC status an error is answered with; INTERNAL for what is not a `ServingError`."""
+    return _codes(error)[1]
+
+
+def retry_after_s(error: Exception) -> int | None:
+    """After how many seconds another try may succeed; None when it would fail the same way."""
+    if isinstance(error, errors.OverloadError):
+        return None if error.retry_after_s is None else max(1, error.retry_after_s)
+    return 1 if http_status(error) == 503 else None
+
+
+def error_message(error: Exception) -> str:
+    """What a client is told of an error; one that is not a `ServingError` goes to the log instead."""
+    if isinstance(error, errors.ServingError):
+        return str(error)[:MAX_MESSAGE]
+    _log.error("a request failed unexpectedly", exc_info=error)
+    return "internal error: the log of the server tells more"
+
+
+def outcome_error(
+    outcome: Outcome, reason: str, retry_after: int | None, statuses: StatusSettings = TRITONS
+) -> errors.ServingError:
+    """The error that tells a client of an outcome without an answer."""
+    kind, sentence = _ERRORS[outcome]
+    if statuses.overload == 429 and outcome in _OVERLOAD:
+        kind = errors.TooManyRequests
+    elif statuses.expired == 504 and outcome is Outcome.EVICTED_DEADLINE:
+        kind = errors.TimeoutExpired
+    message = f"{sentence}: {reason}" if reason not in ("", sentence) else sentence
+    if issubclass(kind, errors.OverloadError):
+        return kind(message, retry_after)
+    return kind(message)

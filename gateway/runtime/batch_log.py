@@ -1,0 +1,81 @@
+"""The batches under way, and what is counted and noted of each when it ends."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from sluice.batcher.interface.decisions import DispatchBatch
+from sluice.batcher.interface.events import BatchCompleted, BatchFailed, BatchRevoked, FailureCause
+from sluice.gateway.observability.logs import log
+from sluice.gateway.observability.metrics import Metrics, PipelineMeter
+from sluice.gateway.observability.trace import BatchRun, Trace
+
+logger = logging.getLogger(__name__)
+
+
+class Opened(Protocol):
+    """A request that has no outcome yet, or got it while it was in a batch."""
+
+    trace: Trace
+    meter: PipelineMeter
+
+
+class BatchRuns:
+    """Keeps batches until they end. `price` is what a nanosecond of a partition costs now."""
+
+    def __init__(self, metrics: Metrics, price: Callable[[str], float]) -> None:
+        self._metrics = metrics
+        self._price = price
+        self._batches: dict[int, tuple[BatchRun, Sequence[Opened], float]] = {}
+        self._last: dict[str, BatchRun] = {}
+
+    def dispatched(self, batch: DispatchBatch, opened: Sequence[Opened], now_ns: int) -> None:
+        """Take note of a batch; `opened` are the requests of its members, in their order."""
+        self._batches[batch.batch] = BatchRun(batch, now_ns), opened, self._price(batch.partition)
+
+    def ended(self, event: BatchCompleted | BatchFailed | BatchRevoked, now_ns: int) -> None:
+        """Count a batch, and note in its requests' traces how it went; one that was revoked leaves no trace."""
+        run, opened, price = self._batches.pop(event.batch)
+        run.told_ns = now_ns
+        if isinstance(event, BatchCompleted):
+            self._completed(run, opened, price, event)
+        elif isinstance(event, BatchFailed):
+            run.failed = event.cause
+            self._metrics.batch_failed(run.batch, event.cause)
+            if event.cause is FailureCause.OUT_OF_MEMORY:
+                _tell(run.batch, event.message)
+            for each in opened:
+                each.trace.runs += (run,)
+
+    def _completed(self, run: BatchRun, opened: Sequence[Opened], price: float, event: BatchCompleted) -> None:
+        batch = run.batch
+        compute_ns = event.ended_ns - event.started_ns
+        run.follow(self._last.get(batch.partition))
+        run.started_ns, run.ended_ns = event.started_ns, event.ended_ns
+        run.cost = compute_ns * price
+        self._last[batch.partition] = run
+        self._metrics.batch_completed(batch, compute_ns)
+        row_cost = run.cost / batch.rows
+        requests = rows = ready_ns = 0
+        for member, each in zip(batch.members, opened, strict=True):
+            each.meter.stage_ran(member.stage, member.rows, member.rows * row_cost)
+            trace = each.trace
+            if trace.outcome is None:
+                requests += 1
+                rows += member.rows
+                ready_ns += trace.ready_ns(run.dispatched_ns) if trace.runs else trace.arrived_ns
+            trace.runs += (run,)
+        self._metrics.statistics.of(batch.model).batch_ran(run, requests, rows, ready_ns)
+
+
+def _tell(batch: DispatchBatch, reason: str) -> None:
+    """Log that there was no memory: smaller batches are made there from now on, which nobody should have to guess."""
+    log(
+        logger,
+        logging.WARNING,
+        "batch ran out of memory",
+        model=batch.model,
+        partition=batch.partition,
+        rows=batch.rows,
+        reason=reason,
+    )

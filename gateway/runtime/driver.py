@@ -1,0 +1,393 @@
+"""The live driver of the scheduler: events go in once a loop iteration, decisions are carried out."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor as PlanExecutor
+from contextlib import suppress
+from typing import Any
+
+from sluice.batcher.interface.decisions import (
+    AnyDecision,
+    BuildPlan,
+    CancelRequest,
+    CombineOutputs,
+    CompleteRequest,
+    DispatchBatch,
+    EvictRequest,
+    FailRequest,
+    LoadModel,
+    RecallOutputs,
+    RejectRequest,
+    RevokeBatch,
+    UnloadModel,
+)
+from sluice.batcher.interface.events import (
+    PRIORITY,
+    AnyEvent,
+    BatchCompleted,
+    BatchFailed,
+    BatchRevoked,
+    DrainStarted,
+    FailureCause,
+    RequestArrived,
+    RequestCancelled,
+    ServingChanged,
+)
+from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.gateway.executors.base import Executor
+from sluice.gateway.observability.metrics import Metrics
+from sluice.gateway.observability.trace import TRACE_REQUESTS, Trace, Traces
+from sluice.gateway.protocol.answer import Answer, Tensor
+from sluice.gateway.runtime import turn_budget as intake
+from sluice.gateway.runtime.batch_log import BatchRuns
+from sluice.gateway.runtime.local_stages import LocalStages
+from sluice.gateway.runtime.plan_building import BuildPlans, PlanBuilding
+from sluice.gateway.runtime.submission import Submission
+from sluice.gateway.runtime.timer import Timer
+from sluice.models.errors import PartitionError, RejectedError, RequestError
+from sluice.models.pipelines.pipeline import Late
+from sluice.models.units import NS_PER_S
+
+logger = logging.getLogger(__name__)
+
+MAX_ROUNDS = 1000
+"""Rounds of events and wake-ups in one flush before other callbacks of the loop get their turn."""
+_FROM_CACHE = "it was answered from the cache"
+
+
+Observe = Callable[[int, AnyEvent | None, list[AnyDecision]], None]
+"""Is told every step of the scheduler: the time, the event (None for a wake-up) and the decisions."""
+
+
+class Runtime:
+    """Drives a scheduler on the running asyncio loop.
+
+    Events of one loop iteration are handled together at one instant, so requests that arrive together share a batch.
+    Requests of pipelines that evict are taken for as long as `intake` says. Those left come next, as soon as other
+    callbacks of the loop had their turn; where some are left then as well, those that have waited too long are refused.
+    Whatever goes wrong while a decision is carried out is reported to the scheduler as a failed batch or combination.
+    When the scheduler itself fails, all open requests are answered with an error and `failed` is set; when `observe`
+    raises OSError, no more steps are told. `on_ended` is told each request that has its outcome. Without `build_plan`
+    there are no plans; `planning`, which is shut down with the runtime, is where they are built: in a thread of their
+    own unless given.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        clock: Callable[[], int],
+        timer: Timer,
+        metrics: Metrics,
+        observe: Observe | None = None,
+        trace_requests: int = TRACE_REQUESTS,
+        build_plan: BuildPlans | None = None,
+        planning: PlanExecutor | None = None,
+        on_ended: Callable[[Trace], None] | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._clock = clock
+        self._timer = timer
+        self._metrics = metrics
+        self._observe = observe
+        self._on_ended = on_ended
+        self._loop = asyncio.get_running_loop()
+        self._open: dict[int, Submission] = {}
+        self._runs = BatchRuns(metrics, lambda name: scheduler.dispatcher.fleet.partitions[name].price / NS_PER_S)
+        self._stages = {pipeline.name: pipeline.stages for pipeline in scheduler.spec.pipelines}
+        self._hard = {pipeline.name for pipeline in scheduler.spec.pipelines if pipeline.late is Late.EVICT}
+        self.traces = Traces(trace_requests)
+        self._plans = PlanBuilding(build_plan, planning, self.post)
+        self._memory_limit = scheduler.spec.limits.memory_bytes
+        self._next_request = 0
+        self._last_arrived = 0
+        # One queue a priority: events of one instant are taken completions first, arrivals last.
+        self._queues: tuple[deque[AnyEvent], ...] = tuple(deque() for _ in range(max(PRIORITY.values()) + 1))
+        self._flush_due = False
+        self._behind = False
+        self._armed_ns: int | None = None
+        self._now_ns = 0
+        self._closed = False
+        self._idle = asyncio.Event()
+        self.failed = asyncio.Event()
+        stages = LocalStages(self._open, executor, self.post)
+        self._apply: dict[type[AnyDecision], Callable[[Any], None]] = {
+            DispatchBatch: self._dispatch,
+            RevokeBatch: self._revoke,
+            CombineOutputs: stages.combine,
+            RecallOutputs: stages.recall,
+            BuildPlan: lambda order: self._plans.begin(order, scheduler.spec),
+            LoadModel: executor.load,
+            UnloadModel: executor.unload,
+            CompleteRequest: self._complete,
+            RejectRequest: self._refuse,
+            EvictRequest: self._refuse,
+            FailRequest: self._fail,
+            CancelRequest: self._cancelled,
+        }
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that have no outcome yet."""
+        return len(self._open)
+
+    def start(self) -> None:
+        """Let the executor begin; requests may be submitted from now on."""
+        self._timer.start(self._alarm)
+        self._executor.start(self.post)
+
+    def submit(
+        self,
+        pipeline: str,
+        inputs: Mapping[str, Tensor],
+        rows: int,
+        batch_key: str,
+        deadline_ns: int,
+        memory_bytes: int,
+        id: str = "",
+        max_cost: float | None = None,
+        priority: int = 0,
+        expires_ns: int = 0,
+    ) -> Submission:
+        """Hand over a valid request; its tensors belong to the runtime until the future is done.
+
+        `pipeline` is `name:version`. `memory_bytes` is the size of the inputs, to which that of the stages' outputs
+        is added. The request is remembered by `id`. `priority` and `expires_ns` are for models that heed them (see
+        `RequestArrived`). Raises RejectedError once the runtime is closed, and RequestError when the tensors are over
+        the memory limit by themselves.
+        """
+        if self._closed:
+            raise RejectedError("the server is stopping")
+        request = self._next_request = self._next_request + 1
+        memory_bytes += self._executor.admit(request, pipeline, inputs, rows, memory_bytes)
+        if memory_bytes > self._memory_limit:
+            self._executor.forget(request)
+            raise RequestError(
+                f"the tensors of the request need {memory_bytes} bytes, but the limit for all requests together is "
+                f"{self._memory_limit} bytes"
+            )
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        arrival = RequestArrived(
+            request, pipeline, rows, deadline_ns, batch_key, memory_bytes, max_cost, priority, expires_ns
+        )
+        trace = Trace(id, arrival, self._clock(), self._stages[pipeline])
+        submission = self._open[request] = Submission(request, future, trace, self._metrics.pipeline(pipeline))
+        self.traces.add(trace)
+        self.post(arrival)
+        return submission
+
+    def recall(
+        self, pipeline: str, rows: int, deadline_ns: int, id: str, outputs: Mapping[str, Tensor], since_ns: int
+    ) -> Submission:
+        """Answer a request that came at that time with what is known already: the scheduler never hears of it."""
+        request = self._next_request = self._next_request + 1
+        trace = Trace(id, RequestArrived(request, pipeline, rows, deadline_ns), since_ns, self._stages[pipeline])
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        submission = self._open[request] = Submission(request, future, trace, self._metrics.pipeline(pipeline))
+        self.traces.add(trace)
+        self._now_ns = self._clock()
+        known = Answer(Outcome.COMPLETED, _FROM_CACHE, outputs=outputs)
+        self._settle(request, known, counted=True)
+        return submission
+
+    def serve(self, change: ServingChanged) -> None:
+        """Serve something else, with models that the executor knows; nothing is submitted to what is retired."""
+        for pipeline in change.pipelines:
+            self._stages[pipeline.name] = pipeline.stages
+            if pipeline.late is Late.EVICT:
+                self._hard.add(pipeline.name)
+            self._metrics.serve(pipeline.name, [stage.name for stage in pipeline.stages])
+        for name in change.retired:
+            del self._stages[name]
+            self._hard.discard(name)
+            self._metrics.forget(name)
+        self.post(change)
+
+    def cancel(self, request: int) -> None:
+        """Tell that nobody waits for a request any more; nothing happens when it has its outcome already."""
+        if request not in self._open:
+            return
+        cancellation = RequestCancelled(request)
+        if request > self._last_arrived:
+            # The scheduler does not know it yet: behind its arrival, with which a flush is due.
+            self._queues[PRIORITY[RequestArrived]].append(cancellation)
+        else:
+            self.post(cancellation)
+
+    def post(self, event: AnyEvent) -> None:
+        """Report an event; it is handled in the loop's next iteration."""
+        self._queues[PRIORITY[type(event)]].append(event)
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Reject what comes, and return when what is in flight has finished or the time is over."""
+        self._hard.clear()  # all are refused for that from now on, which takes no time
+        self.post(DrainStarted())
+        if self._open:
+            self._idle.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), timeout_s)
+
+    def close(self) -> int:
+        """Refuse requests from now on, and answer the open ones that the server has stopped; returns how many."""
+        self._flush()  # what came while a drain ended is refused like what came before
+        return self._end()
+
+    def _end(self) -> int:
+        self._closed = True
+        self._timer.close()
+        self._plans.close()
+        given_up = list(self._open)
+        for request in given_up:
+            self._settle(request, Answer(Outcome.FAILED_UNAVAILABLE, "the server stopped before the request was done"))
+            self._executor.forget(request)
+        return len(given_up)
+
+    def _alarm(self) -> None:
+        self._armed_ns = None
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if self._closed:
+            return
+        try:
+            self._drive()
+        except Exception:  # a rule of the scheduler is broken: nothing that it says from now on can be relied on
+            logger.critical("the scheduler failed; the server stops", exc_info=True)
+            self._end()
+            self.failed.set()
+
+    def _drive(self) -> None:
+        now_ns = self._now_ns = self._clock()
+        behind = False
+        for _ in range(MAX_ROUNDS):
+            if self._take_events(now_ns, behind) and not behind:
+                behind = True
+                now_ns = self._now_ns = self._clock()
+            due_ns = self._scheduler.next_wakeup_ns()
+            if due_ns is None or due_ns > now_ns:
+                break
+            self._carry_out(None, self._scheduler.handle_wakeup(now_ns))
+        if behind:
+            if self._behind:  # not only for this once
+                self._turn_away(now_ns)
+            self._loop.call_soon(self._flush)
+        # Only now: what the decisions above posted has been taken in as well.
+        self._flush_due = behind
+        self._behind = behind
+        if due_ns != self._armed_ns:
+            self._armed_ns = due_ns
+            self._timer.arm(due_ns)
+
+    def _take_events(self, now_ns: int, behind: bool) -> bool:
+        """Handle what was reported; whether arrivals are left, as they are if it is `behind` with them already."""
+        handle, carry_out = self._scheduler.handle, self._carry_out
+        completions, cancellations, arrivals = self._queues
+        while True:
+            if completions:
+                event = completions.popleft()
+                if isinstance(event, BatchCompleted | BatchFailed | BatchRevoked):
+                    self._runs.ended(event, now_ns)
+            elif cancellations:
+                event = cancellations.popleft()
+            elif arrivals and not behind:
+                event = arrivals.popleft()
+                if arrivals and isinstance(event, RequestArrived) and event.pipeline in self._hard:
+                    self._last_arrived = event.request
+                    behind = intake.is_over(event, now_ns, self._clock())
+            else:
+                if not arrivals:
+                    self._last_arrived = self._next_request
+                return behind
+            carry_out(event, handle(event, now_ns))
+
+    def _turn_away(self, now_ns: int) -> None:
+        """Refuse arrivals that have waited for too long: else all those behind them will do so, too."""
+        arrivals, most = self._queues[PRIORITY[RequestArrived]], self._scheduler.spec.limits.queue_requests
+        while arrivals and isinstance(event := arrivals[0], RequestArrived) and event.pipeline in self._hard:
+            arrived_ns = self._open[event.request].trace.arrived_ns
+            rejection = intake.refusal(event, arrived_ns, now_ns, len(arrivals), most)
+            if rejection is None:
+                return
+            arrivals.popleft()
+            self._last_arrived = event.request
+            self._refuse(rejection)
+
+    def _carry_out(self, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
+        if self._observe is not None:
+            try:
+                self._observe(self._now_ns, event, decisions)
+            except OSError as error:  # a full disk, for instance, is no reason to stop serving
+                self._observe = None
+                logger.error("the journal cannot be written, so nothing is recorded from here on: %s", error)
+        apply = self._apply
+        for decision in decisions:
+            apply[type(decision)](decision)
+
+    def _dispatch(self, batch: DispatchBatch) -> None:
+        opened = self._open
+        members = [opened[member.request] for member in batch.members]
+        self._runs.dispatched(batch, members, self._now_ns)
+        try:
+            self._executor.run(batch)
+        except PartitionError as error:
+            self.post(BatchFailed(batch.batch, FailureCause.RESOURCES, f"the batch could not be started: {error}"))
+        except Exception as error:  # whatever it is, it ends this batch and nothing else
+            logger.exception("batch %d of %s could not be started", batch.batch, batch.model)
+            self.post(BatchFailed(batch.batch, FailureCause.BACKEND, f"the batch could not be started: {error}"))
+
+    def _revoke(self, decision: RevokeBatch) -> None:
+        self._executor.revoke(decision.batch)
+
+    def _complete(self, decision: CompleteRequest) -> None:
+        try:
+            tensors, release = self._executor.take(decision.request)
+        except Exception as error:  # the request is settled all the same
+            logger.exception("the outputs of request %d could not be put together", decision.request)
+            self._executor.forget(decision.request)
+            self._settle(decision.request, Answer(Outcome.FAILED_BACKEND, f"the answer could not be built: {error}"))
+        else:
+            # Each stage may have been known.
+            reason = "" if self._open[decision.request].trace.runs else _FROM_CACHE
+            self._settle(decision.request, Answer(decision.outcome, reason, outputs=tensors, release=release))
+
+    def _refuse(self, decision: RejectRequest | EvictRequest) -> None:
+        self._executor.forget(decision.request)
+        wait_ns = decision.retry_after_ns
+        retry_after_s = None if wait_ns is None else max(1, -(-wait_ns // NS_PER_S))
+        self._settle(decision.request, Answer(decision.outcome, decision.reason, retry_after_s))
+
+    def _fail(self, decision: FailRequest) -> None:
+        self._executor.forget(decision.request)
+        self._settle(decision.request, Answer(decision.outcome, decision.reason))
+
+    def _cancelled(self, decision: CancelRequest) -> None:
+        self._executor.forget(decision.request)
+        self._settle(decision.request, Answer(decision.outcome, "the client cancelled the request"))
+
+    def _settle(self, request: int, answer: Answer, *, counted: bool = False) -> None:
+        opened = self._open.pop(request)
+        trace = opened.trace
+        trace.outcome, trace.reason, trace.ended_ns = answer.outcome, answer.reason, self._now_ns
+        if answer.outcome is not Outcome.COMPLETED:
+            self.traces.add_missed(trace)
+        opened.meter.request_ended(answer.outcome, self._now_ns - trace.arrived_ns)
+        if answer.outcome is not Outcome.COMPLETED or (trace.composed and not counted):
+            self._metrics.statistics.request_ended(trace)
+        if self._on_ended is not None:
+            self._on_ended(trace)
+        if opened.future.done():
+            answer.release()
+        else:
+            opened.future.set_result(answer)
+        if not self._open:
+            self._idle.set()

@@ -1,0 +1,53 @@
+"""Plans that are built beside the loop, as the scheduler orders them."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+
+from sluice.batcher.interface.config import SchedulerSpec
+from sluice.batcher.interface.decisions import BuildPlan
+from sluice.batcher.interface.events import PlanBuilt
+from sluice.batcher.interface.plan_data import Observed, Plan
+
+logger = logging.getLogger(__name__)
+
+BuildPlans = Callable[[SchedulerSpec, Observed], Plan]
+"""Builds a plan; called beside the loop."""
+
+
+class PlanBuilding:
+    """Has plans built by `build`, in a thread unless there is a `pool`, and reports each to `post`.
+
+    One that could not be built, as all without `build`, is reported as None. The pool is shut down with this.
+    """
+
+    def __init__(self, build: BuildPlans | None, pool: Executor | None, post: Callable[[PlanBuilt], None]) -> None:
+        self._build = build
+        self._pool = pool or ThreadPoolExecutor(1, "planning")
+        self._post = post
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
+
+    def begin(self, order: BuildPlan, spec: SchedulerSpec) -> None:
+        """Build a plan, which takes milliseconds, for which the loop must not stand still."""
+        if self._build is None:
+            self._post(PlanBuilt(order.build, None))
+            return
+        built = self._loop.run_in_executor(self._pool, self._build, spec, order.observed)
+        built.add_done_callback(lambda future: self._built(order.build, future))
+
+    def close(self) -> None:
+        """Build no more, and report nothing more."""
+        self._closed = True
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _built(self, build: int, future: asyncio.Future[Plan]) -> None:
+        if self._closed or future.cancelled():
+            return
+        plan = None if (error := future.exception()) else future.result()
+        if plan is None:
+            logger.error("plan %d could not be built; the one before stays", build, exc_info=error)
+        for pipeline, reason in plan.failed.items() if plan else ():
+            logger.error("plan %d: pipeline %s keeps the one before: %s", build, pipeline, reason)
+        self._post(PlanBuilt(build, plan))

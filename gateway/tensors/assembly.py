@@ -1,0 +1,276 @@
+"""Keeps the tensors of open requests and lays out the inputs of batches.
+
+Tensors of a request are copied once, side by side into one slot of the gateway's arena for a batch; the outputs of
+earlier stages are passed on where they lie, as segments.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from sluice.batcher.interface.decisions import DispatchBatch, Member
+from sluice.gateway.executors.base import Combined
+from sluice.gateway.protocol.answer import Tensor
+from sluice.gateway.tensors.combiner import combine
+from sluice.gateway.tensors.input_slots import InputSlots, Slot
+from sluice.gateway.tensors.layout import Layout
+from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelinePlan
+from sluice.gateway.tensors.request_tensors import Kept, Outputs, Part, drop, find, item_shape, nothing, output, select
+from sluice.gateway.tensors.rows import content, part, shaped
+from sluice.gateway.tensors.stage_cache import StageCache
+from sluice.models.pipelines.confidence import confidence
+from sluice.models.pipelines.pipeline import batch_key
+from sluice.models.spec import ModelSpec
+from sluice.models.tensors.arrays import Array
+from sluice.models.tensors.spec import TensorSpec
+from sluice.mps.ipc.messages import InputTensor, OutputTensor, Segment
+
+
+class BatchInput(NamedTuple):
+    """An input of a batch where its rows lie: arrays one after the other, which together have `shape`."""
+
+    spec: TensorSpec
+    shape: tuple[int, ...]
+    pieces: Sequence[Array]
+
+
+class _Running(NamedTuple):
+    """A batch in flight: its slot (None when nothing was copied) and the outputs that it reads."""
+
+    batch: DispatchBatch
+    slot: Slot | None
+    reads: list[Outputs]
+
+
+class Assembly:
+    """Tensors by request and by batch; `plans` are the pipelines by `name:version`, `models` the specs by key.
+
+    `cache` is for stages that are looked up before they run; without it `recall` is not to be called.
+    """
+
+    def __init__(
+        self,
+        plans: Mapping[str, PipelinePlan],
+        models: Mapping[str, ModelSpec],
+        slots: InputSlots,
+        cache: StageCache | None = None,
+    ) -> None:
+        self._cache = cache
+        self._plans = dict(plans)
+        self._models = dict(models)
+        self._partial = _partial(models)
+        self._slots = slots
+        self._kept: dict[int, Kept] = {}
+        self._running: dict[int, _Running] = {}
+
+    def add(self, plans: Mapping[str, PipelinePlan], models: Mapping[str, ModelSpec]) -> None:
+        """Know more pipelines and models."""
+        self._plans.update(plans)
+        self._models.update(models)
+        self._partial |= _partial(models)
+
+    def remove(self, pipelines: Iterable[str], models: Iterable[str]) -> None:
+        """Know pipelines no more that get no requests, and models that no batch is left of."""
+        for pipeline in pipelines:
+            self._plans.pop(pipeline, None)
+        for model in models:
+            self._models.pop(model, None)
+            self._partial.discard(model)
+
+    def admit(self, request: int, pipeline: str, inputs: Mapping[str, Tensor], rows: int, input_bytes: int) -> int:
+        """Keep a request's inputs; returns the bytes that its stages' outputs will take."""
+        plan = self._plans[pipeline]
+        self._kept[request] = Kept(plan, inputs, rows)
+        return plan.memory.output_bytes(rows, input_bytes)
+
+    def begin(self, batch: DispatchBatch) -> tuple[InputTensor, ...]:
+        """Lay out the inputs of a batch, which then holds its memory until `complete` or `abandon`.
+
+        Raises PartitionError when there is no memory for them.
+        """
+        reads: list[Outputs] = []
+        spec = self._models[batch.model]
+        given = self._given(batch, spec) if batch.model in self._partial else spec.inputs
+        gathered = [self._gather(batch.members, tensor.name, reads) for tensor in given]
+        layouts = [Layout(pieces) for pieces, _ in gathered]
+        total = sum(layout.aligned_bytes for layout in layouts)
+        slot = self._slots.take(total) if total else None
+        try:
+            inputs = []
+            offset = slot.offset if slot is not None else 0
+            for tensor, layout, (_, sample) in zip(given, layouts, gathered, strict=True):
+                shape = item_shape(sample, tensor, batch.rows if spec.batchable else None)
+                inputs.append(InputTensor(tensor.name, tensor.datatype, shape, layout.place(slot, offset)))
+                offset += layout.aligned_bytes
+        except BaseException:
+            if slot is not None:
+                self._slots.free(slot)
+            raise
+        for outputs in reads:
+            outputs.references += 1
+        self._running[batch.batch] = _Running(batch, slot, reads)
+        return tuple(inputs)
+
+    def collect(self, batch: DispatchBatch) -> list[BatchInput]:
+        """The inputs of a batch whose rows are copied at once, for somebody who does not share our memory.
+
+        As after `begin`, `complete` or `abandon` has to follow.
+        """
+        spec = self._models[batch.model]
+        inputs = []
+        for tensor in self._given(batch, spec) if batch.model in self._partial else spec.inputs:
+            pieces, sample = self._arrays(batch.members, tensor.name)
+            shape = item_shape(sample, tensor, batch.rows if spec.batchable else None)
+            inputs.append(BatchInput(tensor, shape, pieces))
+        self._running[batch.batch] = _Running(batch, None, [])
+        return inputs
+
+    def complete(self, batch: int, outputs: Outputs) -> None:
+        """Take a batch's outputs over for the members that are still open, and free what it read."""
+        running = self._end(batch)
+        spec = self._models[running.batch.model]
+        if not spec.batchable:
+            outputs.as_row()
+        first = 0
+        outputs.references += 1
+        for member in running.batch.members:
+            kept = self._kept.get(member.request)
+            if kept is not None:
+                kept.parts[member.stage] = Part(outputs, first, member.rows, member.row_index)
+                outputs.references += 1
+                if kept.unknown and self._cache is not None:
+                    self._cache.keep(kept, member, spec, outputs, first)
+            first += member.rows
+        outputs.drop()
+
+    def abandon(self, batch: int) -> None:
+        """Free what a batch read that will not complete."""
+        self._end(batch)
+
+    def combine(self, member: Member) -> Combined:
+        """Run a combiner and keep its output like a stage's.
+
+        Raises ValueError for answers that do not fit together: variable dimensions may differ.
+        """
+        kept = self._kept[member.request]
+        stage = kept.plan.stages[member.stage]
+        assert stage.combine is not None
+        answers = [select(kept, wire, member.row_index) for wire in stage.inputs.values()]
+        joined = combine(stage.combine, answers, weights=stage.weights, names=stage.names)
+        outputs = Outputs({stage.output: joined}, {}, nothing)
+        outputs.references = 1
+        kept.parts[member.stage] = Part(outputs, 0, member.rows, member.row_index)
+        verdicts = tuple(tuple(confidence(joined, verdict.confidence).tolist()) for verdict in stage.verdicts)
+        return verdicts, batch_key([(stage.output, joined.shape[1:])])
+
+    def recall(self, member: Member) -> str | None:
+        """Keep what is known of a stage as if it had run; returns the key of its outputs, None when nothing is."""
+        assert self._cache is not None
+        kept = self._kept[member.request]
+        spec = self._models[kept.plan.stages[member.stage].model]
+        outputs = self._cache.look_up(kept, member, spec)
+        if outputs is None:
+            return None
+        outputs.references = 1
+        kept.parts[member.stage] = Part(outputs, 0, member.rows, member.row_index)
+        variable = [tensor.name for tensor in spec.outputs if not tensor.fixed]
+        return batch_key((name, outputs.tensors[name].shape[1:]) for name in variable) if variable else ""
+
+    def take(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
+        """A request's output tensors, and what to call when they are no longer looked at; the rest is forgotten.
+
+        Raises ValueError for outputs that cannot be put together; the request then stays until `forget`.
+        """
+        kept = self._kept[request]
+        tensors: dict[str, Tensor] = {}
+        for name, wires in kept.plan.outputs.items():
+            tensors[name] = output(kept, wires)
+        for name, rank in kept.plan.ranks.items():
+            item = tensors[name].shape[len(tensors[name].shape) - rank :]
+            tensors[name] = shaped(tensors[name], (kept.rows, *item) if kept.plan.batchable else item)
+        del self._kept[request]
+        parts = kept.parts
+        if len(parts) == 1 and (only := parts[0]) is not None:
+            return tensors, only.outputs.drop
+        return tensors, lambda: drop(parts)
+
+    def forget(self, request: int) -> None:
+        """Drop a request that will not be answered."""
+        kept = self._kept.pop(request, None)
+        if kept is not None:
+            drop(kept.parts)
+
+    def _end(self, batch: int) -> _Running:
+        running = self._running.pop(batch)
+        if running.slot is not None:
+            self._slots.free(running.slot)
+        for outputs in running.reads:
+            outputs.drop()
+        return running
+
+    def _given(self, batch: DispatchBatch, spec: ModelSpec) -> Sequence[TensorSpec]:
+        """The inputs of a model that the requests of a batch give.
+
+        Raises ValueError where they differ, as the batch keys of pipelines that have other names for them may not.
+        """
+        given = {tuple(self._gives(member, tensor.name) for tensor in spec.inputs) for member in batch.members}
+        if len(given) > 1:
+            raise ValueError("the requests of the batch have different inputs")
+        return [tensor for tensor, is_given in zip(spec.inputs, *given, strict=True) if is_given]
+
+    def _gives(self, member: Member, name: str) -> bool:
+        kept = self._kept[member.request]
+        wire = kept.plan.stages[member.stage].inputs.get(name)
+        return wire is not None and (wire.stage != OF_REQUEST or wire.tensor in kept.inputs)
+
+    def _gather(
+        self, members: Sequence[Member], name: str, reads: list[Outputs]
+    ) -> tuple[list[Array | Segment], tuple[int, ...]]:
+        """The rows of input `name`, arrays to be copied or segments to be passed on, and one member's shape."""
+        pieces: list[Array | Segment] = []
+        for member in members:
+            kept = self._kept[member.request]
+            wire = kept.plan.stages[member.stage].inputs[name]
+            if wire.stage == OF_REQUEST and member.row_index is None:
+                sample = kept.inputs[wire.tensor]
+                pieces.append(content(sample))
+                shape = sample.shape
+                continue
+            tensor, located, spans = find(kept, wire, member.row_index)
+            shape = tensor.shape
+            if located is None:
+                pieces += [content(part(tensor, first, end)) for first, end in spans]
+                continue
+            pieces += [_segment(located, first, end) for first, end in spans]
+            source = kept.parts[wire.stage]
+            if source is not None and source.outputs not in reads:
+                reads.append(source.outputs)
+        return pieces, shape
+
+    def _arrays(self, members: Sequence[Member], name: str) -> tuple[list[Array], tuple[int, ...]]:
+        """As `_gather`, wherever the rows lie."""
+        pieces: list[Array] = []
+        for member in members:
+            kept = self._kept[member.request]
+            wire = kept.plan.stages[member.stage].inputs[name]
+            if wire.stage == OF_REQUEST and member.row_index is None:
+                tensor = kept.inputs[wire.tensor]
+                pieces.append(content(tensor))
+            else:
+                tensor, _, spans = find(kept, wire, member.row_index)
+                pieces += [content(part(tensor, first, end)) for first, end in spans]
+        return pieces, tensor.shape
+
+
+def _segment(located: OutputTensor, first: int, end: int) -> Segment:
+    """Rows `first` to `end` of a tensor in shared memory."""
+    if located.row_offsets is not None:
+        begin, stop = located.row_offsets[first], located.row_offsets[end]
+    else:
+        row_bytes = located.nbytes // located.shape[0]
+        begin, stop = first * row_bytes, end * row_bytes
+    return Segment(located.region, located.offset + begin, stop - begin)
+
+
+def _partial(models: Mapping[str, ModelSpec]) -> set[str]:
+    """Those of which requests may leave out inputs."""
+    return {key for key, spec in models.items() if any(tensor.optional for tensor in spec.inputs)}

@@ -1,0 +1,66 @@
+"""Memory in which the gateway lays out the inputs of batches for the workers to read."""
+
+from typing import NamedTuple, Protocol
+
+from sluice.models.errors import PartitionError
+from sluice.mps.ipc.arena import Arena, Region
+
+
+class Regions(Protocol):
+    """Shares tensor regions with all workers (a `sluice.mps.supervisor.supervisor.Supervisor`)."""
+
+    def share_region(self, region: Region) -> int:
+        """Take a region over, map it in every worker, and return its number."""
+        ...
+
+    def drop_region(self, number: int) -> None:
+        """Unmap a region everywhere."""
+        ...
+
+
+class Slot(NamedTuple):
+    """`offset` in region `region`, whose memory is `view`; `own` when the region was made for this slot alone."""
+
+    region: int
+    offset: int
+    view: memoryview
+    own: bool
+
+
+class InputSlots:
+    """An arena of `nbytes` bytes; what does not fit gets a region of its own, as long as those sum up to `nbytes`."""
+
+    def __init__(self, regions: Regions, nbytes: int) -> None:
+        self._regions = regions
+        self._arena = Arena(nbytes)
+        region = Region.create("sluice-inputs", nbytes)
+        self._view = region.view
+        self._number = regions.share_region(region)
+        self._spare_bytes = nbytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the arena that are taken."""
+        return self._arena.used_bytes
+
+    def take(self, nbytes: int) -> Slot:
+        """A slot of at least `nbytes` bytes, aligned to a cache line; raises PartitionError when memory is short."""
+        offset = self._arena.allocate(nbytes)
+        if offset is not None:
+            return Slot(self._number, offset, self._view, own=False)
+        if nbytes > self._spare_bytes:
+            raise PartitionError(
+                f"a batch needs {nbytes} bytes for its inputs, but of the arena's {self._arena.nbytes} bytes "
+                f"{self._arena.used_bytes} are in use, and {self._spare_bytes} may be added"
+            )
+        region = Region.create("sluice-inputs-large", nbytes)
+        self._spare_bytes -= nbytes
+        return Slot(self._regions.share_region(region), 0, region.view, own=True)
+
+    def free(self, slot: Slot) -> None:
+        """Give a slot back."""
+        if not slot.own:
+            self._arena.free(slot.offset)
+        else:
+            self._spare_bytes += slot.view.nbytes
+            self._regions.drop_region(slot.region)

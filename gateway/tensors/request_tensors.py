@@ -1,0 +1,130 @@
+"""What is kept of open requests: their inputs, and what their stages have made."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from sluice.gateway.protocol.answer import Tensor
+from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelinePlan, Wire
+from sluice.gateway.tensors.response_cache import Key
+from sluice.gateway.tensors.rows import merge, part, positions, runs, shaped
+from sluice.models.tensors.arrays import Array, WireBytes
+from sluice.models.tensors.spec import TensorSpec
+from sluice.mps.ipc.messages import OutputTensor
+
+
+class Outputs:
+    """The outputs of one batch (or combiner), kept as long as requests or running batches refer to them.
+
+    `located` says where in shared memory they lie; it is empty for those that the gateway computed itself. `free` is
+    called when the last reference is gone.
+    """
+
+    __slots__ = ("_free", "located", "references", "tensors")
+
+    def __init__(
+        self, tensors: Mapping[str, Tensor], located: Mapping[str, OutputTensor], free: Callable[[], None]
+    ) -> None:
+        self.tensors = tensors
+        self.located = located
+        self.references = 0
+        self._free = free
+
+    def as_row(self) -> None:
+        """Give the outputs of a model without a batch dimension one: they are one row."""
+        self.tensors = {name: shaped(tensor, (1, *tensor.shape)) for name, tensor in self.tensors.items()}
+        self.located = {
+            name: msgspec.structs.replace(each, shape=(1, *each.shape)) for name, each in self.located.items()
+        }
+
+    def drop(self) -> None:
+        """Take one reference back."""
+        self.references -= 1
+        if self.references == 0:
+            self._free()
+
+
+class Part(NamedTuple):
+    """What a stage computed for one request: rows `first` to `first + rows` of `outputs`, for the rows `row_index`."""
+
+    outputs: Outputs
+    first: int
+    rows: int
+    row_index: tuple[int, ...] | None
+
+
+class Kept:
+    """The tensors of one open request; `parts` has one entry a stage, None as long as (or if) it did not run.
+
+    `unknown` has, by stage, the keys of what was looked up in the cache and was not there, and how long that took.
+    """
+
+    __slots__ = ("inputs", "parts", "plan", "rows", "unknown")
+
+    def __init__(self, plan: PipelinePlan, inputs: Mapping[str, Tensor], rows: int) -> None:
+        self.plan = plan
+        self.inputs = inputs
+        self.rows = rows
+        self.parts: list[Part | None] = [None] * len(plan.stages)
+        self.unknown: dict[int, tuple[Key, int]] = {}
+
+
+def item_shape(sample: tuple[int, ...], tensor: TensorSpec, rows: int | None) -> tuple[int, ...]:
+    """The shape of an input of so many rows (None: it has no batch dimension) from that of what one request gives.
+
+    Of the two, one alone may have a batch dimension, of one row.
+    """
+    item = sample[len(sample) - len(tensor.shape) :]
+    return item if rows is None else (rows, *item)
+
+
+def find(
+    kept: Kept, wire: Wire, row_index: tuple[int, ...] | None
+) -> tuple[Tensor, OutputTensor | None, list[tuple[int, int]]]:
+    """The tensor that holds the rows `row_index` of a request, its place in shared memory, and the rows' runs in it."""
+    if wire.stage == OF_REQUEST:
+        wanted = range(kept.rows) if row_index is None else row_index
+        return kept.inputs[wire.tensor], None, list(runs(wanted))
+    source = kept.parts[wire.stage]
+    assert source is not None, "a stage runs after its sources"
+    where = positions(row_index, source.row_index, kept.rows)
+    outputs, base = source.outputs, source.first
+    spans = [(base + first, base + end) for first, end in runs(where)]
+    return outputs.tensors[wire.tensor], outputs.located.get(wire.tensor), spans
+
+
+def select(kept: Kept, wire: Wire, row_index: tuple[int, ...] | None) -> Array:
+    """The rows `row_index` of a fixed-width tensor; a view where they are contiguous."""
+    tensor, _, spans = find(kept, wire, row_index)
+    assert not isinstance(tensor, WireBytes), "combiners take numbers"
+    selected = [tensor[first:end] for first, end in spans]
+    return selected[0] if len(selected) == 1 else np.concatenate(selected)
+
+
+def output(kept: Kept, wires: Sequence[Wire]) -> Tensor:
+    """A pipeline output: a view where one source ran all rows, else merged into new memory."""
+    held: list[tuple[Tensor, Sequence[int]]] = []
+    for wire in wires:
+        source = kept.parts[wire.stage]
+        if source is None:
+            continue
+        tensor = source.outputs.tensors[wire.tensor]
+        rows = part(tensor, source.first, source.first + source.rows)
+        index = source.row_index
+        if not held and (index is None or len(index) == kept.rows):
+            return rows
+        held.append((rows, range(kept.rows) if index is None else index))
+    return merge(held, kept.rows)
+
+
+def drop(parts: Sequence[Part | None]) -> None:
+    """Take the references of all stages back."""
+    for held in parts:
+        if held is not None:
+            held.outputs.drop()
+
+
+def nothing() -> None:
+    """What outputs need to be freed that the gateway has made itself, or knows."""

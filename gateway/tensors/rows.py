@@ -1,0 +1,81 @@
+"""Selecting rows of tensors: which rows a stage ran, and where they lie."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from sluice.gateway.protocol.answer import Tensor
+from sluice.models.tensors.arrays import Array, WireBytes
+
+
+def runs(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The ascending `positions` as maximal runs `(first, one past the last)`."""
+    if isinstance(positions, range):
+        yield positions.start, positions.stop
+        return
+    first = last = positions[0]
+    for position in positions[1:]:
+        if position != last + 1:
+            yield first, last + 1
+            first = position
+        last = position
+    yield first, last + 1
+
+
+def positions(wanted: tuple[int, ...] | None, available: tuple[int, ...] | None, rows: int) -> Sequence[int]:
+    """Where the rows `wanted` lie among those `available`, both ascending; None stands for all `rows` rows."""
+    if wanted == available:
+        return range(rows if available is None else len(available))
+    if available is None:
+        assert wanted is not None
+        return wanted
+    place = {row: position for position, row in enumerate(available)}
+    return [place[row] for row in (range(rows) if wanted is None else wanted)]
+
+
+def part(tensor: Tensor, first: int, end: int) -> Tensor:
+    """Rows `first` to `end` of a tensor, as a view."""
+    if not isinstance(tensor, WireBytes):
+        return tensor[first:end]
+    offsets = tensor.row_offsets[first : end + 1]
+    return WireBytes(
+        memoryview(tensor.buffer)[offsets[0] : offsets[-1]], (end - first, *tensor.shape[1:]), offsets - offsets[0]
+    )
+
+
+def content(tensor: Tensor) -> Array:
+    """The tensor's own memory as an array that can be copied: a BYTES tensor in wire form, a scalar as one element."""
+    if isinstance(tensor, WireBytes):
+        whole = np.frombuffer(tensor.buffer, np.uint8)
+        return whole[int(tensor.row_offsets[0]) : int(tensor.row_offsets[-1])]
+    return tensor if tensor.ndim else tensor.reshape(1)
+
+
+def shaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The same elements in as many rows, as a view in another shape; raises ValueError where they do not fill it."""
+    if isinstance(tensor, WireBytes):
+        return WireBytes(tensor.buffer, shape, tensor.row_offsets)
+    return tensor.reshape(shape)
+
+
+def merge(parts: Sequence[tuple[Tensor, Sequence[int]]], rows: int) -> Tensor:
+    """A tensor of `rows` rows in new memory from `(tensor, the rows of the result that it holds)`.
+
+    Where several hold a row, the first one counts. Raises ValueError when a row is missing or the items' shapes differ.
+    """
+    pieces: list[tuple[Tensor, int] | None] = [None] * rows
+    for tensor, held in reversed(parts):
+        for position, row in enumerate(held):
+            pieces[row] = (tensor, position)
+    chosen = [part(tensor, position, position + 1) for tensor, position in filter(None, pieces)]
+    if len(chosen) < rows:
+        raise ValueError(f"only {len(chosen)} of {rows} rows were computed")
+    shapes = sorted({piece.shape[1:] for piece in chosen})
+    if len(shapes) > 1:
+        raise ValueError(f"rows of the shapes {', '.join(str(list(shape)) for shape in shapes)} do not make one tensor")
+    joined = np.concatenate([content(piece) for piece in chosen])
+    if not isinstance(chosen[0], WireBytes):
+        return joined
+    offsets = np.zeros(rows + 1, np.int64)
+    np.cumsum([piece.nbytes for piece in chosen], out=offsets[1:])
+    return WireBytes(joined.data, (rows, *chosen[0].shape[1:]), offsets)

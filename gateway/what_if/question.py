@@ -1,0 +1,160 @@
+"""The question of `sluice plan`, and its answer: the plan and what lies around it."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sluice.batcher.planner.stage_latency import RHO_MAX
+from sluice.gateway.what_if.answer import (
+    PER,
+    Bottleneck,
+    Configuration,
+    FrontPoint,
+    Infeasible,
+    Limit,
+    PlanAnswer,
+    RunnerUp,
+    TableSource,
+    TableUsed,
+)
+from sluice.gateway.what_if.figures import Figures
+from sluice.gateway.what_if.planning import PRECISION, Chosen, Situation, WhatIf, planner_named
+from sluice.models.units import ns_to_ms
+
+_EQUAL = 1e-9
+"""Costs that differ by less, relatively, are the same."""
+
+
+class Question(NamedTuple):
+    """What is asked; `assumptions` and `tables` are what it rests on, for the answer to say."""
+
+    slo_ns: int
+    rate: float
+    planner: str = "exact"
+    seed: int = 0
+    assumptions: tuple[str, ...] = ()
+    tables: tuple[TableUsed, ...] = ()
+
+
+def answer(what_if: WhatIf, question: Question) -> PlanAnswer:
+    """Plan, and find out what lies around the plan; ConfigError when nothing is known of a model."""
+    slo_ns = question.slo_ns
+    now = what_if.at(question.rate)
+    simulated = {(each.model, each.kind) for each in question.tables if each.source is TableSource.SIMULATED}
+    exact = now.alternatives(slo_ns) if now.fits(slo_ns) else []
+    chosen = exact[0] if exact else None
+    if exact and question.planner != "exact":
+        chosen = now.best(planner_named(question.planner, question.seed), slo_ns)
+    plan = Figures(now, slo_ns, simulated).configuration(chosen or (exact[0] if exact else now.quickest))
+    highest = what_if.highest_rate(slo_ns)
+    return PlanAnswer(
+        pipeline=now.pipeline.name,
+        slo_ms=ns_to_ms(slo_ns),
+        rate=question.rate,
+        percentile=what_if.percentile * 100,
+        planner=question.planner,
+        partitions=dict(now.demand.partitions),
+        residency=now.residency,
+        simulated=bool(simulated),
+        assumptions=question.assumptions,
+        tables=question.tables,
+        feasible=chosen is not None,
+        plan=plan,
+        front=() if now.overloaded else _front(now, slo_ns),
+        runner_up=None if chosen is None else _runner_up(now, chosen, exact, slo_ns),
+        bottleneck=_bottleneck(now),
+        highest_rate=highest or None,
+        limited_by=_limit(what_if, highest) if highest else None,
+        lowest_slo_ms=None if now.overloaded else ns_to_ms(now.quickest.latency_ns),
+        exact_cost_per_1000=exact[0].cost * PER if exact else None,
+        infeasible=None if chosen else _infeasible(now, question, plan, highest, found=bool(exact)),
+    )
+
+
+def _front(now: Situation, slo_ns: int) -> tuple[FrontPoint, ...]:
+    front = now.front(slo_ns)
+    points = zip(front.within_ns, front.cost, strict=True)
+    return tuple(FrontPoint(ns_to_ms(within_ns), cost * PER) for within_ns, cost in points)
+
+
+def _runner_up(now: Situation, chosen: Chosen, exact: Sequence[Chosen], slo_ns: int) -> RunnerUp | None:
+    """The best that differs in its figures: one that fits, else one that does not."""
+    others = [*exact, *now.alternatives(now.any_time(slo_ns))]
+    other = next((each for each in others if each[1:] != chosen[1:]), None)
+    if other is None:
+        return None
+    stages = tuple(
+        f"{stage.name}={new.option.model}*{new.option.batch}@{new.option.kind}"
+        for stage, new, old in zip(now.pipeline.stages, other.candidates, chosen.candidates, strict=True)
+        if new.option != old.option
+    )
+    return RunnerUp(stages, ns_to_ms(other.latency_ns), other.cost * PER, _why_lost(other, chosen, slo_ns))
+
+
+def _why_lost(other: Chosen, chosen: Chosen, slo_ns: int) -> str:
+    if other.latency_ns > slo_ns:
+        return f"too slow by {ns_to_ms(other.latency_ns - slo_ns):.3f} ms"
+    slower_ms = ns_to_ms(other.latency_ns - chosen.latency_ns)
+    if abs(other.cost - chosen.cost) <= _EQUAL * max(other.cost, chosen.cost):
+        if slower_ms > 0:
+            return f"as dear, and slower by {slower_ms:.3f} ms"
+        return f"as dear, and quicker by {-slower_ms:.3f} ms; the planner missed it"
+    if other.cost < chosen.cost:
+        return f"cheaper by {1 - other.cost / chosen.cost:.1%}; the planner missed it"
+    if not chosen.cost:
+        return "dearer, the plan costs nothing"
+    return f"dearer by {other.cost / chosen.cost - 1:.1%}"
+
+
+def _bottleneck(now: Situation) -> Bottleneck:
+    """The stage whose rows take most of the partitions' time; without traffic, that would if there were some."""
+    demand = now.demand
+    shares = [
+        (demand.utilisation(stage.model, reach), index)
+        for index, (stage, reach) in enumerate(zip(now.pipeline.stages, demand.reach[now.pipeline.name], strict=True))
+        if stage.model is not None
+    ]
+    share, index = max(shares, key=lambda each: (each[0], -each[1]))
+    stage = now.pipeline.stages[index]
+    model = stage.model or ""
+    capacity = sum(demand.capacities(model).values())
+    return Bottleneck(stage.name, model, capacity, share * now.rate, demand.busiest)
+
+
+def _limit(what_if: WhatIf, highest: float) -> Limit:
+    beyond = what_if.at(highest * (1 + 2 * PRECISION))
+    return Limit.CAPACITY if beyond.overloaded else Limit.LATENCY
+
+
+def _infeasible(now: Situation, question: Question, plan: Configuration, highest: float, *, found: bool) -> Infeasible:
+    nearest_rate = highest or None
+    if now.overloaded:
+        neck = _bottleneck(now)
+        return Infeasible(
+            neck.stage,
+            f"at {now.rate:.10g} requests/s all stages together take {_percent(neck.total_utilisation)} of the "
+            f"partitions' time in their best batches, at most {RHO_MAX:.0%} are planned for; stage '{neck.stage}' "
+            f"takes most of it: {_percent(neck.utilisation)}",
+            None,
+            None if nearest_rate is None else now.rate - nearest_rate,
+            None,
+            nearest_rate,
+        )
+    quickest_ms = ns_to_ms(now.quickest.latency_ns)
+    if found:
+        reason = f"planner {question.planner} finds nothing that fits, though there is something: shown is the best"
+        return Infeasible("", reason, None, None, quickest_ms, nearest_rate)
+    excess_ms = quickest_ms - ns_to_ms(question.slo_ns)
+    most = max((stage for stage in plan.stages if stage.critical), key=lambda stage: stage.p99_ms or 0.0)
+    return Infeasible(
+        most.stage,
+        f"the quickest configuration takes {quickest_ms:.3f} ms, {excess_ms:.3f} ms too long; "
+        f"stage '{most.stage}' takes most of it: {most.p99_ms:.3f} ms",
+        excess_ms,
+        None,
+        quickest_ms,
+        nearest_rate,
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.3g}%"

@@ -1,0 +1,171 @@
+"""Samples: the tensors that queries carry, out of a file or made up, and what the answers should be."""
+
+import zipfile
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from sluice.loadgen.target.base import ModelMetadata, Tensors
+from sluice.loadgen.traffic.seeds import generator
+from sluice.models.errors import ConfigError
+from sluice.models.tensors.arrays import Array, numpy_dtype
+from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec
+
+RANDOM = "random"
+_RANDOM_SAMPLES = 64
+_RANDOM_TEXT_BYTES = 8
+
+
+@dataclass(frozen=True)
+class SampleSource:
+    """Where samples come from: `file` is the path of an .npz file, or `random`.
+
+    `inputs` names the array of a model input where the names differ, `labels` the array with the right answers,
+    `subset` an array of row numbers: the rows to use, in that order.
+    """
+
+    file: str = RANDOM
+    inputs: dict[str, str] = field(default_factory=dict)
+    labels: str = ""
+    subset: str = ""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Rows of model inputs, each array (rows, *item), with `labels` (rows,) int64 or None.
+
+    Sample i is the i-th group of `rows_per_query` consecutive rows; the last one may have fewer. Unless `batched`, the
+    tensors of a query have no batch dimension and a sample is one row.
+    """
+
+    inputs: dict[str, Array]
+    labels: npt.NDArray[np.int64] | None
+    rows_per_query: int
+    batched: bool
+
+    def __len__(self) -> int:
+        return len(range(0, self._total, self.rows_per_query))
+
+    def rows_of(self, sample: int) -> slice:
+        """The rows that make up a sample."""
+        return slice(sample * self.rows_per_query, (sample + 1) * self.rows_per_query)
+
+    def row_count(self, sample: int) -> int:
+        """How many rows a sample has."""
+        return len(range(self._total)[self.rows_of(sample)])
+
+    @property
+    def _total(self) -> int:
+        return len(next(iter(self.inputs.values())))
+
+    def tensors(self, sample: int) -> Tensors:
+        """The tensors of a sample as the model takes them."""
+        rows = self.rows_of(sample)
+        return {name: array[rows] if self.batched else array[rows.start] for name, array in self.inputs.items()}
+
+
+def load_samples(source: SampleSource, metadata: ModelMetadata, rows_per_query: int, seed: int) -> Samples:
+    """The samples of `source` for a model, in the model's datatypes; raises `ConfigError` when they do not fit it."""
+    if rows_per_query < 1:
+        raise ConfigError(f"--rows: must be at least 1, got {rows_per_query}")
+    if source.file == RANDOM:
+        if source.labels or source.inputs or source.subset:
+            raise ConfigError("--input, --labels and --subset name arrays of a file: give --samples FILE.npz")
+        inputs = _random_inputs(metadata, rows_per_query, seed)
+        batched = all(tensor.shape[:1] == (VARIABLE,) for tensor in metadata.inputs)
+        labels = None
+    else:
+        inputs, labels, batched = _read_file(source, metadata)
+    if not batched and rows_per_query != 1:
+        raise ConfigError(f"--rows {rows_per_query}: the model takes no batches, so a query is one row")
+    return Samples(inputs, labels, rows_per_query, batched)
+
+
+def _read_file(
+    source: SampleSource, metadata: ModelMetadata
+) -> tuple[dict[str, Array], npt.NDArray[np.int64] | None, bool]:
+    arrays = _open_npz(source.file)
+    subset = _named(arrays, source.subset, source.file) if source.subset else None
+    inputs: dict[str, Array] = {}
+    ranks = set()
+    for tensor in metadata.inputs:
+        array = _rows(_named(arrays, source.inputs.get(tensor.name, tensor.name), source.file), subset, source)
+        inputs[tensor.name] = _cast(array, tensor, source.file)
+        ranks.add(array.ndim - len(tensor.shape))
+    if ranks not in ({0}, {1}):
+        expected = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in metadata.inputs)
+        raise ConfigError(f"{source.file}: arrays must be (rows, *item); the model's inputs are {expected}")
+    lengths = {name: len(array) for name, array in inputs.items()}
+    labels = None
+    if source.labels:
+        labels = _rows(_named(arrays, source.labels, source.file), subset, source).astype(np.int64)
+        lengths[source.labels] = len(labels)
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        raise ConfigError(f"{source.file}: arrays must have the same number of rows, at least one, got {lengths}")
+    return inputs, labels, ranks == {0}
+
+
+def _open_npz(file: str) -> dict[str, Array]:
+    try:
+        with Path(file).open("rb") as stream:
+            if not zipfile.is_zipfile(stream):
+                raise ConfigError(f"--samples {file}: expected an .npz file, as numpy.savez writes it, or {RANDOM}")
+            stream.seek(0)
+            with np.load(stream, allow_pickle=False) as archive:
+                return dict(archive)
+    except OSError as error:
+        raise ConfigError(f"--samples {file}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ConfigError(f"--samples {file}: cannot be read as an .npz file: {error}") from error
+
+
+def _named(arrays: dict[str, Array], key: str, file: str) -> Array:
+    if key not in arrays:
+        raise ConfigError(f"{file}: has no array {key!r}, only {', '.join(sorted(arrays))}")
+    return arrays[key]
+
+
+def _rows(array: Array, subset: Array | None, source: SampleSource) -> Array:
+    if not array.ndim:
+        raise ConfigError(f"{source.file}: expected arrays of at least one dimension, got a single number")
+    if subset is None:
+        return array
+    if (
+        subset.ndim != 1
+        or subset.dtype.kind not in "iu"
+        or (subset.size and not 0 <= subset.min() <= subset.max() < len(array))
+    ):
+        raise ConfigError(f"{source.file}: array {source.subset!r} must hold row numbers, rows 0 to {len(array) - 1}")
+    return np.asarray(array[subset])
+
+
+def _cast(array: Array, tensor: TensorSpec, file: str) -> Array:
+    wanted = numpy_dtype(tensor.datatype)
+    text = array.dtype.kind in "SU"
+    if text != (tensor.datatype is DataType.BYTES) or not (text or np.can_cast(array.dtype, wanted, "same_kind")):
+        raise ConfigError(f"{file}: input {tensor.name} is {tensor.datatype}, its array is {array.dtype}")
+    return np.ascontiguousarray(array if text else array.astype(wanted))
+
+
+def _random_inputs(metadata: ModelMetadata, rows_per_query: int, seed: int) -> dict[str, Array]:
+    rng = generator(seed, "data")
+    inputs: dict[str, Array] = {}
+    for tensor in metadata.inputs:
+        batched = tensor.shape[:1] == (VARIABLE,)
+        item = tensor.shape[1:] if batched else tensor.shape
+        if VARIABLE in item:
+            raise ConfigError(f"input {tensor.name}: its shape {list(item)} varies; give --samples FILE.npz")
+        shape = (_RANDOM_SAMPLES * (rows_per_query if batched else 1), *item)
+        inputs[tensor.name] = _random_array(tensor.datatype, shape, rng)
+    return inputs
+
+
+def _random_array(datatype: DataType, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    if datatype is DataType.BYTES:
+        return rng.integers(10**7, 10**8, size=shape).astype(f"S{_RANDOM_TEXT_BYTES}")
+    dtype = numpy_dtype(datatype)
+    # 0 and 1 are valid whatever whole numbers mean: pixels, counts or indices.
+    return rng.random(shape).astype(dtype) if dtype.kind == "f" else rng.integers(2, size=shape).astype(dtype)

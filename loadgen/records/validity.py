@@ -1,0 +1,32 @@
+"""Whether a run says anything about the target: a client that could not keep up measures itself."""
+
+from sluice.loadgen.records.early_stopping import queries_needed
+from sluice.loadgen.records.stats import Metrics
+
+_LATENESS_FLOOR_MS = 1.0
+_LATENESS_SHARE_OF_SLO = 0.05
+
+
+def invalid_reasons(metrics: Metrics, slo_ms: float | None, percentile: float, interrupted: bool) -> list[str]:
+    """Why a run is invalid, a sentence each; empty for a valid run."""
+    reasons = ["interrupted before its end"] if interrupted else []
+    needed = queries_needed(0, percentile)
+    if metrics.queries < needed:
+        reasons.append(
+            f"too short: {metrics.queries} queries after the warm-up; a verdict on {percentile:g} % takes {needed}"
+        )
+    return reasons + client_limits(metrics, slo_ms)
+
+
+def client_limits(metrics: Metrics, slo_ms: float | None) -> list[str]:
+    """How the client fell short of the schedule, a sentence each."""
+    reasons = []
+    limit_ms = max(_LATENESS_FLOOR_MS, _LATENESS_SHARE_OF_SLO * (slo_ms or 0.0))
+    if metrics.lateness_ms is not None and metrics.lateness_ms.p99 > limit_ms:
+        reasons.append(
+            f"limited by the client: 1 % of the queries left {metrics.lateness_ms.p99:.2f} ms late or more, "
+            f"{limit_ms:g} ms is allowed; give more --connections, a lower --rate or the client a core of its own"
+        )
+    if metrics.dropped:
+        reasons.append(f"limited by the client: {metrics.dropped} queries were dropped before they were sent")
+    return reasons

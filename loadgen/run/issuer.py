@@ -1,0 +1,137 @@
+"""Open-loop pacing: every query leaves when it is due, whatever became of those before."""
+
+import asyncio
+import gc
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from sluice.loadgen.records.record import Record, Status
+from sluice.loadgen.target.base import Target
+from sluice.loadgen.traffic.schedule import Schedule
+from sluice.models.units import NS_PER_MS
+from sluice.mps.alarm import Alarm
+
+_LEAD_NS = 10 * NS_PER_MS
+_BURST = 64
+"""Overdue queries issued before answers are read again."""
+
+
+class Issuer:
+    """Drives one target through one schedule; the sink of that target.
+
+    `start_ns` is when the schedule began, on the monotonic clock; 0 before.
+    """
+
+    def __init__(self, schedule: Schedule, record: Record) -> None:
+        self.interrupted = False
+        self._record = record
+        # Views of the columns whose items are plain integers: ten times as fast as numpy's.
+        self._sent_ns = record.sent_ns.data
+        self._done_ns = record.done_ns.data
+        self._status = record.status.data
+        self._due = schedule.due_ns.tolist()
+        self._samples = schedule.sample.tolist()
+        self._issued = 0
+        self._settled = 0
+        self.start_ns = 0
+        self._finished = asyncio.Event()
+        self._all_issued = asyncio.Event()
+
+    def sent(self, query: int) -> None:
+        """Note when a query left."""
+        self._sent_ns[query] = time.monotonic_ns() - self.start_ns
+
+    def done(self, query: int, status: Status, answer: object = None, reason: str = "") -> None:
+        """Settle a query."""
+        assert self._status[query] == 0, f"query {query} was settled twice"
+        self._done_ns[query] = time.monotonic_ns() - self.start_ns
+        self._status[query] = status
+        if reason:
+            self._record.count_reason(reason)
+        if answer is not None:
+            self._record.answers[query] = answer
+        self._settled += 1
+        if self._settled == self._issued and self._all_issued.is_set():
+            self._finished.set()
+
+    async def run(self, target: Target, drain_timeout_s: float) -> Record:
+        """Issue everything, wait at most `drain_timeout_s` for the rest of the answers, close the target.
+
+        Returns the record of what was issued: all of the schedule unless `stop` was called.
+        """
+        alarm = Alarm()
+        self.start_ns = time.monotonic_ns() + _LEAD_NS
+        alarm.start(lambda: self._issue_due(target, alarm))
+        alarm.arm(self.start_ns + self._due[0])
+        try:
+            with _no_collections(), _on_interrupt(asyncio.get_running_loop(), self.stop):
+                await self._all_issued.wait()
+                if self._settled < self._issued:
+                    await self._drain(drain_timeout_s)
+        finally:
+            alarm.close()
+            await target.close()
+        self._time_out_stragglers()
+        return self._record.head(self._issued)
+
+    def stop(self) -> None:
+        """Issue nothing more; called again, wait for nothing more."""
+        if self.interrupted:
+            self._finished.set()
+        self.interrupted = True
+        self._all_issued.set()
+
+    def _issue_due(self, target: Target, alarm: Alarm) -> None:
+        due, samples, k = self._due, self._samples, self._issued
+        end = min(k + _BURST, len(due))
+        elapsed_ns = time.monotonic_ns() - self.start_ns
+        while k < end and due[k] <= elapsed_ns and not self.interrupted:
+            self._issued = k + 1
+            try:
+                target.issue(k, samples[k])
+            except Exception as error:  # whatever it is: the queries after this one are due all the same
+                self.done(k, Status.ERROR, reason=f"cannot be sent: {error!r}")
+            k += 1
+            elapsed_ns = time.monotonic_ns() - self.start_ns
+        if k == len(due):
+            self._all_issued.set()
+        elif not self.interrupted:
+            alarm.arm(self.start_ns + due[k])
+
+    async def _drain(self, timeout_s: float) -> None:
+        try:
+            await asyncio.wait_for(self._finished.wait(), timeout_s)
+        except TimeoutError:
+            return
+
+    def _time_out_stragglers(self) -> None:
+        for query in (self._record.status[: self._issued] == Status.PENDING).nonzero()[0].tolist():
+            self.done(query, Status.TIMEOUT)
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    # A full collection takes tens of milliseconds, which would be measured as the target's.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+@contextmanager
+def _on_interrupt(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop.add_signal_handler(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)

@@ -1,0 +1,141 @@
+"""A result as text for people and as JSON for programs."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from sluice.loadgen.records.server_metrics import ServerSide
+from sluice.loadgen.records.stats import Distribution, Metrics
+from sluice.loadgen.run.findmax import Peak, Probe
+from sluice.loadgen.run.result import RunResult
+from sluice.loadgen.traffic.arrivals import ArrivalProcess
+from sluice.loadgen.traffic.seeds import STREAMS, sub_seed
+
+SCHEMA_VERSION = 1
+
+
+def run_text(result: RunResult) -> str:
+    """The report of a run, a few lines of text."""
+    return "\n".join(_run_lines(result)) + "\n"
+
+
+def run_json(result: RunResult) -> bytes:
+    """The report of a run as a JSON object; times in milliseconds unless a key says otherwise."""
+    return _json(
+        {
+            "kind": "run",
+            "config": result.config,
+            "simulated": result.simulated,
+            "schedule_sha256": result.schedule_digest,
+            "seeds": {"master": result.config.seed}
+            | {stream: sub_seed(result.config.seed, stream) for stream in STREAMS},
+            "environment": result.environment,
+            "metrics": result.metrics,
+            "client_cpu_us_per_query": result.client_cpu_us_per_query,
+            "accuracy": result.accuracy,
+            "answered_rows": result.answered_rows,
+            "failures": result.record.reasons,
+            "server": result.server,
+            "validity": {"valid": not result.invalid, "reasons": result.invalid},
+            "slo_met": result.slo_met,
+        }
+    )
+
+
+def probe_text(probe: Probe) -> str:
+    """One line on a probe of `find-max`."""
+    latency = probe.result.metrics.latency_ms
+    p99 = "no answers" if latency is None else f"p99 {latency.p99:.3f} ms"
+    if probe.passed:
+        verdict = "pass" if probe.result.metrics.confirmed else "pass, but not confirmed by early stopping"
+    else:
+        verdict = "; ".join(probe.result.client_limits) or "missed"
+    attainment = probe.result.metrics.attainment * 100
+    return f"{probe.rate:12.1f}/s  met by {attainment:7.3f} %  {p99:>18}  seed {probe.result.config.seed}  {verdict}\n"
+
+
+def peak_text(peak: Peak) -> str:
+    """The last line of `find-max`."""
+    if peak.rate is None:
+        return f"Result: no rate met the objective in {len(peak.probes)} probes\n"
+    if peak.limit is None:
+        limit = ", no rate failed: the real maximum is higher"
+    elif peak.client_limited:
+        limit = f"; {peak.limit:.1f}/s was too much for the client, the real maximum may be higher"
+    else:
+        limit = f"; {peak.limit:.1f}/s failed"
+    return f"Result: {peak.rate:.1f}/s within the objective{limit} ({len(peak.probes)} probes)\n"
+
+
+def peak_json(peak: Peak) -> bytes:
+    """The report of `find-max` as a JSON object."""
+    return _json(
+        {
+            "kind": "find-max",
+            "rate": peak.rate,
+            "failed_rate": peak.limit,
+            "client_limited": peak.client_limited,
+            "probes": [msgspec.Raw(run_json(probe.result)) for probe in peak.probes],
+        }
+    )
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return msgspec.json.format(msgspec.json.encode({"schema_version": SCHEMA_VERSION} | content), indent=2) + b"\n"
+
+
+def _run_lines(result: RunResult) -> Iterator[str]:
+    config, metrics = result.config, result.metrics
+    yield f"Server scenario: {config.model} at {config.target}" + (" (SIMULATED)" if result.simulated else "")
+    yield f"  seed {config.seed}, schedule {result.schedule_digest[:16]}, {config.warmup_s:g} s of warm-up left out"
+    if config.arrivals.process is not ArrivalProcess.POISSON:
+        yield f"  arrivals   {config.arrivals.describe()}"
+    yield (
+        f"  queries    {metrics.queries}: {metrics.ok} ok, {metrics.shed} shed, {metrics.error} error, "
+        f"{metrics.timeout} timeout, {metrics.dropped} dropped"
+    )
+    yield (
+        f"  rate       {metrics.offered_per_s:.1f}/s offered, {metrics.completed_per_s:.1f}/s completed, "
+        f"{metrics.goodput_per_s:.1f}/s good"
+    )
+    yield _objective_line(metrics, config.slo_ms, config.percentile)
+    yield f"  ms         {'mean':>9} {'p50':>9} {'p90':>9} {'p95':>9} {'p97':>9} {'p99':>9} {'p99.9':>9} {'max':>9}"
+    yield _distribution_line("from due", metrics.latency_ms)
+    yield _distribution_line("from sent", metrics.service_ms)
+    yield _distribution_line("sent late", metrics.lateness_ms)
+    if result.client_cpu_us_per_query is not None:
+        yield f"  client     {result.client_cpu_us_per_query:.1f} us of CPU a query"
+    if result.accuracy is not None:
+        yield f"  accuracy   {result.accuracy:.4f} of {result.answered_rows} answered rows"
+    yield from _server_lines(result.server)
+    for reason, count in result.record.reasons.items():
+        yield f"  failures   {count} x {reason}"
+    if result.invalid:
+        yield f"Result: INVALID: {'; '.join(result.invalid)}"
+    else:
+        yield f"Result: VALID, objective {'met' if result.slo_met else 'MISSED'}"
+
+
+def _objective_line(metrics: Metrics, slo_ms: float | None, percentile: float) -> str:
+    objective = "an answer" if slo_ms is None else f"{slo_ms:g} ms"
+    confirmation = "confirmed" if metrics.confirmed else f"not confirmed (takes {metrics.queries_to_confirm} queries)"
+    met = metrics.attainment * 100
+    return f"  objective  {objective} for {percentile:g} %: met by {met:.3f} %, by early stopping {confirmation}"
+
+
+def _distribution_line(title: str, d: Distribution | None) -> str:
+    if d is None:
+        return f"  {title:10} {'-':>9}"
+    values = (d.mean, d.p50, d.p90, d.p95, d.p97, d.p99, d.p99_9, d.max)
+    return f"  {title:10} " + " ".join(f"{value:9.3f}" for value in values)
+
+
+def _server_lines(server: ServerSide | None) -> Iterator[str]:
+    if server is None:
+        return
+    yield f"  batches    {sum(batch.batches for batch in server.batches)}, mean {server.mean_batch:.2f} rows"
+    for batch in server.batches:
+        yield f"  batches    {batch.model} on {batch.partition}: {batch.batches}, mean {batch.mean_rows:.2f} rows"
+    for stage in server.stages:
+        yield f"  stage      {stage.pipeline} {stage.stage}: {stage.rows} rows ({stage.share * 100:.1f} %)"

@@ -1,0 +1,97 @@
+"""A run's configuration and its result."""
+
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from sluice.loadgen.records.record import Record
+from sluice.loadgen.records.samples import SampleSource
+from sluice.loadgen.records.server_metrics import ServerSide
+from sluice.loadgen.records.stats import Metrics
+from sluice.loadgen.records.validity import client_limits
+from sluice.loadgen.traffic.arrivals import Arrivals
+
+Predictions = npt.NDArray[np.int64]
+
+
+class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of the Server scenario.
+
+    `target` is `http://host:port`, `grpc://host:port` or `sim:FILE`; `model` names a model or a pipeline. The run ends
+    after `duration_s` or `queries`, whichever comes first; with `each_once` every sample is sent once. `percentile` is
+    the share of queries, in %, that has to meet `slo_ms`. `output` names the output that is compared with the labels:
+    class numbers, or scores of which the largest counts; by default the model's first.
+    """
+
+    target: str
+    model: str
+    rate: float
+    duration_s: float | None = None
+    queries: int | None = None
+    slo_ms: float | None = None
+    percentile: float = 99.0
+    seed: int = 0
+    samples: SampleSource = SampleSource()
+    output: str = ""
+    rows: int = 1
+    each_once: bool = False
+    warmup_s: float = 1.0
+    drain_timeout_s: float = 10.0
+    connections: int = 256
+    metrics_url: str = ""
+    arrivals: Arrivals = Arrivals()
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run found.
+
+    `record` holds a row a query, warm-up included. `predictions` and `expected` have shape (queries, rows), -1 where
+    there is none; they are None without labels and in a simulation. `start_ns` is when a live run began, on the
+    monotonic clock. `invalid` says why the run proves nothing.
+    """
+
+    config: RunConfig
+    schedule_digest: str
+    record: Record
+    metrics: Metrics
+    invalid: list[str]
+    interrupted: bool = False
+    simulated: bool = False
+    start_ns: int = 0
+    client_cpu_us_per_query: float | None = None
+    server: ServerSide | None = None
+    predictions: Predictions | None = None
+    expected: Predictions | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def client_limits(self) -> list[str]:
+        """How the client fell short of the schedule: those reasons of `invalid` that a longer run would not cure."""
+        return client_limits(self.metrics, self.config.slo_ms)
+
+    def without_rows(self) -> "RunResult":
+        """The same figures without what is kept of every query: it may be large."""
+        return replace(self, record=self.record.head(0), predictions=None, expected=None)
+
+    @property
+    def slo_met(self) -> bool:
+        """Whether enough queries met the objective."""
+        return self.metrics.attainment * 100 >= self.config.percentile
+
+    @property
+    def answered_rows(self) -> int:
+        """Rows with both a prediction and a label, warm-up included."""
+        if self.predictions is None or self.expected is None:
+            return 0
+        return int(((self.predictions >= 0) & (self.expected >= 0)).sum())
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of the answered rows that were predicted right; None when there are none."""
+        if self.predictions is None or self.expected is None or not self.answered_rows:
+            return None
+        right = (self.predictions == self.expected) & (self.expected >= 0)
+        return float(right.sum()) / self.answered_rows

@@ -1,0 +1,193 @@
+"""MLPerf's Server scenario: independent queries at Poisson (or other) times, against a live or a simulated target."""
+
+import asyncio
+import os
+import platform
+import sys
+import time
+
+import numpy as np
+import numpy.typing as npt
+import uvloop
+
+from sluice.loadgen.records.record import Record
+from sluice.loadgen.records.samples import Samples, load_samples
+from sluice.loadgen.records.server_metrics import Counters, ServerSide, difference, scrape
+from sluice.loadgen.records.stats import measure
+from sluice.loadgen.records.validity import invalid_reasons
+from sluice.loadgen.run.issuer import Issuer
+from sluice.loadgen.run.result import Predictions, RunConfig, RunResult
+from sluice.loadgen.target.base import ModelMetadata, Target
+from sluice.loadgen.target.http import HttpTarget
+from sluice.loadgen.target.simulated import SIMULATED, SimulatedTarget
+from sluice.loadgen.traffic.schedule import Schedule, server_schedule
+from sluice.models.errors import ConfigError
+
+
+def run_server_scenario(config: RunConfig) -> RunResult:
+    """Run once and report; blocks until every query is settled.
+
+    Raises `ConfigError` for a configuration that cannot be run and `TargetUnreachable` when the target is not there. An
+    interrupt (Ctrl-C in the main thread) ends the run early; the result is then invalid.
+    """
+    _check(config)
+    if config.target.startswith(SIMULATED):
+        return _simulate(config)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_drive(config, open_target(config)))
+
+
+def open_target(config: RunConfig) -> Target:
+    """The live target at a URL; raises `ConfigError` for a URL of no known kind."""
+    if config.target.startswith("http://"):
+        return HttpTarget(config.target, config.model, config.slo_ms, config.connections)
+    if config.target.startswith("grpc://"):
+        from sluice.loadgen.target.grpc import GrpcTarget
+
+        return GrpcTarget(config.target, config.model, config.slo_ms)
+    raise ConfigError(f"--target {config.target}: expected http://host:port, grpc://host:port or sim:FILE.yaml")
+
+
+def _check(config: RunConfig) -> None:
+    if not 0 < config.percentile < 100:
+        raise ConfigError(f"--percentile: must be between 0 and 100, got {config.percentile:g}")
+    if config.slo_ms is not None and not 0 < config.slo_ms < float("inf"):
+        raise ConfigError(f"--slo-ms: must be positive, got {config.slo_ms}")
+    if not config.warmup_s >= 0 or not config.drain_timeout_s >= 0:
+        raise ConfigError("--warmup and --drain-timeout: must not be negative")
+    if config.connections < 1:
+        raise ConfigError(f"--connections: must be at least 1, got {config.connections}")
+    if config.seed < 0:
+        raise ConfigError(f"--seed: must not be negative, got {config.seed}")
+
+
+def _simulate(config: RunConfig) -> RunResult:
+    target = SimulatedTarget(config.target, config.model)
+    samples, schedule = _plan(config, target.metadata())
+    record, server = target.replay(schedule, samples, config.slo_ms, config.seed)
+    return _result(config, schedule, record, simulated=True, server=server)
+
+
+async def _drive(config: RunConfig, target: Target) -> RunResult:
+    metadata = await target.metadata()
+    samples, schedule = _plan(config, metadata)
+    keep_answers = samples.labels is not None
+    record = Record.of(schedule, keep_answers)
+    issuer = Issuer(schedule, record)
+    try:
+        await target.prepare({i: samples.tensors(i) for i in np.unique(schedule.sample).tolist()}, issuer, keep_answers)
+        before = await asyncio.to_thread(scrape, config.metrics_url) if config.metrics_url else None
+    except BaseException:
+        await target.close()
+        raise
+    cpu_ns = time.process_time_ns()
+    record = await issuer.run(target, config.drain_timeout_s)
+    cpu_ns = time.process_time_ns() - cpu_ns
+    server = None if before is None else await _server_side(config.metrics_url, before, record)
+    return _result(
+        config,
+        schedule,
+        record,
+        interrupted=issuer.interrupted,
+        start_ns=issuer.start_ns,
+        client_cpu_us_per_query=cpu_ns / 1e3 / max(1, len(record)),
+        server=server,
+        predictions=_predictions(target, record, config.output or metadata.outputs[0].name, samples),
+        expected=_expected(record, samples),
+    )
+
+
+async def _server_side(url: str, before: Counters, record: Record) -> ServerSide | None:
+    try:
+        return difference(before, await asyncio.to_thread(scrape, url))
+    except ConfigError as error:
+        # A server that died under load must not take the run's figures with it.
+        record.count_reason(str(error))
+        return None
+
+
+def _plan(config: RunConfig, metadata: ModelMetadata) -> tuple[Samples, Schedule]:
+    samples = load_samples(config.samples, metadata, config.rows, config.seed)
+    schedule = server_schedule(
+        config.rate,
+        config.duration_s,
+        config.queries,
+        len(samples),
+        each_once=config.each_once,
+        seed=config.seed,
+        arrivals=config.arrivals,
+    )
+    return samples, schedule
+
+
+def _result(
+    config: RunConfig,
+    schedule: Schedule,
+    record: Record,
+    *,
+    interrupted: bool = False,
+    simulated: bool = False,
+    start_ns: int = 0,
+    client_cpu_us_per_query: float | None = None,
+    server: ServerSide | None = None,
+    predictions: Predictions | None = None,
+    expected: Predictions | None = None,
+) -> RunResult:
+    metrics = measure(record, config.slo_ms, config.percentile, config.warmup_s)
+    return RunResult(
+        config=config,
+        schedule_digest=schedule.digest,
+        record=record,
+        metrics=metrics,
+        invalid=invalid_reasons(metrics, config.slo_ms, config.percentile, interrupted),
+        interrupted=interrupted,
+        simulated=simulated,
+        start_ns=start_ns,
+        client_cpu_us_per_query=client_cpu_us_per_query,
+        server=server,
+        predictions=predictions,
+        expected=expected,
+        environment=_environment(),
+    )
+
+
+def _predictions(target: Target, record: Record, output: str, samples: Samples) -> Predictions | None:
+    if samples.labels is None:
+        return None
+    predictions = np.full((len(record), samples.rows_per_query), -1, np.int64)
+    for query, answer in enumerate(record.answers):
+        if answer is not None:
+            classes = class_numbers(target.decode(answer, output), samples.batched)
+            predictions[query, : len(classes)] = classes
+    return predictions
+
+
+def class_numbers(output: npt.NDArray[np.generic], batched: bool) -> Predictions:
+    """The class of each row: the output itself when it is whole numbers, else the place of its largest score."""
+    rows = output if batched else output[np.newaxis]
+    if np.issubdtype(rows.dtype, np.integer):
+        if rows.size == len(rows):
+            return rows.reshape(-1).astype(np.int64)
+    elif rows.ndim == 2 and rows.dtype != np.object_:
+        return np.asarray(np.argmax(rows, axis=1), np.int64)
+    raise ConfigError(f"--output: expected class numbers (rows,) or scores (rows, classes), got {rows.shape}")
+
+
+def _expected(record: Record, samples: Samples) -> Predictions | None:
+    if samples.labels is None:
+        return None
+    size = samples.rows_per_query
+    padded = np.full(len(samples) * size, -1, np.int64)
+    padded[: len(samples.labels)] = samples.labels
+    return padded.reshape(-1, size)[record.sample]
+
+
+def _environment() -> dict[str, str]:
+    return {
+        "python": sys.version.split()[0],
+        "numpy": np.__version__,
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "cpus": str(os.cpu_count()),
+        "load_average": f"{os.getloadavg()[0]:.2f}",
+    }

@@ -1,0 +1,1 @@
+"""TODO models/backends/python_models."""

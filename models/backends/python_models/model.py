@@ -1,0 +1,124 @@
+"""A model written in Python: a `model.py` with a function `infer`, or with Triton's class `TritonPythonModel`.
+
+`infer(inputs)` takes and returns a dict of arrays by tensor name, whole batches with the batch dimension in front. A
+function `load(config)`, where there is one, is called once before, with the model's configuration as Triton prints it.
+The arrays that go in cannot be written to: other stages may read the same memory.
+"""
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from sluice.models.backends.python_models import triton_utils as triton_python
+from sluice.models.errors import BackendFailed, BadTensor
+from sluice.models.tensors.arrays import Array, datatype_of
+from sluice.models.tensors.spec import VARIABLE, TensorSpec
+from sluice.models.triton_config.model_config import ModelConfig, TensorConfig, decode_config
+
+Infer = Callable[[dict[str, Array]], Mapping[str, Any]]
+
+
+class PythonModel:
+    """The functions of a `model.py`, in this process; see `Backend`. `finish` tells it that it is no longer needed."""
+
+    def __init__(self, config: ModelConfig, path: str, infer: Infer, finish: Callable[[], object]) -> None:
+        self.inputs, self.outputs = tensors_of(config)
+        self.finish = finish
+        self._path = path
+        self._infer = infer
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run one batch; raises BackendFailed with the last line of the traceback and its place in `model.py`."""
+        feed = {name: array.view() for name, array in inputs.items()}
+        for array in feed.values():
+            array.flags.writeable = False
+        try:
+            answer = self._infer(feed)
+        except BackendFailed:
+            raise
+        except (Exception, SystemExit) as error:
+            raise BackendFailed(_last_line(error, self._path)) from error
+        if not isinstance(answer, Mapping):
+            raise BackendFailed(f"{self._path}: infer: expected a dict of arrays by name, got {type(answer).__name__}")
+        unknown = answer.keys() - {tensor.name for tensor in self.outputs}
+        if unknown:
+            raise BackendFailed(f"output '{min(map(str, unknown))}' is not one of those that the model is to have")
+        return {tensor.name: _checked(tensor, answer) for tensor in self.outputs}
+
+
+def tensors_of(config: ModelConfig) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """The inputs and the outputs as whole tensors."""
+    batch = (VARIABLE,) if config.max_batch_size else ()
+    return tuple(_whole(each, batch) for each in config.input), tuple(_whole(each, batch) for each in config.output)
+
+
+def load(path: str, threads: int, config: str) -> PythonModel:
+    """The model of a `model.py` with the configuration `config`, in JSON.
+
+    `threads` is how many cores there are, which is for the model to heed. Raises BackendFailed.
+    """
+    del threads
+    form = decode_config(config)
+    try:
+        module = _import(path, form.name)
+        if hasattr(module, "TritonPythonModel"):
+            model = triton_python.TritonModel(module.TritonPythonModel(), json.loads(config), Path(path))
+            return PythonModel(form, path, model.infer, model.finalize)
+        if hasattr(module, "load"):
+            module.load(json.loads(config))
+    except (Exception, SystemExit) as error:
+        raise BackendFailed(f"{path}: cannot be loaded: {_last_line(error, path)}") from error
+    if not callable(getattr(module, "infer", None)):
+        raise BackendFailed(f"{path}: expected a function infer(inputs) or a class TritonPythonModel")
+    return PythonModel(form, path, module.infer, lambda: None)
+
+
+def _import(path: str, name: str) -> ModuleType:
+    """The module of a file; modules beside it, and beside its version directory, can be imported by it meanwhile.
+
+    Of the file nothing is kept compiled: it would be taken for a text of the same size that is saved in that second.
+    """
+    module = ModuleType(f"sluice_model_{name}")
+    module.__file__ = path
+    # Triton's name for what its models import.
+    sys.modules["triton_python_backend_utils"] = triton_python
+    beside = [str(Path(path).parent), str(Path(path).parent.parent)]
+    sys.path[:0] = beside
+    try:
+        exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), module.__dict__)
+    finally:
+        del sys.path[: len(beside)]
+    return module
+
+
+def _whole(tensor: TensorConfig, batch: tuple[int, ...]) -> TensorSpec:
+    spec = tensor.spec()
+    return TensorSpec(spec.name, spec.datatype, batch + tensor.model_shape)
+
+
+def _checked(tensor: TensorSpec, answer: Mapping[str, Any]) -> Array:
+    if tensor.name not in answer:
+        raise BackendFailed(f"output '{tensor.name}' is missing")
+    array = np.asarray(answer[tensor.name])
+    try:
+        datatype = datatype_of(array.dtype)
+    except BadTensor as error:
+        raise BackendFailed(f"output '{tensor.name}': {error}") from error
+    if datatype is not tensor.datatype:
+        raise BackendFailed(f"output '{tensor.name}': expected {tensor.datatype}, got {datatype}")
+    if not tensor.accepts(array.shape):
+        raise BackendFailed(f"output '{tensor.name}': expected shape {list(tensor.shape)}, got {list(array.shape)}")
+    return array
+
+
+def _last_line(error: BaseException, path: str) -> str:
+    """The last line of a traceback, and where in the file `path` it came from."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    said = traceback.format_exception_only(error)[-1].strip()
+    return f"{said} ({Path(path).name}:{lines[-1]})" if lines else said

@@ -1,0 +1,60 @@
+"""The process of one model in Python, started as `python -m sluice.models.backends.python_models.process`."""
+
+import argparse
+import fcntl
+import os
+import select
+import socket
+import sys
+
+from sluice.models.backends.python_models import model as python_model
+from sluice.models.backends.python_models.wire import Failed, Link, Memory, Start, Tensors
+from sluice.models.errors import BackendFailed
+
+
+def serve(link: Link, inputs: Memory, outputs: Memory) -> None:
+    """Load the model that the first message names, and run batches until the other end is gone."""
+    start: Start = link.receive()
+    try:
+        model = python_model.load(start.path, start.threads, start.config)
+    except BackendFailed as error:
+        link.send(Failed(str(error)))
+        return
+    link.send(Tensors())
+    try:
+        while True:
+            batch: Tensors = link.receive()
+            try:
+                answer: Tensors | Failed = outputs.write(model.run(inputs.read(batch)))
+            except Exception as error:  # whatever it is, it is this batch's failure alone
+                answer = Failed(str(error) or type(error).__name__)
+            link.send(answer)
+    except (EOFError, ConnectionError):
+        model.finish()
+
+
+def main() -> None:
+    """Serve; ends without the work that an interpreter does at its end."""
+    parser = argparse.ArgumentParser(prog="sluice.models.backends.python_models.process")
+    for name in ("socket", "inputs", "outputs", "life"):
+        parser.add_argument(f"--{name}", type=int, required=True, metavar="FD")
+    options = parser.parse_args()
+    for fd in (options.socket, options.inputs, options.outputs, options.life):
+        os.set_inheritable(fd, False)
+    # When the other end of the pipe is gone, SIGIO ends this process whatever the model is busy with. A signal at the
+    # parent's death would come when the thread that made the process ends.
+    fcntl.fcntl(options.life, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(options.life, fcntl.F_SETFL, fcntl.fcntl(options.life, fcntl.F_GETFL) | os.O_ASYNC)
+    gone = select.poll()
+    gone.register(options.life, 0)
+    if gone.poll(0):  # it went before there could be a signal
+        return
+    link = Link(socket.socket(fileno=options.socket), Start | Tensors)
+    serve(link, Memory(options.inputs), Memory(options.outputs))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""What Triton's Python models use of its `triton_python_backend_utils`: tensors, requests and responses.
+
+Models import this module under that name; its names are therefore Triton's. Calls of other models, decoupled
+responses and shared memory of the GPU are not there.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+
+from sluice.models.errors import BackendFailed
+from sluice.models.tensors.arrays import Array, numpy_dtype
+from sluice.models.tensors.spec import DataType
+from sluice.models.triton_config.model_config import DATA_TYPE
+
+# Numpy has no BF16.
+_NUMPY: dict[str, Any] = {
+    name: numpy_dtype(datatype).type for datatype, name in DATA_TYPE.items() if datatype is not DataType.BF16
+}
+_TRITON = {dtype: name for name, dtype in _NUMPY.items()}
+
+
+class TritonError:
+    """What went wrong with a request, in a response."""
+
+    UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS, CANCELLED = range(8)
+
+    def __init__(self, message: str, code: int = INTERNAL) -> None:
+        self._message = message
+        self._code = code
+
+    def message(self) -> str:
+        """What a client is told."""
+        return self._message
+
+    def code(self) -> int:
+        """One of the class's constants."""
+        return self._code
+
+
+class TritonModelException(Exception):
+    """Raised by models."""
+
+
+class Tensor:
+    """A named array."""
+
+    def __init__(self, name: str, numpy_array: Array) -> None:
+        if not isinstance(numpy_array, np.ndarray):
+            raise TritonModelException(f"tensor '{name}': expected a numpy array, got {type(numpy_array).__name__}")
+        self._name = name
+        self._array = numpy_array
+
+    @classmethod
+    def from_dlpack(cls, name: str, tensor: Any) -> "Tensor":
+        """A tensor of whatever speaks DLPack and lies in the memory of the CPU."""
+        return cls(name, np.from_dlpack(tensor))
+
+    def to_dlpack(self) -> Any:
+        """The array for libraries that speak DLPack; those refuse one that cannot be written to."""
+        array: Any = self._array
+        return array.__dlpack__()
+
+    def name(self) -> str:
+        """The name in the model's configuration."""
+        return self._name
+
+    def as_numpy(self) -> Array:
+        """The array; one of a request cannot be written to."""
+        return self._array
+
+    def triton_dtype(self) -> str:
+        """The datatype as configurations call it."""
+        return numpy_to_triton_type(self._array.dtype.type)
+
+    def shape(self) -> list[int]:
+        """The dimensions."""
+        return list(self._array.shape)
+
+    def is_cpu(self) -> bool:
+        """Always true."""
+        return True
+
+
+class InferenceRequest:
+    """A batch: to a model, it is one request with the rows of all that are in it."""
+
+    def __init__(
+        self,
+        inputs: Sequence[Tensor] = (),
+        requested_output_names: Sequence[str] = (),
+        request_id: str = "",
+        correlation_id: int = 0,
+    ) -> None:
+        self._inputs = list(inputs)
+        self._requested = list(requested_output_names)
+        self._request_id = request_id
+        self._correlation_id = correlation_id
+
+    def inputs(self) -> list[Tensor]:
+        """Its tensors."""
+        return self._inputs
+
+    def requested_output_names(self) -> list[str]:
+        """All outputs: those that clients do not want are left out later."""
+        return self._requested
+
+    def request_id(self) -> str:
+        """Empty: a batch has no client."""
+        return self._request_id
+
+    def correlation_id(self) -> int:
+        """0: there are no sequences."""
+        return self._correlation_id
+
+    def parameters(self) -> str:
+        """None, in JSON."""
+        return "{}"
+
+    def flags(self) -> int:
+        """None."""
+        return 0
+
+    def is_cancelled(self) -> bool:
+        """Always false: a batch that runs is run to its end."""
+        return False
+
+    def exec(self, *_: object, **__: object) -> NoReturn:
+        """Other models cannot be called."""
+        raise TritonModelException("a model cannot call other models; make them steps of an ensemble or a pipeline")
+
+    async_exec = exec
+
+
+class InferenceResponse:
+    """The answer to a request: its tensors, or an error."""
+
+    def __init__(self, output_tensors: Sequence[Tensor] = (), error: TritonError | str | None = None) -> None:
+        self._tensors = list(output_tensors)
+        self._error = TritonError(error) if isinstance(error, str) else error
+
+    def output_tensors(self) -> list[Tensor]:
+        """Its tensors."""
+        return self._tensors
+
+    def has_error(self) -> bool:
+        """Whether it is an error."""
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        """The error, if it is one."""
+        return self._error
+
+
+class Logger:
+    """Writes to the worker's log."""
+
+    _log = logging.getLogger("triton_python_model")
+
+    log_info = staticmethod(_log.info)
+    log_warn = staticmethod(_log.warning)
+    log_error = staticmethod(_log.error)
+    log_verbose = staticmethod(_log.debug)
+
+
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
+    """The input of that name, None if there is none."""
+    return next((tensor for tensor in inference_request.inputs() if tensor.name() == name), None)
+
+
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
+    """The output of that name, None if there is none."""
+    return next((tensor for tensor in inference_response.output_tensors() if tensor.name() == name), None)
+
+
+def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> Any:
+    """What a configuration says of an input, None if nothing."""
+    return next((tensor for tensor in model_config["input"] if tensor["name"] == name), None)
+
+
+def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> Any:
+    """What a configuration says of an output, None if nothing."""
+    return next((tensor for tensor in model_config["output"] if tensor["name"] == name), None)
+
+
+def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
+    """False: a request has exactly one answer."""
+    del model_config
+    return False
+
+
+def triton_string_to_numpy(triton_type_string: str) -> Any:
+    """The numpy type of a datatype such as `TYPE_FP32`, None for one that there is not."""
+    return _NUMPY.get(triton_type_string)
+
+
+def numpy_to_triton_type(data_type: Any) -> str:
+    """The reverse; what is no number is a string."""
+    return _TRITON.get(np.dtype(data_type).type, "TYPE_STRING")
+
+
+class _Executes(Protocol):
+    def execute(self, requests: list[InferenceRequest]) -> Sequence[InferenceResponse | None]:
+        """Answer the requests, in their order."""
+        ...
+
+
+class TritonModel:
+    """An instance of a `TritonPythonModel`, initialized with its configuration in JSON form and the file it is in."""
+
+    def __init__(self, model: _Executes, config: dict[str, Any], path: Path) -> None:
+        self._model = model
+        self._outputs = [tensor["name"] for tensor in config["output"]]
+        if hasattr(model, "initialize"):
+            model.initialize(_arguments(config, path))
+
+    def infer(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """Have a batch executed as one request; raises BackendFailed for a response that is none, or an error."""
+        tensors = [Tensor(name, array) for name, array in inputs.items()]
+        responses = self._model.execute([InferenceRequest(tensors, self._outputs)])
+        if not isinstance(responses, Sequence) or len(responses) != 1:
+            raise BackendFailed("execute: expected a list of one response for one request")
+        response = responses[0]
+        if response is None:
+            raise BackendFailed("execute: expected a response, got None: decoupled models are not served")
+        if (error := response.error()) is not None:
+            raise BackendFailed(error.message())
+        return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
+
+    def finalize(self) -> None:
+        """Tell the model that it is no longer needed."""
+        if hasattr(self._model, "finalize"):
+            self._model.finalize()
+
+
+def _arguments(config: dict[str, Any], path: Path) -> dict[str, str]:
+    return {
+        "model_config": json.dumps(config),
+        "model_instance_kind": "CPU",
+        "model_instance_name": f"{config['name']}_0",
+        "model_instance_device_id": "0",
+        "model_repository": str(path.parent.parent),
+        "model_version": path.parent.name,
+        "model_name": config["name"],
+    }

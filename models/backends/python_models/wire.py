@@ -1,0 +1,134 @@
+"""How a worker and the process of a model in Python pass tensors: small messages, and memory that both have."""
+
+import mmap
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from sluice.models.tensors.arrays import Array, datatype_of, decode_bytes, encode_bytes, numpy_dtype
+from sluice.models.tensors.spec import DataType
+
+PACKET_BYTES = 1 << 20
+"""Longest message."""
+_ALIGNMENT = 64
+_MAX_MESSAGE = 4000
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """Where a tensor lies, BYTES in wire form."""
+
+    name: str
+    datatype: DataType
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """Load the model of a `model.py` with its configuration in JSON; answered by no `Tensors`, or `Failed`."""
+
+    path: str
+    threads: int
+    config: str
+
+
+class Tensors(msgspec.Struct, frozen=True, tag=True):
+    """A batch, or what became of it; `size` is what the memory has to have."""
+
+    places: tuple[Place, ...] = ()
+    size: int = 0
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """Why there is no answer."""
+
+    message: str
+
+
+class Memory:
+    """An anonymous file that one side writes tensors to and the other reads them from; it grows with them."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._size = 0
+        self._bytes = np.empty(0, np.uint8)
+
+    def write(self, arrays: Mapping[str, Array]) -> Tensors:
+        """Copy tensors, over those that were there before."""
+        places: list[Place] = []
+        contents: list[Array] = []
+        end = 0
+        for name, array in arrays.items():
+            datatype = datatype_of(array.dtype)
+            if datatype is DataType.BYTES:
+                content: Array = np.frombuffer(encode_bytes(array)[0], np.uint8)
+            else:
+                content = array
+            offset = -(-end // _ALIGNMENT) * _ALIGNMENT
+            places.append(Place(name, datatype, array.shape, offset, content.nbytes))
+            contents.append(content)
+            end = offset + content.nbytes
+        if end > self._size:
+            os.ftruncate(self.fd, 1 << (end - 1).bit_length())
+            self._map(end)
+        for place, content in zip(places, contents, strict=True):
+            if place.nbytes:
+                np.ndarray(content.shape, content.dtype, self._bytes.data, place.offset)[...] = content
+        return Tensors(tuple(places), end)
+
+    def read(self, tensors: Tensors) -> dict[str, Array]:
+        """The tensors as views, which hold until the next ones are written."""
+        if tensors.size > self._size:
+            self._map(tensors.size)
+        return {place.name: self._read(place) for place in tensors.places}
+
+    def _read(self, place: Place) -> Array:
+        if place.datatype is DataType.BYTES:
+            return decode_bytes(self._bytes[place.offset : place.offset + place.nbytes].data, place.shape, place.name)
+        if not place.nbytes:
+            return np.empty(place.shape, numpy_dtype(place.datatype))
+        return np.ndarray(place.shape, numpy_dtype(place.datatype), self._bytes.data, place.offset)
+
+    def _map(self, size: int) -> None:
+        """Map the whole file, which has at least `size` bytes; what there is of the old mapping stays valid."""
+        self._size = os.fstat(self.fd).st_size
+        assert size <= self._size, "the other side makes room before it tells"
+        self._bytes = np.frombuffer(mmap.mmap(self.fd, self._size), np.uint8)
+
+
+class Link:
+    """One end of a connected SEQPACKET socket; `incoming` is the union of messages that may come."""
+
+    def __init__(self, sock: socket.socket, incoming: Any) -> None:
+        self._socket = sock
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(incoming).decode
+
+    def send(self, message: Start | Tensors | Failed) -> None:
+        """Send a message; raises ConnectionError when the other end is gone."""
+        if isinstance(message, Failed):
+            message = Failed(message.message[:_MAX_MESSAGE])
+        self._socket.send(self._encode(message))
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._socket.fileno()
+
+    def receive(self) -> Any:
+        """The next message, when it comes; raises EOFError when the other end is gone."""
+        try:
+            packet = self._socket.recv(PACKET_BYTES)
+        except ConnectionError as error:
+            raise EOFError("the other end is gone") from error
+        if not packet:
+            raise EOFError("the other end is gone")
+        return self._decode(packet)
+
+    def close(self) -> None:
+        """Let the other end read what was sent, and then the end."""
+        self._socket.close()

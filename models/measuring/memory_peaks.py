@@ -1,0 +1,42 @@
+"""What a model takes of memory, by the peaks of its batch sizes."""
+
+from collections.abc import Sequence
+from itertools import combinations
+from statistics import median
+
+from sluice.models.measuring.memory_meter import MemoryMeter
+from sluice.models.profiles.model_memory import ModelMemory
+
+
+class MemoryPeaks:
+    """The most that a model takes at each batch size, as `memory` tells it, whose base is what was taken before it."""
+
+    def __init__(self, memory: MemoryMeter | None) -> None:
+        self._memory = memory
+        self._points: list[tuple[int, int]] = []
+
+    def begin(self) -> None:
+        """A batch size is about to run."""
+        if self._memory is not None:
+            self._memory.restart()
+
+    def end(self, rows: int) -> None:
+        """A batch size has run."""
+        if self._memory is not None and (peak := self._memory.peak_bytes()) is not None:
+            self._points.append((rows, peak))
+
+    def line(self) -> ModelMemory | None:
+        """What is nearest to all sizes; None where nobody told."""
+        if not self._points:
+            return None
+        row_bytes, rest_bytes = robust_line(self._points)
+        return ModelMemory(max(0, round(rest_bytes)), max(0, round(row_bytes)))
+
+
+def robust_line(points: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """Slope and intercept by Theil and Sen: medians over all pairs of points, which a few stray ones do not move.
+
+    One point by itself has slope 0.
+    """
+    slope = median([(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points, 2)] or [0.0])
+    return slope, median(y - slope * x for x, y in points)

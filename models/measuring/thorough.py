@@ -1,0 +1,117 @@
+"""The thorough measurement of a model, for its profile: percentiles of latency, memory, times of loading."""
+
+import math
+import time
+from collections.abc import Callable, Generator, Sequence
+
+from sluice.models.backends.base import Backend
+from sluice.models.backends.device_errors import is_out_of_memory
+from sluice.models.errors import BackendFailed
+from sluice.models.measuring.memory_meter import MemoryMeter
+from sluice.models.measuring.memory_peaks import MemoryPeaks
+from sluice.models.measuring.quick import Shapes, blank_batch
+from sluice.models.profiles.measurement import Cell, Measurement
+from sluice.models.tensors.arrays import Array
+from sluice.models.units import NS_PER_S
+
+WARM_UP_RUNS = 3
+"""Runs of a batch size before those that count."""
+MIN_RUNS, MAX_RUNS = 100, 1000
+LEAST_RUNS = 5
+"""Runs that count of a batch size whose time is up."""
+TIME_NS = 3 * NS_PER_S
+"""Time that no further run of a batch size begins after."""
+PRECISION = 0.02
+"""Half the width of the median's 95 % confidence interval, relative to it, at which a batch size is settled."""
+_CHECK_RUNS = 50
+
+
+def profiling(
+    load: Callable[[], Backend],
+    batchable: bool,
+    batches: Sequence[int],
+    memory: MemoryMeter,
+    shapes: Shapes | None = None,
+) -> Generator[None, None, Measurement]:
+    """Load a model and measure it at `batches`, ascending, a run a step; raises what `load` does and BackendFailed.
+
+    To be called in a process that holds no other model, with a new meter of its memory. Inputs are as for
+    `quick.measuring`. A batch size is warmed and then run until its median is settled (see `settled`), at
+    least `MIN_RUNS` and at most `MAX_RUNS` times; one that takes too long for that is run for `TIME_NS`, at least
+    `LEAST_RUNS` times. It ends before the first size that there is no memory for, unless that is the first of all. All
+    figures are order statistics, which single disturbed runs do not move.
+    """
+    started = time.monotonic_ns()
+    backend = load()
+    load_ns = time.monotonic_ns() - started
+    yield
+    cells: list[Cell] = []
+    peaks = MemoryPeaks(memory)
+    first_ns = 0
+    no_memory_batch = None
+    for rows in batches:
+        peaks.begin()
+        try:
+            inputs = blank_batch(backend, batchable, rows, shapes)
+            first = _run_ns(backend, inputs)
+            times = yield from _times_ns(backend, inputs)
+        except (BackendFailed, MemoryError) as error:
+            if cells and is_out_of_memory(error):
+                no_memory_batch = rows
+                break
+            raise BackendFailed(f"batch {rows}: {error or 'out of memory'}") from error
+        first_ns = first_ns or first
+        cells.append(percentiles(rows, times))
+        peaks.end(rows)
+    taken = peaks.line()
+    return Measurement(
+        cells=tuple(cells),
+        memory_rest_bytes=None if taken is None else taken.rest_bytes,
+        memory_row_bytes=None if taken is None else taken.row_bytes,
+        load_ns=load_ns,
+        warm_up_ns=max(0, first_ns - cells[0].p50_ns),
+        no_memory_batch=no_memory_batch,
+    )
+
+
+def settled(times_ns: Sequence[int]) -> bool:
+    """Whether the 95 % confidence interval of the median of ascending times is within `PRECISION` of it, both ways.
+
+    The interval is that of the sign test: it holds for any distribution.
+    """
+    count = len(times_ns)
+    margin = 0.98 * math.sqrt(count)
+    low, high = math.floor(count / 2 - margin) - 1, math.ceil(count / 2 + margin)
+    if low < 0 or high >= count:
+        return False
+    middle = times_ns[count // 2]
+    return times_ns[low] >= middle * (1 - PRECISION) and times_ns[high] <= middle * (1 + PRECISION)
+
+
+def percentiles(rows: int, times_ns: Sequence[int]) -> Cell:
+    """The cell of ascending times: a percentile is the smallest time that so many of the runs did not exceed."""
+    p50, p90, p99 = (times_ns[-(-len(times_ns) * percent // 100) - 1] for percent in (50, 90, 99))
+    return Cell(rows, p50, p90, p99, len(times_ns))
+
+
+def _times_ns(backend: Backend, inputs: dict[str, Array]) -> Generator[None, None, list[int]]:
+    """Times of the runs that count, ascending, after the rest of those that warm up."""
+    for _ in range(WARM_UP_RUNS - 1):
+        yield
+        _run_ns(backend, inputs)
+    times: list[int] = []
+    begun = time.monotonic_ns()
+    while len(times) < MAX_RUNS:
+        yield
+        times.append(_run_ns(backend, inputs))
+        if len(times) >= LEAST_RUNS and time.monotonic_ns() - begun >= TIME_NS:
+            break
+        if len(times) >= MIN_RUNS and len(times) % _CHECK_RUNS == 0 and settled(sorted(times)):
+            break
+    return sorted(times)
+
+
+def _run_ns(backend: Backend, inputs: dict[str, Array]) -> int:
+    started = time.monotonic_ns()
+    backend.run(inputs)
+    return max(1, time.monotonic_ns() - started)

@@ -1,0 +1,82 @@
+"""Families: `family.yaml` lists models that answer the same question, each as accurately as it is said to."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from sluice.models.errors import ConfigError
+from sluice.models.pipelines.model_reference import find_model
+from sluice.models.spec import ModelSpec
+from sluice.models.tensors.spec import TensorSpec
+from sluice.models.yaml_file import convert, load_yaml
+
+
+class Variant(msgspec.Struct, frozen=True):
+    """A model of a family, by key; `accuracy` is in [0, 1]."""
+
+    model: str
+    accuracy: float
+
+
+class Family(msgspec.Struct, frozen=True):
+    """A checked family: its variants, at least one, the most accurate first.
+
+    They have inputs and outputs of the same names, datatypes and item shapes (not necessarily in the same order), and
+    all or none of them can be batched.
+    """
+
+    name: str
+    variants: tuple[Variant, ...]
+
+
+def read_family(text: str, models: Mapping[str, ModelSpec], *, name: str, path: str) -> Family:
+    """The family `name` as the text of a `family.yaml` has it, checked against `models` (by key).
+
+    Raises ConfigError, whose message starts with `path` and the place.
+    """
+    written = convert(load_yaml(text, path), _Top, path, "").variants
+    if not written:
+        raise ConfigError(f"{path}: variants: expected at least one")
+    specs: list[ModelSpec] = []
+    variants: list[Variant] = []
+    for index, value in enumerate(written):
+        at = f"variants.{index}"
+        variant = convert(value, _Variant, path, at)
+        spec = find_model(models, variant.model, variant.version, path, at)
+        if spec in specs:
+            raise ConfigError(f"{path}: {at}.model: '{spec.key}' is given twice")
+        if not 0 <= variant.accuracy <= 1:
+            raise ConfigError(f"{path}: {at}.accuracy: expected a number from 0 to 1, got {variant.accuracy}")
+        specs.append(spec)
+        if difference := _difference(spec, specs[0]):
+            raise ConfigError(f"{path}: {at}.model: {difference}; expected variants with the same inputs and outputs")
+        variants.append(Variant(spec.key, variant.accuracy))
+    return Family(name, tuple(sorted(variants, key=lambda variant: -variant.accuracy)))
+
+
+class _Top(msgspec.Struct, forbid_unknown_fields=True):
+    variants: list[object]
+
+
+class _Variant(msgspec.Struct, forbid_unknown_fields=True):
+    model: str
+    accuracy: float
+    version: int | None = None
+
+
+def _difference(spec: ModelSpec, first: ModelSpec) -> str:
+    """How a model differs from the first of its family; "" if clients cannot tell them apart."""
+    if spec.batchable != first.batchable:
+        which = (spec, first) if spec.batchable else (first, spec)
+        return f"'{which[0].key}' has a batch dimension, but '{which[1].key}' has none"
+    for side, tensors, expected in (
+        ("inputs", spec.inputs, first.inputs),
+        ("outputs", spec.outputs, first.outputs),
+    ):
+        if set(tensors) != set(expected):
+            return f"'{spec.key}' has {side} {_listed(tensors)}, but '{first.key}' has {_listed(expected)}"
+    return ""
+
+
+def _listed(tensors: tuple[TensorSpec, ...]) -> str:
+    return ", ".join(f"{tensor.name} {tensor.datatype} {list(tensor.shape)}" for tensor in tensors)

@@ -1,0 +1,126 @@
+"""Pipelines: models and combiners in a graph, addressed by clients exactly like a model."""
+
+import enum
+from collections.abc import Iterable
+
+import msgspec
+
+from sluice.models.spec import revision_key
+from sluice.models.tensors.spec import TensorSpec
+
+REQUEST = "request"
+"""The name under which stages and outputs refer to the tensors of the request itself."""
+PLATFORM = "sluice_pipeline"
+"""What stands for the platform of a model where clients ask for that of a pipeline."""
+
+
+class Confidence(enum.StrEnum):
+    """How sure a stage is of a row, in [0, 1], from a vector of probabilities; NaN counts as 0."""
+
+    MAX = "max"
+    MARGIN = "margin"
+    ENTROPY = "entropy"
+
+
+class Combiner(enum.StrEnum):
+    """Ways to join the answers of an ensemble's members."""
+
+    MEAN = "mean"
+    MOST_CONFIDENT = "most_confident"
+    WEIGHTED_MEAN = "weighted_mean"
+    VOTE = "vote"
+    CONCAT = "concat"
+
+
+class Late(enum.StrEnum):
+    """What happens to a request that can no longer meet its deadline: it is still answered, or given up at once."""
+
+    SERVE = "serve"
+    EVICT = "evict"
+
+
+def batch_key(item_shapes: Iterable[tuple[str, tuple[int, ...]]]) -> str:
+    """What tells requests apart that cannot share a batch, from (name, item shape) of the inputs of variable shape."""
+    return ";".join(f"{name}={','.join(map(str, shape))}" for name, shape in item_shapes)
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Where a tensor comes from: `stage` names a stage, or is `request`."""
+
+    stage: str
+    tensor: str
+
+    def __str__(self) -> str:
+        return f"{self.stage}.{self.tensor}"
+
+
+class When(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Run a stage only for the rows whose confidence in `stage.output` is below the threshold `below`, in (0, 1]."""
+
+    stage: str
+    output: str
+    below: float
+    confidence: Confidence = Confidence.MAX
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """A checked stage: either `model` (a key such as `mlp:1`) or `combine` is set.
+
+    It runs for the rows for which all its sources ran and, with `when`, whose confidence is below the threshold.
+    A combiner's inputs are named "0", "1", …; its one output is named like the tensor of its first source. `weights`
+    are those of a weighted mean. `variants` are all models that may run the stage, the most accurate, which is
+    `model`, first; empty when there is no choice.
+    """
+
+    name: str
+    inputs: dict[str, Source]
+    model: str | None = None
+    combine: Combiner | None = None
+    when: When | None = None
+    variants: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The keys of the models of which any may run the stage; empty for a combiner."""
+        return self.variants or (() if self.model is None else (self.model,))
+
+
+class Pipeline(msgspec.Struct, frozen=True):
+    """A checked pipeline; a model served by itself is a pipeline of one stage that bears the model's name.
+
+    `stages` are in topological order. `sources` names, for every output, the stages that may have produced it: row i
+    comes from the first source that ran it. `max_batch_size` bounds a request's rows (the smallest of its models; 0
+    when the one model it consists of is not batchable). `weight` is its share of a model that other pipelines use, too,
+    against their weights. `config` is its configuration as Triton prints it in JSON; "" without a `config.pbtxt`.
+    `response_cache` says that answers may be given again to requests with equal inputs.
+    """
+
+    name: str
+    version: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    stages: tuple[Stage, ...]
+    sources: dict[str, tuple[Source, ...]]
+    max_batch_size: int
+    slo_ms: float | None = None
+    late: Late = Late.SERVE
+    platform: str = PLATFORM
+    weight: float = 1.0
+    config: str = ""
+    revision: int = 0
+    response_cache: bool = False
+
+    @property
+    def key(self) -> str:
+        """The name under which the scheduler knows this revision, e.g. `digits-cascade:1`."""
+        return revision_key(self.name, self.version, self.revision)
+
+    @property
+    def batchable(self) -> bool:
+        """Whether the tensors carry a batch dimension in front."""
+        return self.max_batch_size > 0
+
+    def wire_shape(self, tensor: TensorSpec) -> tuple[int, ...]:
+        """The shape the protocol shows for one of the pipeline's tensors."""
+        return (-1, *tensor.shape) if self.batchable else tensor.shape

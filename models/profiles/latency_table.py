@@ -1,0 +1,34 @@
+"""What is known of a model's speed: a table of measured latencies, one cell a batch size."""
+
+from bisect import bisect_left
+
+import msgspec
+
+from sluice.models.errors import ConfigError
+
+
+class LatencyTable(msgspec.Struct, frozen=True):
+    """Latency of one model on one kind of partition.
+
+    `cells` maps batch sizes, ascending, to nanoseconds. A size that was not measured takes the next larger measured
+    cell: matrix products step between sizes, so a straight line through two points mispredicts.
+    """
+
+    cells: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        sizes = [size for size, _ in self.cells]
+        if not sizes or sizes != sorted(set(sizes)) or sizes[0] < 1:
+            raise ConfigError(f"latency table: batch sizes must be ascending and at least 1, got {sizes}")
+        if any(latency <= 0 for _, latency in self.cells):
+            raise ConfigError("latency table: latencies must be positive")
+
+    @classmethod
+    def from_ms(cls, cells: dict[int, float]) -> "LatencyTable":
+        """A table from `{batch size: milliseconds}`, in any order."""
+        return cls(tuple((size, round(cells[size] * 1e6)) for size in sorted(cells)))
+
+    def latency_ns(self, rows: int) -> int:
+        """Latency of a batch of `rows` rows: the next larger measured cell, or the largest there is."""
+        index = bisect_left(self.cells, (rows, 0))
+        return self.cells[min(index, len(self.cells) - 1)][1]

@@ -1,0 +1,197 @@
+"""A model with a configuration: what is left out is completed from its file, what is given is checked against it."""
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from sluice.models.errors import ConfigError
+from sluice.models.pipelines.pipeline import Pipeline
+from sluice.models.spec import ModelSpec
+from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec
+from sluice.models.triton_config.check import PLATFORMS, check_batching, check_options, check_warm_up
+from sluice.models.triton_config.ensemble import EnsembleCheck
+from sluice.models.triton_config.file_tensors import FileTensors, items
+from sluice.models.triton_config.instance_groups import CPU, replicas, settled_groups
+from sluice.models.triton_config.model_config import (
+    DATA_TYPE,
+    UNTYPED,
+    InputConfig,
+    Latest,
+    ModelConfig,
+    OutputConfig,
+    TensorConfig,
+    VersionPolicy,
+)
+from sluice.models.triton_config.pbtxt import encode_config
+
+_Config = TypeVar("_Config", bound=TensorConfig)
+_MAX_LABEL_BYTES = 16 << 20
+
+
+def configured_spec(
+    config: ModelConfig,
+    file: FileTensors | None,
+    name: str,
+    version: int,
+    path: Path,
+    *,
+    default_rows: int,
+    most_rows: int | None,
+    kinds: Collection[str] = (CPU,),
+) -> ModelSpec:
+    """The model that a checked configuration, the file `path`, makes of the tensors of a model file (None: has none).
+
+    A maximum batch size that is not given is `default_rows`, if the model can be batched; `most_rows` bounds any.
+    `kinds` are what the partitions are. Raises ConfigError, whose message starts with `path` and the field or tensor.
+    """
+    check_options(config, str(path))
+    config = _complete(config, file, str(path), default_rows if most_rows is None else most_rows)
+    rows = config.max_batch_size or 0
+    if rows and most_rows is not None and most_rows < rows:
+        rows = most_rows
+        config = msgspec.structs.replace(config, max_batch_size=rows)
+    if config.dynamic_batching is not None:
+        check_batching(config.dynamic_batching, rows, str(path))
+    for warm_up in config.model_warmup:
+        check_warm_up(warm_up, config.input, rows, str(path))
+    backend = config.backend or ("" if file is None else PLATFORMS.get(file.platform, ""))
+    full = msgspec.structs.replace(
+        config,
+        name=name,
+        backend=backend,
+        platform=file.platform if file is not None and file.platform in PLATFORMS else config.platform,
+        version_policy=config.version_policy or VersionPolicy(latest=Latest(1)),
+        instance_group=settled_groups(config.instance_group, name, backend, kinds),
+    )
+    return ModelSpec(
+        name=name,
+        version=version,
+        inputs=tuple(tensor.spec() for tensor in config.input),
+        outputs=tuple(tensor.spec(read_labels(path, tensor.label_filename)) for tensor in config.output),
+        max_batch_size=rows,
+        platform=config.platform or config.backend if file is None else file.platform,
+        dynamic_batching=config.dynamic_batching,
+        replicas=replicas(config.instance_group),
+        response_cache=config.response_cache is not None and config.response_cache.enable,
+        config=encode_config(full),
+    )
+
+
+def complete_ensemble(
+    config: ModelConfig,
+    models: Mapping[str, ModelSpec],
+    ensembles: Mapping[str, Pipeline | None],
+    name: str,
+    version: int,
+    path: Path,
+) -> Pipeline:
+    """The pipeline that a checked configuration, the file `path`, makes of `models`, by key, and other ensembles.
+
+    `ensembles` are by name, None for one that cannot be served. Raises ConfigError, whose message starts with `path`
+    and names the step and the tensor.
+    """
+    labels = {tensor.name: read_labels(path, tensor.label_filename) for tensor in config.output}
+    full = msgspec.structs.replace(
+        config, name=name, version_policy=config.version_policy or VersionPolicy(latest=Latest(1))
+    )
+    return EnsembleCheck(config, models, ensembles, path).pipeline(name, version, labels, encode_config(full))
+
+
+def read_labels(path: Path, filename: str) -> tuple[str, ...]:
+    """The lines of a label file in the directory of the configuration `path`; none without a name.
+
+    Raises ConfigError for a file that cannot be read, or is not in that directory.
+    """
+    if not filename:
+        return ()
+    file = path.parent / filename
+    at = f"{path}: label_filename: {filename}"
+    if not file.resolve().is_relative_to(path.parent.resolve()):
+        raise ConfigError(f"{at}: expected a file in the directory of the model")
+    try:
+        if file.stat().st_size > _MAX_LABEL_BYTES:
+            raise ConfigError(f"{at}: expected at most {_MAX_LABEL_BYTES} bytes")
+        return tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{at}: cannot be read: {error}") from error
+
+
+def _complete(config: ModelConfig, file: FileTensors | None, path: str, default_rows: int) -> ModelConfig:
+    if file is None:
+        for kind, tensors in (("input", config.input), ("output", config.output)):
+            if not tensors:
+                raise ConfigError(f"{path}: {kind}: expected at least one: backend {config.backend} cannot complete it")
+            for tensor in tensors:
+                if tensor.data_type == UNTYPED or not tensor.dims:
+                    raise ConfigError(f"{path}: {kind} '{tensor.name}': expected data_type and dims")
+                if tensor.datatype is DataType.BF16:
+                    raise ConfigError(f"{path}: {kind} '{tensor.name}': TYPE_BF16 is not one that numpy has")
+        return msgspec.structs.replace(config, max_batch_size=config.max_batch_size or 0)
+    if optional := [tensor.name for tensor in config.input if tensor.optional]:
+        raise ConfigError(
+            f"{path}: input '{optional[0]}': optional: only models of backend python can be run without an input"
+        )
+    rows = _rows(config, file, path, default_rows)
+    inputs, outputs = (items(tensors) if rows else tensors for tensors in (file.inputs, file.outputs))
+    completed = msgspec.structs.replace(
+        config,
+        max_batch_size=rows,
+        input=_settle(InputConfig, config.input, inputs, f"{path}: input", rows),
+        output=_settle(OutputConfig, config.output, outputs, f"{path}: output", rows),
+    )
+    if config.input and (missing := {tensor.name for tensor in inputs} - {tensor.name for tensor in config.input}):
+        raise ConfigError(f"{path}: input '{min(missing)}' of the model's file is missing")
+    return completed
+
+
+def _rows(config: ModelConfig, file: FileTensors, path: str, default_rows: int) -> int:
+    """The maximum batch size."""
+    whole = (*file.inputs, *file.outputs)
+    if config.max_batch_size is None:
+        ranks = {tensor.name: len(tensor.shape) for tensor in whole}
+        given_whole = any(
+            tensor.dims and len(tensor.model_shape) == ranks.get(tensor.name) for tensor in config.tensors
+        )
+        return file.rows(default_rows) if file.batchable and not given_whole else 0
+    if config.max_batch_size:
+        for tensor in whole:
+            if tensor.shape[:1] != (VARIABLE,):
+                raise ConfigError(
+                    f"{path}: max_batch_size: {config.max_batch_size}, but '{tensor.name}' has the shape "
+                    f"{list(tensor.shape)} in the model's file; expected a variable dimension in front"
+                )
+        if file.rows(config.max_batch_size) < config.max_batch_size:
+            raise ConfigError(
+                f"{path}: max_batch_size: {config.max_batch_size}, but the model's file allows {file.most_rows}"
+            )
+    return config.max_batch_size
+
+
+def _settle(
+    form: type[_Config], given: Sequence[_Config], has: Sequence[TensorSpec], place: str, rows: int
+) -> tuple[_Config, ...]:
+    """The tensors that are given, each completed from, and checked against, that of the file; all of those if none."""
+    if not given:
+        return tuple(form(name=each.name, data_type=DATA_TYPE[each.datatype], dims=each.shape) for each in has)
+    by_name = {tensor.name: tensor for tensor in has}
+    settled: list[_Config] = []
+    for each in given:
+        at = f"{place} '{each.name}'"
+        known = by_name.get(each.name)
+        if known is None:
+            raise ConfigError(f"{at}: there is no such tensor in the model's file; there is {', '.join(by_name)}")
+        typed = DATA_TYPE[known.datatype] if each.data_type == UNTYPED else each.data_type
+        tensor = msgspec.structs.replace(each, data_type=typed, dims=each.dims or known.shape)
+        if tensor.datatype != known.datatype:
+            raise ConfigError(f"{at}: data_type is {typed}, but {DATA_TYPE[known.datatype]} in the model's file")
+        shape = tensor.model_shape
+        if len(shape) != len(known.shape) or any(
+            want not in (VARIABLE, got) for want, got in zip(known.shape, shape, strict=True)
+        ):
+            what = "dims are" if tensor.reshape is None else "reshape is"
+            without = f" after the batch dimension (max_batch_size is {rows})" if rows else ""
+            raise ConfigError(f"{at}: {what} {list(shape)}, but {list(known.shape)} in the model's file{without}")
+        settled.append(tensor)
+    return tuple(settled)

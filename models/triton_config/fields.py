@@ -1,0 +1,119 @@
+"""Which fields of Triton's `ModelConfig` Sluice honours; all others are refused by name, with the reason."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from sluice.models.errors import ConfigError, UnsupportedModel
+
+HONOURED = frozenset(
+    {
+        "name",
+        "platform",
+        "backend",
+        "version_policy",
+        "max_batch_size",
+        "input.name",
+        "input.data_type",
+        "input.format",
+        "input.dims",
+        "input.reshape",
+        "input.optional",
+        "output.name",
+        "output.data_type",
+        "output.dims",
+        "output.reshape",
+        "output.label_filename",
+        "dynamic_batching.preferred_batch_size",
+        "dynamic_batching.max_queue_delay_microseconds",
+        "dynamic_batching.preserve_ordering",
+        "dynamic_batching.priority_levels",
+        "dynamic_batching.default_priority_level",
+        "dynamic_batching.default_queue_policy",
+        "dynamic_batching.priority_queue_policy",
+        "ensemble_scheduling.step.model_name",
+        "ensemble_scheduling.step.model_version",
+        "ensemble_scheduling.step.input_map",
+        "ensemble_scheduling.step.output_map",
+        "instance_group.name",
+        "instance_group.kind",
+        "instance_group.count",
+        "instance_group.gpus",
+        "default_model_filename",
+        "optimization.graph.level",
+        "parameters",
+        "model_warmup.name",
+        "model_warmup.batch_size",
+        "model_warmup.count",
+        "model_warmup.inputs.data_type",
+        "model_warmup.inputs.dims",
+        "model_warmup.inputs.zero_data",
+        "model_warmup.inputs.random_data",
+        "response_cache.enable",
+    }
+)
+"""Fields by path, each with all that it contains; the values of a map have the path of the map."""
+
+_RAGGED = "the inputs of a batch have one shape, and requests that differ are not batched together"
+_TENSORRT = "there is no TensorRT backend"
+
+REFUSED = {
+    "runtime": "the backend alone says what runs a model",
+    "input.is_shape_tensor": _TENSORRT,
+    "input.allow_ragged_batch": _RAGGED,
+    "input.is_non_linear_format_io": _TENSORRT,
+    "output.is_shape_tensor": _TENSORRT,
+    "output.is_non_linear_format_io": _TENSORRT,
+    "batch_input": _RAGGED,
+    "batch_output": _RAGGED,
+    "optimization.priority": "models share a partition by deadline",
+    "optimization.cuda": "the options of CUDA follow from the partition",
+    "optimization.execution_accelerators": "ONNX Runtime runs models with its own provider",
+    "optimization.input_pinned_memory.enable": "tensors are not held in pinned memory",
+    "optimization.output_pinned_memory.enable": "tensors are not held in pinned memory",
+    "optimization.gather_kernel_buffer_threshold": "the inputs of a batch are laid out before it is sent",
+    "optimization.eager_batching": "the inputs of a batch are laid out when it is sent",
+    "sequence_batching": "requests are independent of one another; there are no sequences",
+    "ensemble_scheduling.step.model_namespace": "the names of models are unique in a repository",
+    "ensemble_scheduling.max_inflight_requests": "requests under way are bounded by the server's limits.queue_requests",
+    "instance_group.rate_limiter": "a partition runs one batch at a time, whose place the scheduler chooses",
+    "instance_group.secondary_devices": "partitions are of cores or of GPUs",
+    "instance_group.profile": _TENSORRT,
+    "instance_group.passive": "every partition that holds a model takes requests for it",
+    "instance_group.host_policy": "partitions say which cores a model runs on",
+    "cc_model_filenames": "a version has one model file, whatever runs it",
+    "metric_tags": "the labels of metrics are the same for all models",
+    "model_warmup.inputs.input_data_file": "warm-up inputs are zeros or random",
+    "model_operations": "backends load no libraries of custom operations",
+    "model_transaction_policy.decoupled": "a request has exactly one answer",
+    "model_repository_agents": "the files of a repository are served as they are",
+    "model_metrics": "the buckets of histograms are the same for all models",
+}
+"""Why each of the other fields cannot be set; one that has its default value is not set."""
+
+_KINDS = frozenset({"sequence_batching", "model_transaction_policy.decoupled"})
+"""Those that make a model of another kind, for requests that are not served."""
+
+
+def refuse_fields(message: Any, path: str) -> None:
+    """Raise ConfigError for the first field that is set in a `ModelConfig` and not honoured.
+
+    It is UnsupportedModel where one of them makes a model of a kind that is not served.
+    """
+    refused = [field for field in _set_fields(message, "") if field in REFUSED]
+    for field in sorted(refused, key=lambda field: field not in _KINDS):
+        kind = UnsupportedModel if field in _KINDS else ConfigError
+        raise kind(f"{path}: {field}: not supported: {REFUSED[field]}; leave it out")
+
+
+def _set_fields(message: Any, prefix: str) -> Iterator[str]:
+    """The paths of the set fields that have a rule of their own."""
+    for field, value in message.ListFields():
+        name = prefix + field.name
+        if name in HONOURED or name in REFUSED:
+            yield name
+        elif field.is_repeated and field.message_type.GetOptions().map_entry:
+            for each in value.values():
+                yield from _set_fields(each, f"{name}.")
+        else:
+            for each in value if field.is_repeated else [value]:
+                yield from _set_fields(each, f"{name}.")

@@ -1,0 +1,34 @@
+"""What a model's file says of its tensors, before it is settled whether they have a batch dimension."""
+
+from typing import NamedTuple
+
+from sluice.models.spec import ModelSpec
+from sluice.models.tensors.spec import TensorSpec
+
+
+class FileTensors(NamedTuple):
+    """The shapes are those of whole tensors: where the model is `batchable`, their first dimension is the batch's.
+
+    `most_rows` bounds the rows of a batch, if the file does.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    batchable: bool
+    platform: str
+    most_rows: int | None = None
+
+    def rows(self, wanted: int) -> int:
+        """The rows that a batch may have where up to `wanted` are."""
+        return wanted if self.most_rows is None else min(wanted, self.most_rows)
+
+    def spec(self, name: str, version: int, max_batch_size: int) -> ModelSpec:
+        """The model as it is without a configuration of its own."""
+        rows = self.rows(max_batch_size) if self.batchable else 0
+        inputs, outputs = (items(tensors) if rows else tensors for tensors in (self.inputs, self.outputs))
+        return ModelSpec(name, version, inputs, outputs, rows, self.platform)
+
+
+def items(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """The tensors without their first dimension, which is the batch's."""
+    return tuple(TensorSpec(tensor.name, tensor.datatype, tensor.shape[1:]) for tensor in tensors)

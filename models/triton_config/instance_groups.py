@@ -1,0 +1,62 @@
+"""Instance groups: on how many partitions, and of which kind, a configuration asks for a model to be held."""
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from sluice.models.errors import ConfigError
+from sluice.models.triton_config.model_config import InstanceGroup
+
+CPU, GPU, AUTO, MODEL = "KIND_CPU", "KIND_GPU", "KIND_AUTO", "KIND_MODEL"
+_DEFAULT_COUNTS = {"onnxruntime": 2}
+"""What Triton takes a count that is not given for, by backend; elsewhere it is 1."""
+
+
+def check_groups(groups: Sequence[InstanceGroup], path: str, kinds: Collection[str] = (CPU,)) -> None:
+    """Check groups as they are written; raises ConfigError, whose message starts with `path` and names the group.
+
+    `kinds` are what the partitions are: of cores, of GPUs, or both. KIND_AUTO stands for any of them.
+    """
+    for number, group in enumerate(groups):
+        at = f"{path}: instance_group {number}" + (f" ('{group.name}')" if group.name else "")
+        if group.kind not in {CPU, GPU, AUTO, MODEL}:
+            raise ConfigError(f"{at}: kind {group.kind} is not known; expected {CPU}, {GPU}, {AUTO} or {MODEL}")
+        if group.kind == GPU and GPU not in kinds:
+            listed = f" for gpus {list(group.gpus)}" if group.gpus else ""
+            raise ConfigError(
+                f"{at}: kind {GPU}{listed}, but no GPUs are available: partitions are sets of cores; "
+                f"expected {CPU}, {AUTO} or {MODEL}"
+            )
+        if group.kind == CPU and CPU not in kinds:
+            raise ConfigError(f"{at}: kind {CPU}, but all partitions are of GPUs; expected {GPU}, {AUTO} or {MODEL}")
+        if group.kind in {CPU, GPU} and len(kinds) > 1:
+            raise ConfigError(
+                f"{at}: kind {group.kind}, but partitions are of cores and of GPUs, any of which may run a model; "
+                f"expected {AUTO} or {MODEL}"
+            )
+        if group.gpus:
+            kind = CPU if group.kind == AUTO else group.kind
+            why = "partitions say which GPUs there are" if GPU in kinds else "no GPUs are available"
+            raise ConfigError(f"{at}: gpus: expected none with {kind}, got {list(group.gpus)}: {why}")
+
+
+def settled_groups(
+    groups: Sequence[InstanceGroup], name: str, backend: str, kinds: Collection[str] = (CPU,)
+) -> tuple[InstanceGroup, ...]:
+    """The groups as Triton completes them for the model `name`; one that it makes up where there are none."""
+    automatic = GPU if GPU in kinds else CPU
+    default = _DEFAULT_COUNTS.get(backend, 1) if automatic == CPU else 1
+    return tuple(
+        msgspec.structs.replace(
+            group,
+            name=group.name or (f"{name}_{number}" if groups else name),
+            kind=automatic if group.kind == AUTO else group.kind,
+            count=group.count if group.count > 0 else 1 if group.kind == MODEL else default,
+        )
+        for number, group in enumerate(groups or (InstanceGroup(),))
+    )
+
+
+def replicas(groups: Sequence[InstanceGroup]) -> int:
+    """How many partitions are to hold the model, as far as there are so many: the instances that are asked for."""
+    return sum(max(group.count, 1) for group in groups) or 1

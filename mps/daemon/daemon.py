@@ -1,0 +1,258 @@
+"""The MPS control daemon of one GPU or MIG device: its files, its start, its end."""
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import shutil
+import stat
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from sluice.models.errors import ControlFailed
+from sluice.mps.daemon.channel import MpsChannel, NoAnswer, mps_variables, shown
+from sluice.mps.daemon.control import MpsControl
+from sluice.mps.daemon.log_files import bound
+from sluice.mps.daemon.processes import PROGRAM, end_processes, mps_processes
+from sluice.mps.daemon.protocol2 import Protocol2
+from sluice.mps.daemon.protocol3 import Protocol3
+from sluice.mps.isolation.launch import launcher
+from sluice.mps.isolation.mps_environment import SETS, checked_pipe_directory, device_directory, pipe_directory
+
+READY_S = 15.0
+"""How long a daemon may take to answer."""
+QUIT_S = 10.0
+"""How long a daemon may take to end its servers by itself."""
+
+_LOOK_S = 0.02
+_SOCKET = "control"
+_LOG = "control.log"
+_TAIL = 2000
+_OTHERS = 0o077
+"""What others than the owner may do."""
+
+
+class DaemonKept(ControlFailed):
+    """Another process keeps the daemon of that device, and may have it end at any time."""
+
+
+class MpsDaemon:
+    """A daemon that this process starts, keeps for itself and takes along when it ends, however that happens.
+
+    The compute mode of the GPU stays as it is: MPS works in the default mode. What a process that was killed has left
+    behind in the same directory is ended before.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        root: Path | None = None,
+        *,
+        sets: Mapping[str, int] = {},
+        protocol: int = 2,
+        program: str = PROGRAM,
+    ) -> None:
+        """`device` is a UUID. `protocol` may be 3, and becomes what the driver has when the daemon starts.
+
+        `sets` are percentages by partition, for which static sets of multiprocessors are made then; a driver without
+        them is an error.
+        """
+        self.device = device
+        self.directory = device_directory(device, root)
+        self.pipes = checked_pipe_directory(pipe_directory(device, root))
+        self.logs = self.directory / "log"
+        self._sets = sets
+        self._wishes = list(dict.fromkeys([(protocol, bool(sets)), (2, bool(sets)), (2, False)]))
+        self.protocol, self._static = self._wishes[0]
+        self._program = program
+        self._lock = -1
+        self._log_start = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel = MpsChannel(self.pipes, program)
+
+    @property
+    def control(self) -> MpsControl:
+        """What the daemon is asked and told by."""
+        return self._control(self._channel)
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the daemon, None when it does not run."""
+        process = self._process  # which the thread that keeps it may forget at any moment
+        return process.pid if process is not None and process.poll() is None else None
+
+    def start(self) -> None:
+        """Start the daemon and return when it answers; raises ControlFailed, which tells what the daemon said.
+
+        The daemon ends with the thread that calls this. Whether the driver has protocol 3 and static sets is found out
+        by trying, the first time.
+        """
+        if self.pid is not None:
+            return
+        *better, last = self._wishes
+        try:
+            if self._lock == -1:
+                self._take_directory()
+            for self.protocol, self._static in better:
+                with contextlib.suppress(ControlFailed):
+                    self._start()
+                    break
+            else:
+                self.protocol, self._static = last
+                self._start()
+            self._set_apart()
+            self._wishes = [(self.protocol, self._static)]
+        except OSError as error:
+            self.stop()
+            raise ControlFailed(f"the MPS daemon of {self.device} cannot be started: {error}") from error
+        except BaseException:
+            self.stop()
+            raise
+
+    def restart(self) -> None:
+        """As `start`, after what there still is of a daemon that has ended, or does not answer, was ended by force."""
+        if self._lock != -1:
+            self._clear()
+        self.start()
+
+    def probe(self, timeout_s: float) -> None:
+        """Return when the daemon answers; raises ControlFailed when it refuses, NoAnswer when it does not in time.
+
+        Without its socket it never will.
+        """
+        if not (self.pipes / _SOCKET).exists():
+            raise NoAnswer(f"the MPS daemon of {self.device} has no socket in {self.pipes} any more")
+        self._control(MpsChannel(self.pipes, self._program, timeout_s)).ping()
+
+    def bound_logs(self) -> None:
+        """Cut the daemon's and its servers' logs down when they have become long."""
+        for log in self.logs.glob("*.log"):
+            bound(log)
+
+    def stop(self) -> None:
+        """End the daemon, its servers and so its clients' contexts; bounded, and by force where nothing else helps."""
+        if self._lock == -1:
+            return
+        try:
+            if self.pid is not None:
+                with contextlib.suppress(ControlFailed):
+                    self.control.quit(QUIT_S)
+                    self._ended(QUIT_S)
+            self._clear()
+        finally:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _control(self, channel: MpsChannel) -> MpsControl:
+        return Protocol3(channel) if self.protocol == 3 else Protocol2(channel)
+
+    def _start(self) -> None:
+        self._clear()
+        self.pipes.mkdir(mode=0o700)
+        self.logs.mkdir(mode=0o700, exist_ok=True)
+        self.bound_logs()
+        flags = ["-f", *(["-S"] if self._static and self.protocol == 2 else [])]
+        flags += ["-p", str(self.protocol)] if self.protocol != 2 else []
+        variables = mps_variables(self.pipes, self.logs) | {"CUDA_VISIBLE_DEVICES": self.device}
+        # To what the last one has said, and the daemon says there itself.
+        with (self.logs / _LOG).open("ab") as log:
+            self._log_start = log.tell()
+            self._process = subprocess.Popen(
+                [*launcher(()), self._program, *flags],
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + READY_S
+        while not self._answers():
+            if self.pid is None:
+                raise ControlFailed(
+                    f"the MPS daemon of {self.device} ended with status {self._process.returncode}, "
+                    f"and said {self._said()}"
+                )
+            if time.monotonic() > deadline:
+                raise ControlFailed(
+                    f"the MPS daemon of {self.device} does not answer within {READY_S:g} s, and said {self._said()}"
+                )
+            time.sleep(_LOOK_S)
+
+    def _set_apart(self) -> None:
+        """Make the sets, and tell the workers that are to start in them."""
+        if not self._sets:
+            return
+        if not self._static:
+            raise ControlFailed(
+                f"the driver of {self.device} has no static sets of multiprocessors; expected mode hard"
+            )
+        if self.protocol == 3:
+            self.control.start_server()  # the sets are a server's
+        chunks = self.control.free_chunks()
+        for name, percent in self._sets.items():
+            if chunks * percent < 100:
+                raise ControlFailed(
+                    f"partition {name}: {percent} % of the {chunks} chunks of multiprocessors of {self.device} are not "
+                    f"a whole one, expected at least {math.ceil(100 / max(chunks, 1))} %"
+                )
+        names = {
+            name: self.control.add_partition(self.device, chunks * percent // 100)
+            for name, percent in self._sets.items()
+        }
+        (self.directory / SETS).write_text(json.dumps(names), encoding="utf-8")
+
+    def _answers(self) -> bool:
+        if not (self.pipes / _SOCKET).exists():
+            return False
+        try:
+            self.control.ping()
+        except ControlFailed:
+            return False
+        return True
+
+    def _said(self) -> str:
+        said = (self.logs / _LOG).read_bytes()[self._log_start :]
+        return shown(said[-_TAIL:].decode(errors="replace"))
+
+    def _take_directory(self) -> None:
+        """Make the directories, for this user only, and keep others from starting a daemon in them."""
+        root = self.directory.parent
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = root.lstat()
+        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & _OTHERS:
+            raise ControlFailed(
+                f"no MPS daemon is started in {root}: it is {stat.filemode(about.st_mode)} of user {about.st_uid}, "
+                f"expected a directory of user {os.getuid()} that nobody else may enter, drwx------"
+            )
+        self.directory.mkdir(mode=0o700, exist_ok=True)
+        lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.read(lock, 20).decode(errors="replace").strip()
+            os.close(lock)
+            raise DaemonKept(f"the MPS daemon of {self.device} is kept by another process (pid {owner})") from None
+        os.truncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        self._lock = lock
+
+    def _clear(self) -> None:
+        """End what still runs in the directory, also of a process that was killed, and remove its sockets."""
+        own = () if self.pid is None else (self.pid,)  # before its exec it does not look like one of MPS
+        end_processes(tuple({*own, *mps_processes(self.pipes)}), QUIT_S)
+        if self._process is not None:
+            self._ended(QUIT_S)
+        shutil.rmtree(self.pipes, ignore_errors=True)
+        (self.directory / SETS).unlink(missing_ok=True)
+
+    def _ended(self, timeout_s: float) -> None:
+        if self._process is not None:
+            try:
+                self._process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                pid = self._process.pid
+                raise ControlFailed(f"the MPS daemon of {self.device} (pid {pid}) does not end") from None
+            self._process = None

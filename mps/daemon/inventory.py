@@ -1,0 +1,62 @@
+"""Which MPS daemons run on this machine, whoever started them: in which protocol they answer, who their clients are."""
+
+from pathlib import Path
+
+import msgspec
+
+from sluice.models.errors import ControlFailed
+from sluice.mps.daemon.channel import MpsChannel
+from sluice.mps.daemon.control import MpsClient, MpsControl, MpsServer
+from sluice.mps.daemon.processes import PROGRAM, control_daemons
+from sluice.mps.daemon.protocol2 import Protocol2
+from sluice.mps.daemon.protocol3 import Protocol3
+
+DEFAULT_PIPES = Path("/tmp/nvidia-mps")
+LOOK_S = 5.0
+"""How long a daemon may take for an answer when all are listed."""
+
+
+class FoundDaemon(msgspec.Struct, frozen=True):
+    """A control daemon. `devices` is what it was started for, empty for all; `trouble` why it does not answer."""
+
+    pid: int
+    pipes: Path
+    devices: str = ""
+    servers: tuple[MpsServer, ...] = ()
+    clients: tuple[MpsClient, ...] = ()
+    trouble: str = ""
+
+
+def found_daemons(program: str = PROGRAM) -> tuple[FoundDaemon, ...]:
+    """All that run here, by process id."""
+    return tuple(_look(pid, variables, program) for pid, variables in control_daemons())
+
+
+def answering_control(channel: MpsChannel) -> MpsControl:
+    """The control of the daemon behind a channel, in the protocol that it answers to.
+
+    Raises ControlFailed, with what it says to protocol 2, when it answers to none.
+    """
+    first: MpsControl = Protocol2(channel)
+    try:
+        first.ping()
+    except ControlFailed as trouble:
+        second: MpsControl = Protocol3(channel)
+        try:
+            second.ping()
+        except ControlFailed:
+            raise trouble from None
+        return second
+    return first
+
+
+def _look(pid: int, variables: dict[str, str], program: str) -> FoundDaemon:
+    pipes = Path(variables.get("CUDA_MPS_PIPE_DIRECTORY", DEFAULT_PIPES))
+    devices = variables.get("CUDA_VISIBLE_DEVICES", "")
+    if not variables:
+        return FoundDaemon(pid, pipes, trouble="it is another user's")
+    try:
+        control = answering_control(MpsChannel(pipes, program, LOOK_S))
+        return FoundDaemon(pid, pipes, devices, control.servers(), control.clients())
+    except ControlFailed as error:
+        return FoundDaemon(pid, pipes, devices, trouble=str(error))

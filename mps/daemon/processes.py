@@ -1,0 +1,93 @@
+"""The processes of MPS on this machine: which daemon they belong to, and how they are ended."""
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from sluice.models.errors import ControlFailed
+
+PROGRAM = "nvidia-cuda-mps-control"
+_PREFIX = "nvidia-cuda-mps"
+_PIPES = b"CUDA_MPS_PIPE_DIRECTORY="
+_WORDS = 3
+"""Of a command line that may name the program: an interpreter and its option may come before."""
+
+
+def mps_processes(pipes: Path) -> tuple[int, ...]:
+    """Daemons and servers that were started for a pipe directory, as far as this user may look at them."""
+    wanted = _PIPES + os.fsencode(pipes)
+    return tuple(pid for pid in _all_processes() if _is_mps(pid) and wanted in _read(pid, "environ").split(b"\0"))
+
+
+def control_daemons() -> tuple[tuple[int, dict[str, str]], ...]:
+    """The control daemons of this machine: process ids in order, and environments as far as this user may see them."""
+    found = []
+    for pid in _all_processes():
+        words = [os.fsdecode(word) for word in _read(pid, "cmdline").split(b"\0")]
+        names = [os.path.basename(word) for word in words[:_WORDS]]
+        if PROGRAM in names and {"-d", "-f", "--daemon", "--foreground"} & set(words):
+            variables = (os.fsdecode(word).partition("=") for word in _read(pid, "environ").split(b"\0") if word)
+            found.append((pid, {name: value for name, _, value in variables}))
+    return tuple(found)
+
+
+def process_name(pid: int) -> str:
+    """A process as messages name it, `python (pid 4242)`."""
+    try:
+        return f"{Path(f'/proc/{pid}/comm').read_text(encoding='utf-8').strip()} (pid {pid})"
+    except OSError:  # it is gone, or in another namespace
+        return f"pid {pid}"
+
+
+def end_processes(pids: Sequence[int], timeout_s: float) -> None:
+    """SIGTERM, then SIGKILL to those that are left after half the time; raises ControlFailed if one is left then."""
+    left = list(pids)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.ExitStack() as stack:
+            watched = {}
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    watched[os.pidfd_open(pid)] = pid
+            for descriptor in watched:
+                stack.callback(os.close, descriptor)
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(descriptor, number)
+            left = [watched[descriptor] for descriptor in _await_end(watched, timeout_s / 2)]
+        if not left:
+            return
+    raise ControlFailed(f"MPS processes {', '.join(map(str, left))} cannot be ended, not by SIGKILL either")
+
+
+def _await_end(descriptors: Iterable[int], timeout_s: float) -> set[int]:
+    """Those of the pidfds whose processes are still there after the time."""
+    left = set(descriptors)
+    waiting = select.poll()  # select() takes none above 1023, which a busy server has
+    for descriptor in left:
+        waiting.register(descriptor, select.POLLIN)
+    deadline = time.monotonic() + timeout_s
+    while left and (rest := deadline - time.monotonic()) > 0:
+        for descriptor, _ in waiting.poll(rest * 1000):
+            waiting.unregister(descriptor)
+            left.remove(descriptor)
+    return left
+
+
+def _all_processes() -> Iterable[int]:
+    return sorted(int(entry) for entry in os.listdir("/proc") if entry.isdecimal())
+
+
+def _is_mps(pid: int) -> bool:
+    """By its name, or by that of the script that it runs."""
+    words = _read(pid, "cmdline").split(b"\0")[:_WORDS]
+    return any(os.path.basename(os.fsdecode(word)).startswith(_PREFIX) for word in words)
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:  # it is gone, or another user's
+        return b""

@@ -1,0 +1,54 @@
+"""How processes are started: our own modules, and programs that keep to cores and end with their parent."""
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from sluice.models.errors import PartitionError
+from sluice.models.import_root import IMPORT_ROOT
+from sluice.mps.isolation.mps_environment import plain_environment
+from sluice.mps.isolation.pinning import pin
+
+CANNOT_START = 127
+"""Exit status when a command cannot be started, as that of a shell."""
+
+_PR_SET_PDEATHSIG = 1
+# No PYTHONPATH: the command, which may be Python as well, must not find our modules.
+_PROGRAM = (
+    f"import sys; sys.path.insert(0, {IMPORT_ROOT!r}); "
+    "from sluice.mps.isolation.launch import main; sys.exit(main(sys.argv[1:]))"
+)
+
+
+def module_environment() -> dict[str, str]:
+    """The environment of a process that runs one of our modules: it finds them, and no settings of MPS."""
+    return plain_environment() | {
+        "PYTHONPATH": os.pathsep.join(filter(None, (IMPORT_ROOT, os.environ.get("PYTHONPATH"))))
+    }
+
+
+def launcher(cores: Sequence[int]) -> list[str]:
+    """What to put before a command line, so that it runs on `cores` (none: wherever it likes).
+
+    It gets SIGTERM when the thread that starts it is gone, however that ended. What cannot be started says so on
+    standard error and exits with CANNOT_START.
+    """
+    return [sys.executable, "-P", "-c", _PROGRAM, str(os.getpid()), ",".join(map(str, cores))]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Become the command after the parent's process id and the cores; returns only when it cannot be started."""
+    parent, cores, *command = arguments
+    # Outlives the exec.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(parent):
+        return CANNOT_START
+    try:
+        if cores:
+            pin([int(core) for core in cores.split(",")])
+        os.execvp(command[0], command)
+    except (OSError, PartitionError) as error:
+        print(f"cannot start {command[0]}: {error}", file=sys.stderr)
+        return CANNOT_START

@@ -1,0 +1,131 @@
+"""What a process needs before CUDA starts in it, to be an MPS client with a limit: its environment, and the daemon."""
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+from sluice.models.errors import PartitionError
+from sluice.mps.partitions.partition import MpsPartition, ShareMode
+
+SOCKET_PATH_LIMIT = 107
+"""Bytes of the path of a Unix socket; a daemon with a longer one dies, and later nobody finds it."""
+
+SETS = "sets.json"
+"""Beside the pipe directory: the static sets of multiprocessors by partition, which the daemon's owner writes."""
+
+NO_DAEMON = "/nonexistent"
+"""Instead of a pipe directory: CUDA runs without MPS, whatever daemon there is."""
+
+JOIN_S = 10.0
+"""How long a daemon that has ended may take to be there again."""
+
+_SOCKET = "control"
+_BELOW_NORMAL = "1"
+_LOOK_S = 0.05
+_MIB = 1 << 20
+
+
+def plain_environment() -> dict[str, str]:
+    """This process's environment without settings of MPS, which are each process's own."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
+
+
+def mps_environment(partition: MpsPartition, pipes: Path) -> dict[str, str]:
+    """The environment of a worker on `partition` whose daemon listens in `pipes`.
+
+    The device is named by UUID, which means the same to every daemon; to the worker it is device 0, and the memory
+    limit is of that one. A share that is promised nothing has a lower priority, which is no more than a hint. A worker
+    on a static set finds out by itself which it is (`await_daemon`). Raises PartitionError when the directory's path is
+    too long for a socket.
+    """
+    variables = {
+        "CUDA_MPS_PIPE_DIRECTORY": str(checked_pipe_directory(pipes)),
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(partition.cap_percent),
+        "CUDA_VISIBLE_DEVICES": partition.uuid,
+    }
+    if partition.mode is ShareMode.UNCAPPED:
+        variables["CUDA_MPS_CLIENT_PRIORITY"] = _BELOW_NORMAL
+    if partition.memory_bytes:
+        variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={memory_limit(partition.memory_bytes)}"
+    return variables
+
+
+def await_daemon(partition: MpsPartition, timeout_s: float = JOIN_S) -> None:
+    """Wait until the daemon that this process's environment names takes clients, and tell CUDA of its static set.
+
+    Call it before CUDA starts, which would run without MPS and not say so. Raises PartitionError when the daemon, or
+    the set, is not there in time.
+    """
+    pipes = Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
+    give_up = time.monotonic() + timeout_s
+    while True:
+        try:
+            _check_listens(partition, pipes)
+            if name := static_set(partition, pipes.parent.parent):
+                os.environ["CUDA_MPS_SM_PARTITION"] = name
+            return
+        except PartitionError:
+            if time.monotonic() >= give_up:
+                raise
+        time.sleep(_LOOK_S)
+
+
+def device_directory(device: str, root: Path | None = None) -> Path:
+    """Where the daemon of a GPU or MIG device has its files, in `root`; by default one of this user's own."""
+    return (root or default_root()) / device
+
+
+def pipe_directory(device: str, root: Path | None = None) -> Path:
+    """Where the daemon of a GPU or MIG device, by UUID, meets its clients."""
+    return device_directory(device, root) / "pipe"
+
+
+def static_set(partition: MpsPartition, root: Path | None = None) -> str:
+    """The set that the daemon has made for a partition, empty for one that is not static; raises PartitionError."""
+    if partition.mode is not ShareMode.STATIC:
+        return ""
+    try:
+        names: dict[str, str] = json.loads((device_directory(partition.uuid, root) / SETS).read_bytes())
+        return names[partition.name]
+    except (OSError, ValueError, KeyError):
+        raise PartitionError(
+            f"partition {partition.name}: no server has made a static set of multiprocessors for it"
+        ) from None
+
+
+def default_root() -> Path:
+    """Short, and the same for all that this user starts: whoever comes later finds the daemons that are there."""
+    return Path(f"/tmp/sluice-mps-{os.getuid()}")
+
+
+def memory_limit(memory_bytes: int) -> str:
+    """As MPS writes a limit: whole MiB, rounded down; raises PartitionError below one."""
+    if memory_bytes < _MIB:
+        raise PartitionError(f"expected a memory limit of at least 1 MiB, got {memory_bytes} bytes")
+    return f"{memory_bytes // _MIB}M"
+
+
+def checked_pipe_directory(directory: Path) -> Path:
+    """`directory`, unless the socket in it would have too long a path: then PartitionError."""
+    path = str(directory / _SOCKET)
+    if not directory.is_absolute():
+        raise PartitionError(f"MPS pipe directory {directory}: expected an absolute path")
+    if len(path.encode()) > SOCKET_PATH_LIMIT:
+        raise PartitionError(
+            f"MPS pipe directory {directory}: the socket in it would have a path of {len(path.encode())} bytes, "
+            f"expected at most {SOCKET_PATH_LIMIT}"
+        )
+    return directory
+
+
+def _check_listens(partition: MpsPartition, pipes: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        try:
+            connection.connect(str(pipes / _SOCKET))
+        except OSError as error:
+            raise PartitionError(
+                f"partition {partition.name}: no MPS daemon listens in {pipes} ({error.strerror}), "
+                "without which CUDA would run without a limit"
+            ) from None

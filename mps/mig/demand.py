@@ -1,0 +1,113 @@
+"""From demands to instances: the smallest set of them on one GPU that serves every demand."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from sluice.models.errors import InfeasibleLayout
+from sluice.mps.mig.geometry import Geometry, Profile
+from sluice.mps.mig.placements import layouts
+
+_HALVINGS = 10
+
+
+class Demand(msgspec.Struct, frozen=True):
+    """Requests a second to be served, and how many an instance of each profile serves (at the objective)."""
+
+    rate: float
+    rates: Mapping[Profile, float]
+
+    def scaled(self, factor: float) -> "Demand":
+        """As much of the demand."""
+        return Demand(self.rate * factor, self.rates)
+
+
+Shares = dict[str, tuple[Profile, ...]]
+"""The instances of each demand, the largest first."""
+
+_Load = tuple[int, ...]
+"""How many instances of each profile of the geometry."""
+
+
+def cover(geometry: Geometry, demands: Mapping[str, Demand]) -> Shares:
+    """Instances that serve every demand, with the fewest compute slices, then memory slices, then instances.
+
+    Exact: looks at every way to give demands instances, as far as it is not worse than one that was found. Raises
+    InfeasibleLayout, which tells what part of all demands could be served.
+    """
+    legal = _legal(geometry, {profile for demand in demands.values() for profile in demand.rates})
+    best = _best(geometry, demands, legal)
+    if best is not None:
+        return best
+    raise InfeasibleLayout(
+        f"{', '.join(demands)} cannot be served on one {geometry.gpu}; {_part(geometry, demands, legal)}"
+    )
+
+
+def _legal(geometry: Geometry, profiles: set[Profile]) -> set[_Load]:
+    """How many of each profile can lie on the GPU together."""
+    every = layouts(geometry, {profile: len(profile.starts) for profile in profiles})
+    counts = (Counter(each.profile for each in layout) for layout in every)
+    return {tuple(count[profile] for profile in geometry.profiles) for count in counts}
+
+
+def _best(geometry: Geometry, demands: Mapping[str, Demand], legal: set[_Load]) -> Shares | None:
+    found: Shares | None = None
+    bound: tuple[int, int, int] | None = None
+    # The narrowest choice first, so that what cannot be is found out soon.
+    names = sorted(demands, key=lambda name: (-demands[name].rate / max(demands[name].rates.values(), default=1), name))
+
+    def give(index: int, load: _Load, shares: Shares) -> None:
+        nonlocal found, bound
+        price = _price(geometry, load)
+        if bound is not None and price >= bound:
+            return
+        if index == len(names):
+            found, bound = dict(shares), price
+            return
+        for share, after in _shares(geometry, demands[names[index]], load, legal):
+            shares[names[index]] = share
+            give(index + 1, after, shares)
+
+    give(0, (0,) * len(geometry.profiles), {})
+    return None if found is None else {name: found[name] for name in demands}
+
+
+def _shares(
+    geometry: Geometry, demand: Demand, load: _Load, legal: set[_Load]
+) -> Iterator[tuple[tuple[Profile, ...], _Load]]:
+    """Every set of instances that serves a demand beside `load`, none with one too many, and the load with it."""
+
+    def more(
+        first: int, share: tuple[Profile, ...], load: _Load, rate: float
+    ) -> Iterator[tuple[tuple[Profile, ...], _Load]]:
+        if rate >= demand.rate:
+            yield share, load
+            return
+        for index in range(first, len(geometry.profiles)):
+            profile = geometry.profiles[index]
+            after = (*load[:index], load[index] + 1, *load[index + 1 :])
+            if demand.rates.get(profile, 0) > 0 and after in legal:
+                yield from more(index, (*share, profile), after, rate + demand.rates[profile])
+
+    return more(0, (), load, 0.0)
+
+
+def _price(geometry: Geometry, load: _Load) -> tuple[int, int, int]:
+    numbers: Sequence[tuple[Profile, int]] = list(zip(geometry.profiles, load, strict=True))
+    compute = sum(profile.compute * count for profile, count in numbers)
+    return compute, sum(profile.memory * count for profile, count in numbers), sum(load)
+
+
+def _part(geometry: Geometry, demands: Mapping[str, Demand], legal: set[_Load]) -> str:
+    """The largest share of all demands that could be served, to a thousandth."""
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        scaled = {name: demand.scaled(middle) for name, demand in demands.items()}
+        if _best(geometry, scaled, legal) is None:
+            high = middle
+        else:
+            low = middle
+    return f"{low:.0%} of these rates could be"

@@ -1,0 +1,69 @@
+"""From what a file wants of a GPU and what is there to the steps between them."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from sluice.models.errors import InfeasibleLayout
+from sluice.mps.mig.demand import Shares
+from sluice.mps.mig.geometry import Geometry
+from sluice.mps.mig.layout import DestroyInstance, SetMig, Step, steps
+from sluice.mps.mig.layout_file import LayoutFile
+from sluice.mps.mig.packer import Wanted, pack
+from sluice.mps.mig.placements import Layout, Placement, largest_first
+
+
+class Present(msgspec.Struct, frozen=True):
+    """A GPU as it is: the MIG mode, who uses each instance, and who uses the GPU as a whole.
+
+    Those of the instances that are `unusable` have no compute instance: programs do not see them.
+    """
+
+    mig: bool = False
+    instances: Mapping[Placement, tuple[str, ...]] = {}
+    users: tuple[str, ...] = ()
+    unusable: Layout = frozenset()
+
+
+class GpuPlan(msgspec.Struct, frozen=True):
+    """How a GPU gets from its present layout to the wanted one, and which steps are refused, with the reasons.
+
+    `shares` are the instances that serve each demand of the file.
+    """
+
+    geometry: Geometry
+    present: Layout
+    wanted: Layout
+    steps: tuple[Step, ...]
+    refusals: tuple[str, ...]
+    shares: Shares = {}
+
+
+def plan_gpu(file: LayoutFile, index: int, geometry: Geometry, present: Present) -> GpuPlan:
+    """A plan for a GPU of the file.
+
+    Raises InfeasibleLayout when its instances do not fit, ConfigError when it names what there is not.
+    """
+    shares = file.shares(index, geometry)
+    served = [Wanted(profile) for share in shares.values() for profile in share]
+    instances = served or file.wanted(index, geometry)
+    there = frozenset(present.instances)
+    in_use = {each for each, users in present.instances.items() if users}
+    usable = there - present.unusable
+    try:
+        wanted = pack(geometry, instances, usable, in_use)
+    except InfeasibleLayout as error:
+        raise InfeasibleLayout(f"{file.path}: gpus.{index}.instances: {error}") from None
+    found: list[Step] = [DestroyInstance(each) for each in largest_first(present.unusable)]
+    found += steps(geometry, usable, wanted, mig=(present.mig, file.gpus[index].mig), in_use=in_use)
+    refusals = [reason for step in found if (reason := _refusal(step, present)) is not None]
+    return GpuPlan(geometry, there, wanted, tuple(found), tuple(refusals), shares)
+
+
+def _refusal(step: Step, present: Present) -> str | None:
+    match step:
+        case DestroyInstance(placement) if users := present.instances[placement]:
+            return f"{placement} is in use by {', '.join(users)}"
+        case SetMig() if present.users:
+            return f"the MIG mode cannot change while the GPU is in use by {', '.join(present.users)}"
+    return None

@@ -1,0 +1,94 @@
+"""The algebra of layouts: what tells two apart, and the steps between them."""
+
+from collections.abc import Collection
+
+import msgspec
+
+from sluice.mps.mig.geometry import Geometry
+from sluice.mps.mig.placements import Layout, Placement, fault, largest_first
+
+
+class SetMig(msgspec.Struct, frozen=True):
+    """Turn the GPU's MIG mode on or off."""
+
+    on: bool
+
+    def __str__(self) -> str:
+        return f"turn MIG mode {'on' if self.on else 'off'}"
+
+
+class CreateInstance(msgspec.Struct, frozen=True):
+    """Make an instance, with one compute instance that takes all of it."""
+
+    placement: Placement
+
+    def __str__(self) -> str:
+        return f"create {self.placement}"
+
+
+class DestroyInstance(msgspec.Struct, frozen=True):
+    """Take an instance away."""
+
+    placement: Placement
+
+    def __str__(self) -> str:
+        return f"destroy {self.placement}"
+
+
+Step = SetMig | CreateInstance | DestroyInstance
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """What goes and comes from one layout to another."""
+
+    gone: Layout
+    new: Layout
+
+
+def difference(present: Layout, wanted: Layout) -> Difference:
+    """What goes and comes."""
+    return Difference(present - wanted, wanted - present)
+
+
+def steps(
+    geometry: Geometry,
+    present: Layout,
+    wanted: Layout,
+    *,
+    mig: tuple[bool, bool] = (True, True),
+    in_use: Collection[Placement] = (),
+) -> list[Step]:
+    """The steps from the `present` layout to the `wanted` one, both legal; `mig` is the mode before and after.
+
+    The layout is legal after each step, and what both have is not touched. Instances are created the largest first,
+    each as soon as it has a place: what goes is destroyed only when it is in the way, in use last, the rest at the end,
+    so that the GPU holds as much as it can all the while.
+    """
+    before, after = mig
+    change = difference(present, wanted)
+    going = largest_first(change.gone)
+    going.reverse()
+    going.sort(key=lambda each: each in in_use)
+    found: list[Step] = [SetMig(on=True)] if after and not before else []
+    layout = set(present)
+    coming = largest_first(change.new)
+    while coming:
+        fits = next((each for each in coming if fault(geometry, layout | {each}) is None), None)
+        if fits is not None:
+            found.append(CreateInstance(fits))
+            layout.add(fits)
+            coming.remove(fits)
+            continue
+        # Some are going, since all that is wanted and all that stays are legal together.
+        obstacle = next((each for each in going if _in_the_way(each, coming[0])), going[0])
+        found.append(DestroyInstance(obstacle))
+        layout.remove(obstacle)
+        going.remove(obstacle)
+    found.extend(DestroyInstance(each) for each in going)
+    if before and not after:
+        found.append(SetMig(on=False))
+    return found
+
+
+def _in_the_way(one: Placement, other: Placement) -> bool:
+    return one.overlaps(other) or (one.profile.media and other.profile.media)

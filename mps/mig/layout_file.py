@@ -1,0 +1,127 @@
+"""The form of a file of layouts: which instances each GPU is to have, or has; errors name the place in the file."""
+
+import math
+from typing import Any
+
+import msgspec
+
+from sluice.models.errors import ConfigError, InfeasibleLayout
+from sluice.models.yaml_file import convert, load_yaml
+from sluice.mps.mig.demand import Demand, Shares, cover
+from sluice.mps.mig.geometry import GEOMETRIES, Geometry
+from sluice.mps.mig.packer import Wanted
+from sluice.mps.mig.placements import Placement, fault, place
+
+_MOST_OF_ONE = 8
+
+
+class DemandFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A demand as written: requests a second, and how many an instance of each profile serves."""
+
+    rate: float
+    rates: dict[str, float]
+
+
+class GpuLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A GPU as written. `device` is an index or a UUID; `gpu` names the table to plan with where no driver answers.
+
+    `instances` are profiles with how often each is wanted, or a list of profiles and placements (`3g.40gb@4`);
+    `demands` choose them instead. Without `mig` the GPU is whole. `users` tells who uses what in a file of what is
+    there.
+    """
+
+    device: int | str = 0
+    gpu: str | None = None
+    mig: bool = True
+    instances: dict[str, int] | list[str] = []
+    demands: dict[str, DemandFile] = {}
+    users: dict[str, list[str]] = {}
+
+    def __post_init__(self) -> None:
+        if (self.instances or self.demands) and not self.mig:
+            raise ValueError("a GPU with `mig: false` is whole: expected no `instances` and no `demands`")
+        if self.instances and self.demands:
+            raise ValueError("expected either `instances` or `demands`, which choose them")
+        if isinstance(self.instances, dict):
+            for name, count in self.instances.items():
+                if not 1 <= count <= _MOST_OF_ONE:
+                    raise ValueError(f"expected 1 to {_MOST_OF_ONE} of {name}, got {count}")
+        for name, demand in self.demands.items():
+            if not 0 < demand.rate < math.inf:
+                raise ValueError(f"demands.{name}: expected a finite rate above 0, got {demand.rate:g}")
+            if not demand.rates or not all(0 < rate < math.inf for rate in demand.rates.values()):
+                raise ValueError(f"demands.{name}: expected finite rates above 0, of at least one profile")
+        if self.gpu is not None and self.gpu not in GEOMETRIES:
+            raise ValueError(f"gpu '{self.gpu}' is not known; there are {', '.join(GEOMETRIES)}")
+
+
+class LayoutFile(msgspec.Struct, frozen=True):
+    """The GPUs of a file, in its order, and the path for errors about them."""
+
+    path: str
+    gpus: tuple[GpuLayout, ...]
+
+    def wanted(self, index: int, geometry: Geometry) -> list[Wanted]:
+        """The `instances` of a GPU; raises ConfigError, which names the profiles there are where one is unknown."""
+        instances = self.gpus[index].instances
+        at = f"{self.path}: gpus.{index}.instances"
+        if isinstance(instances, dict):
+            instances = [name for name, count in instances.items() for _ in range(count)]
+        try:
+            return [_wanted(geometry, text) for text in instances]
+        except ConfigError as error:
+            raise ConfigError(f"{at}: {error}") from None
+
+    def shares(self, index: int, geometry: Geometry) -> Shares:
+        """The instances that serve each demand; raises ConfigError, InfeasibleLayout where one GPU is too little."""
+        demands, at = {}, f"{self.path}: gpus.{index}.demands"
+        for name, demand in self.gpus[index].demands.items():
+            try:
+                rates = {geometry.find(profile): rate for profile, rate in demand.rates.items()}
+            except ConfigError as error:
+                raise ConfigError(f"{at}.{name}: {error}") from None
+            demands[name] = Demand(demand.rate, rates)
+        try:
+            return cover(geometry, demands)
+        except InfeasibleLayout as error:
+            raise InfeasibleLayout(f"{at}: {error}") from None
+
+    def present(self, index: int, geometry: Geometry) -> dict[Placement, tuple[str, ...]]:
+        """The instances of a GPU, all with their starts, and who uses each; raises ConfigError."""
+        gpu = self.gpus[index]
+        at = f"{self.path}: gpus.{index}"
+        try:
+            there = [place(geometry, text) for text in gpu.instances]
+            users = {place(geometry, text): tuple(names) for text, names in gpu.users.items()}
+        except ConfigError as error:
+            raise ConfigError(f"{at}: {error}") from None
+        if unknown := [str(each) for each in users if each not in there]:
+            raise ConfigError(f"{at}.users: {unknown[0]} is not among the instances")
+        if reason := fault(geometry, there):
+            raise ConfigError(f"{at}: the instances cannot lie so: {reason}")
+        return {each: users.get(each, ()) for each in there}
+
+
+def decode_layouts(text: str, path: str) -> LayoutFile:
+    """Decode the text of a file; raises ConfigError, whose message starts with `path` and the place."""
+    top = convert(load_yaml(text, path), _Top, path, "")
+    gpus = tuple(convert(value, GpuLayout, path, f"gpus.{index}") for index, value in enumerate(top.gpus))
+    if not gpus:
+        raise ConfigError(f"{path}: gpus: expected at least one GPU")
+    seen: set[int | str] = set()
+    for index, gpu in enumerate(gpus):
+        if gpu.device in seen:
+            raise ConfigError(f"{path}: gpus.{index}.device: {gpu.device} is there twice")
+        seen.add(gpu.device)
+    return LayoutFile(path, gpus)
+
+
+class _Top(msgspec.Struct, forbid_unknown_fields=True):
+    gpus: list[Any]
+
+
+def _wanted(geometry: Geometry, text: str) -> Wanted:
+    if "@" in text:
+        placement = place(geometry, text)
+        return Wanted(placement.profile, placement.start)
+    return Wanted(geometry.find(text))

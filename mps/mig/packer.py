@@ -1,0 +1,103 @@
+"""Finds places for wanted instances: what is there stays where it can, and what is free stays in large pieces."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+import msgspec
+
+from sluice.models.errors import InfeasibleLayout
+from sluice.mps.mig.geometry import Geometry, Profile
+from sluice.mps.mig.placements import Layout, Placement, fault, largest_first, layouts, room, shortage
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """An instance to be had, anywhere or at `start`."""
+
+    profile: Profile
+    start: int | None = None
+
+    def __str__(self) -> str:
+        return self.profile.name if self.start is None else f"{self.profile.name}@{self.start}"
+
+
+def pack(
+    geometry: Geometry,
+    wanted: Sequence[Wanted],
+    present: Collection[Placement] = (),
+    in_use: Collection[Placement] = (),
+) -> Layout:
+    """The layout of all that is wanted that is best to have from what is `present`.
+
+    Of all layouts it is one that loses the least of what is in use, then of what is present (both in slices), then
+    leaves the most places for the largest profile, for the next one, and so on. Looks at each layout of the wanted
+    profiles: some hundreds. Raises InfeasibleLayout, which tells why there is none, and what of it would fit.
+    """
+    fixed = frozenset(Placement(each.profile, each.start) for each in wanted if each.start is not None)
+    free = Counter(each.profile for each in wanted if each.start is None)
+    found = list(_complete(geometry, fixed, free, len(wanted)))
+    if not found:
+        raise InfeasibleLayout(_refusal(geometry, wanted))
+
+    def merit(layout: Layout) -> tuple[int, int, list[int], list[int]]:
+        left = Counter(each.profile for each in room(geometry, layout))
+        return (
+            -_slices(set(in_use) - layout),
+            -_slices(set(present) - layout),
+            [left[profile] for profile in geometry.profiles],
+            [-each.start for each in largest_first(layout)],
+        )
+
+    return max(found, key=merit)
+
+
+def _complete(geometry: Geometry, fixed: Layout, free: Counter[Profile], count: int) -> Iterator[Layout]:
+    """Every layout of all that is wanted."""
+    if fault(geometry, fixed) is None and shortage(geometry, list(free.elements())) is None:
+        yield from (layout for layout in layouts(geometry, free, fixed) if len(layout) == count)
+
+
+def _slices(lost: Iterable[Placement]) -> int:
+    return sum(each.profile.compute for each in lost)
+
+
+def _refusal(geometry: Geometry, wanted: Sequence[Wanted]) -> str:
+    """Why it does not fit, and the largest part of it that does."""
+    text = f"{counted(map(str, wanted))} does not fit on {geometry.gpu}: {_reason(geometry, wanted)}"
+    part = _largest_part(geometry, wanted)
+    return f"{text}; {part} would fit" if part else text
+
+
+def _reason(geometry: Geometry, wanted: Sequence[Wanted]) -> str:
+    places = [Placement(each.profile, each.start) for each in wanted if each.start is not None]
+    if reason := fault(geometry, places) or shortage(geometry, [each.profile for each in wanted]):
+        return reason
+    starts = [f"{profile.name} starts at {_or(profile.starts)}" for profile in dict.fromkeys(w.profile for w in wanted)]
+    return f"it has the slices, but no places without overlap ({', '.join(starts)})"
+
+
+def _largest_part(geometry: Geometry, wanted: Sequence[Wanted]) -> str:
+    """What of the wanted fits at best, by slices; empty when nothing does."""
+    starts: dict[Placement, int] = Counter(
+        Placement(each.profile, each.start) for each in wanted if each.start is not None
+    )
+    most = Counter(each.profile for each in wanted)
+    free = Counter(each.profile for each in wanted if each.start is None)
+
+    def possible(layout: Layout) -> bool:
+        elsewhere = Counter(each.profile for each in layout if each not in starts)
+        return elsewhere <= free
+
+    parts = (layout for layout in layouts(geometry, most) if possible(layout))
+    best = max(parts, key=lambda layout: (_slices(layout), sum(each.profile.memory for each in layout), -len(layout)))
+    names = [str(each) if each in starts else each.profile.name for each in largest_first(best)]
+    return counted(names)
+
+
+def counted(names: Iterable[str]) -> str:
+    """Names in their order, with how often each is there: `2 x 3g.40gb, 1g.10gb`."""
+    return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in Counter(names).items())
+
+
+def _or(numbers: Sequence[int]) -> str:
+    *first, last = map(str, numbers)
+    return f"{', '.join(first)} or {last}" if first else last

@@ -1,0 +1,173 @@
+"""Partitions: the shares of a machine that workers are pinned to (types only)."""
+
+import enum
+import math
+import re
+
+import msgspec
+
+from sluice.mps.mig.geometry import share_of_gpu
+
+LEAST_HARD_MEMORY_MB = 96
+"""What a worker takes before it has a model, with some room; with less its libraries do not even load."""
+
+_MIB = 1 << 20
+_PROFILE = re.compile(r"[1-7]g([.+].+)?")
+
+
+class ShareMode(enum.StrEnum):
+    """What a share under MPS is: a cap, a guarantee that may be exceeded while others are idle, neither, or its own."""
+
+    HARD = "hard"
+    ELASTIC = "elastic"
+    UNCAPPED = "uncapped"
+    STATIC = "static"
+
+
+class CpuPartition(msgspec.Struct, frozen=True, tag="cpu", tag_field="kind", forbid_unknown_fields=True):
+    """A set of CPU cores, disjoint from every other partition's.
+
+    `slowdown` makes every batch take that many times as long (>= 1), to try unequal partitions where all cores are
+    equal. `price` is what an hour of it costs (None: by its share of the machine). `memory_mb` bounds the models that
+    it holds at a time, in MiB (None: no bound), which is for placing them; `hard_memory_mb` is the wall that the kernel
+    keeps: the worker, and each process that its models start, gets no more data than that.
+    """
+
+    name: str
+    cores: tuple[int, ...]
+    slowdown: float = 1.0
+    price: float | None = None
+    memory_mb: float | None = None
+    hard_memory_mb: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.slowdown < math.inf:
+            raise ValueError(f"partition {self.name}: expected a finite slowdown of at least 1, got {self.slowdown:g}")
+        _check(self.name, self.price, memory_mb=self.memory_mb, hard_memory_mb=self.hard_memory_mb)
+        if self.hard_memory_mb is None:
+            return
+        if self.hard_memory_mb < LEAST_HARD_MEMORY_MB:
+            raise ValueError(
+                f"partition {self.name}: expected a hard_memory_mb of at least {LEAST_HARD_MEMORY_MB}, which a worker "
+                f"needs for itself, got {self.hard_memory_mb:g}"
+            )
+        if self.memory_mb is not None and self.memory_mb > self.hard_memory_mb:
+            raise ValueError(
+                f"partition {self.name}: expected a memory_mb of at most hard_memory_mb, "
+                f"got {self.memory_mb:g} and {self.hard_memory_mb:g}"
+            )
+
+    @property
+    def profile_kind(self) -> str:
+        """What latency tables are keyed by: partitions of one kind, size and slowdown are equally fast."""
+        kind = f"cpu{len(self.cores)}"
+        return kind if self.slowdown == 1 else f"{kind}/x{self.slowdown:g}"
+
+    @property
+    def hard_memory_bytes(self) -> int | None:
+        """The wall in bytes; None without one."""
+        return None if self.hard_memory_mb is None else round(self.hard_memory_mb * _MIB)
+
+
+class MigPartition(msgspec.Struct, frozen=True, tag="mig", tag_field="kind", forbid_unknown_fields=True):
+    """A MIG instance, named by its UUID (`MIG-…`), of a profile such as `2g.20gb`.
+
+    `price` is as for cores. `memory_mb` bounds the models that it holds, and the memory that ONNX Runtime keeps for
+    each. `cores` are those of the worker's own threads (none: all that there are), which it may share with others.
+    """
+
+    name: str
+    uuid: str
+    profile: str
+    price: float | None = None
+    memory_mb: float | None = None
+    cores: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_profile(self.name, self.profile)
+        _check(self.name, self.price, memory_mb=self.memory_mb)
+
+    @property
+    def profile_kind(self) -> str:
+        """What latency tables are keyed by."""
+        return f"mig-{self.profile}"
+
+    @property
+    def gpu_share(self) -> float:
+        """The part of a whole GPU that it is."""
+        return share_of_gpu(self.profile)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The bound in bytes; 0 without one."""
+        return 0 if self.memory_mb is None else round(self.memory_mb * _MIB)
+
+
+class MpsPartition(msgspec.Struct, frozen=True, tag="mps", tag_field="kind", forbid_unknown_fields=True):
+    """A share of the multiprocessors of a GPU, or of a MIG instance of the `profile`, under MPS.
+
+    `memory_mb` is all device memory that its worker may take (None: no limit), and bounds the models that it holds.
+    Only a share that is `hard` is a cap, and one that is `static`, whose multiprocessors nobody else has; one that is
+    `uncapped` is not guaranteed either, but still what it costs. `price` and `cores` are as for a MIG instance.
+    """
+
+    name: str
+    uuid: str
+    share_percent: int
+    memory_mb: float | None = None
+    mode: ShareMode = ShareMode.HARD
+    price: float | None = None
+    cores: tuple[int, ...] = ()
+    profile: str = ""
+
+    def __post_init__(self) -> None:
+        if self.profile:
+            _check_profile(self.name, self.profile)
+        if not 1 <= self.share_percent <= 100:
+            raise ValueError(f"partition {self.name}: expected a share_percent from 1 to 100, got {self.share_percent}")
+        _check(self.name, self.price, memory_mb=self.memory_mb)
+        if self.memory_mb is not None and self.memory_mb < 1:
+            raise ValueError(f"partition {self.name}: expected a memory_mb of at least 1, got {self.memory_mb:g}")
+
+    @property
+    def profile_kind(self) -> str:
+        """What latency tables are keyed by; an elastic share is as fast as a hard one while others are busy."""
+        kind = "mps-100" if self.mode is ShareMode.UNCAPPED else f"mps-{self.share_percent}"
+        return f"{kind}/{self.profile}" if self.profile else kind
+
+    @property
+    def gpu_share(self) -> float:
+        """The part of a whole GPU that it is."""
+        return self.share_percent / 100 * (share_of_gpu(self.profile) if self.profile else 1)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The limit in bytes; 0 without one."""
+        return 0 if self.memory_mb is None else round(self.memory_mb * _MIB)
+
+    @property
+    def cap_percent(self) -> int:
+        """The share of all multiprocessors that it can have at most."""
+        return self.share_percent if self.mode in (ShareMode.HARD, ShareMode.STATIC) else 100
+
+    @property
+    def guaranteed_percent(self) -> int:
+        """The share that it can always have."""
+        return 0 if self.mode is ShareMode.UNCAPPED else self.share_percent
+
+
+Partition = CpuPartition | MigPartition | MpsPartition
+GpuPartition = MigPartition | MpsPartition
+
+
+def _check_profile(name: str, profile: str) -> None:
+    if not _PROFILE.fullmatch(profile):
+        raise ValueError(f"partition {name}: expected a profile such as 2g or 2g.20gb, got '{profile}'")
+
+
+def _check(name: str, price: float | None, **sizes: float | None) -> None:
+    if price is not None and not 0 <= price < math.inf:
+        raise ValueError(f"partition {name}: expected a finite price of at least 0, got {price:g}")
+    for field, size in sizes.items():
+        if size is not None and not 0 < size < math.inf:
+            raise ValueError(f"partition {name}: expected a finite {field} above 0, got {size:g}")

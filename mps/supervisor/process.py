@@ -1,0 +1,188 @@
+"""One worker process as the gateway sees it: start it, talk to it, learn that it is gone."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from sluice.models.errors import PartitionError
+from sluice.mps.ipc.channel import Channel
+from sluice.mps.ipc.messages import FromWorker, ToWorker
+from sluice.mps.isolation.launch import module_environment
+from sluice.mps.isolation.pinning import environment
+from sluice.mps.partitions.partition import Partition
+
+OUTGOING_LIMIT = 1024
+"""Messages kept for a worker that does not read; one more and it counts as wedged and is killed."""
+
+
+class WorkerProcess:
+    """A running `sluice.mps.worker.main`; all methods belong to the event loop's thread.
+
+    `on_message` gets every message with its descriptors, which are then its own to close. `on_exit` is called once,
+    after the process is gone and its last message was delivered, with a sentence on how it ended. `stdout` is the
+    descriptor that what libraries and models print goes to (None: ours).
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        on_message: Callable[[FromWorker, tuple[int, ...]], None],
+        on_exit: Callable[[str], None],
+        stdout: int | None = None,
+    ) -> None:
+        self.partition = partition
+        self._on_message = on_message
+        self._on_exit = on_exit
+        self._loop = asyncio.get_running_loop()
+        self._outgoing: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._reason = ""
+        self.gone = asyncio.Event()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                self._process = _spawn(partition, theirs, stdout)
+            except BaseException:
+                ours.close()
+                raise
+        self.pid = self._process.pid
+        self._channel: Channel[FromWorker] = Channel(ours, FromWorker)
+        self._pidfd = os.pidfd_open(self.pid)
+        self._loop.add_reader(self._pidfd, self._exited)
+        self._loop.add_reader(self._channel.fileno(), self._receive)
+
+    def send(self, message: ToWorker, fds: Sequence[int] = ()) -> None:
+        """Send a message and copies of `fds`; never blocks. What is sent to a worker that is gone is dropped.
+
+        Raises PartitionError when the message is too long.
+        """
+        if self._channel.closed:
+            return
+        packet = self._channel.encode(message)
+        if not self._outgoing and self._sent(packet, fds):
+            return
+        if len(self._outgoing) >= OUTGOING_LIMIT:
+            self.kill("the worker does not read its messages")
+            return
+        try:
+            copies = tuple(os.dup(fd) for fd in fds)
+        except OSError as error:
+            self._cut_off(error)
+            return
+        if not self._outgoing:
+            self._loop.add_writer(self._channel.fileno(), self._flush)
+        self._outgoing.append((packet, copies))
+
+    def take_in(self) -> None:
+        """Deliver what has arrived, which the loop may not have come to yet: before anything is said to be missing."""
+        if not self._channel.closed:
+            self._receive()
+
+    def close(self, reason: str = "") -> None:
+        """Close the channel: the worker ends after the batch it is running. `reason` as for `kill`, if there is one."""
+        self._reason = self._reason or reason
+        if self._channel.closed:
+            return
+        self._loop.remove_reader(self._channel.fileno())
+        self._loop.remove_writer(self._channel.fileno())
+        self._channel.close()
+        while self._outgoing:
+            _close_all(self._outgoing.popleft()[1])
+
+    def kill(self, reason: str) -> None:
+        """Send SIGKILL; `reason` is what `on_exit` will be told."""
+        self._reason = self._reason or reason
+        if not self.gone.is_set():
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _sent(self, packet: bytes, fds: Sequence[int]) -> bool:
+        try:
+            return self._channel.try_send(packet, fds)
+        except ConnectionError:
+            return True  # It is dying; its pidfd will tell.
+        except OSError as error:
+            self._cut_off(error)
+            return True
+
+    def _cut_off(self, error: OSError) -> None:
+        self.kill(f"the worker cannot be sent its messages: {error}")
+
+    def _flush(self) -> None:
+        while self._outgoing:
+            packet, fds = self._outgoing[0]
+            if not self._sent(packet, fds):
+                return
+            self._outgoing.popleft()
+            _close_all(fds)
+        self._loop.remove_writer(self._channel.fileno())
+
+    def _receive(self) -> bool:
+        """Deliver what is there; returns whether there may be more."""
+        count = 0
+        try:
+            for message, fds in self._channel.receive():
+                count += 1
+                self._on_message(message, fds)
+                if self._channel.closed:  # by who was told
+                    break
+        except EOFError:
+            self.close()
+        except (PartitionError, msgspec.MsgspecError) as error:
+            self.kill(f"the worker sent what cannot be read: {error}")
+            self.close()  # Later messages may build on this one.
+        return count > 0 and not self._channel.closed
+
+    def _exited(self) -> None:
+        # Not until the end of the channel: a process that the worker started may hold it open.
+        while not self._channel.closed and self._receive():
+            pass
+        self.close()
+        self._loop.remove_reader(self._pidfd)
+        status = self._process.wait()
+        os.close(self._pidfd)
+        self.gone.set()
+        self._on_exit(self._reason or _describe(status))
+
+
+async def all_gone(processes: Iterable[asyncio.Event], timeout_s: float) -> bool:
+    """Wait for the end of processes, by their `gone`; whether all ended in time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            for gone in processes:
+                await gone.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def _spawn(partition: Partition, theirs: socket.socket, stdout: int | None) -> "subprocess.Popen[bytes]":
+    """Start the worker in a session of its own, so that a terminal's interrupt reaches the gateway alone."""
+    cores = ",".join(map(str, partition.cores))
+    return subprocess.Popen(
+        # -P: a directory that the gateway happens to be started in must not shadow modules.
+        [sys.executable, "-P", "-m", "sluice.mps.worker.start", cores, "--socket", str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        env=module_environment() | environment(partition),
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        start_new_session=True,
+    )
+
+
+def _describe(status: int) -> str:
+    if status < 0:
+        return f"the worker was killed by {signal.Signals(-status).name}"
+    return f"the worker exited with status {status}"
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)

@@ -1,0 +1,140 @@
+"""Measures a model on a partition of any kind: in a worker that is started as for serving, and told to measure."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import TypeVar
+
+import msgspec
+
+from sluice.models.errors import BackendFailed, ControlFailed, PartitionError
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.mps.daemon.channel import MpsChannel
+from sluice.mps.daemon.client_contexts import destroy_contexts
+from sluice.mps.daemon.inventory import answering_control
+from sluice.mps.ipc.messages import FromWorker, Load, Measured, MeasureModel, ModelFile, Ready
+from sluice.mps.isolation.mps_environment import pipe_directory
+from sluice.mps.partitions.cpu import check_partitions
+from sluice.mps.partitions.isolation_report import shortfalls
+from sluice.mps.partitions.partition import MpsPartition, Partition, ShareMode
+from sluice.mps.supervisor.process import WorkerProcess, all_gone
+
+TIMEOUT_S = 900.0
+"""Time that a measurement may take in all, of loading and of slow batches too."""
+READY_S = 120.0
+"""How long a worker without models may take to start."""
+END_S = 10.0
+"""How long a worker may take to end: the run that it is in the middle of."""
+
+_OUTPUT_BYTES = 1 << 16
+"""Of the output region, which nothing is written to."""
+_STANDARD_ERROR = 2
+_LATE = f"it takes more than {TIMEOUT_S:g} s; name fewer batch sizes"
+
+_Answer = TypeVar("_Answer", Ready, Measured)
+
+
+def measure_on(partition: Partition, file: ModelFile, *, strict: bool = False) -> Measured:
+    """Measure a model at the sizes of its menu, on all of a partition; blocks until it is done.
+
+    The evidence in the answer is for `partitions.isolation_report`, against `measured_as` of the partition. An MPS
+    partition needs its daemon. Raises PartitionError for a partition that cannot be had or, when `strict`, does not hold, BackendFailed for
+    a model that does not run there.
+    """
+    check_partitions([partition])
+    return asyncio.run(_measure(measured_as(partition), file, strict))
+
+
+def time_on(partition: Partition, file: ModelFile) -> LatencyTable:
+    """Time a model as a worker does that loads it, which is quick and rough; otherwise as `measure_on`."""
+    check_partitions([partition])
+    return asyncio.run(_time(partition, file))
+
+
+def measured_as(partition: Partition) -> Partition:
+    """The partition as it is measured: a share that may have more, while others are idle, has what it is promised."""
+    if isinstance(partition, MpsPartition) and partition.mode is ShareMode.ELASTIC:
+        return msgspec.structs.replace(partition, mode=ShareMode.HARD)
+    return partition
+
+
+async def _measure(partition: Partition, file: ModelFile, strict: bool) -> Measured:
+    async with _running(partition, file) as worker:
+        ready = await worker.answer(Ready, READY_S, f"its worker is not ready within {READY_S:g} s")
+        if strict:
+            _refuse(partition, shortfalls(partition, ready.evidence))
+        worker.process.send(MeasureModel(file))
+        measured = await worker.answer(Measured, TIMEOUT_S, _LATE)
+    if measured.measurement is None:
+        raise worker.failed(measured.error)
+    if strict:
+        _refuse(partition, shortfalls(partition, measured.evidence))
+    return measured
+
+
+async def _time(partition: Partition, file: ModelFile) -> LatencyTable:
+    async with _running(partition, file, file) as worker:
+        (model,) = (await worker.answer(Ready, TIMEOUT_S, _LATE)).models
+    if model.table is None:
+        raise worker.failed(model.error)
+    return model.table
+
+
+def _refuse(partition: Partition, reasons: list[str]) -> None:
+    if reasons:
+        raise PartitionError(f"partition {partition.name} is not enforced: {'; '.join(reasons)}")
+
+
+class _Worker:
+    """A worker to measure `file`, and what it says."""
+
+    def __init__(self, partition: Partition, file: ModelFile) -> None:
+        self._partition = partition
+        self._file = file
+        self._said: asyncio.Queue[FromWorker | str] = asyncio.Queue()
+        self.process = WorkerProcess(partition, self._take, self._said.put_nowait, stdout=_STANDARD_ERROR)
+
+    async def answer(self, form: type[_Answer], timeout_s: float, late: str) -> _Answer:
+        """The next message; raises BackendFailed when it is another one, or, with `late`, when none comes in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                said = await self._said.get()
+        except TimeoutError:
+            raise self.failed(late) from None
+        if not isinstance(said, form):
+            raise self.failed(said if isinstance(said, str) else f"the worker sent {type(said).__name__}")
+        return said
+
+    def failed(self, reason: str) -> BackendFailed:
+        """The error to raise."""
+        return BackendFailed(f"{self._file.path}: cannot be measured on {self._partition.name}: {reason}")
+
+    async def end(self) -> None:
+        """Have it end after the run that it is in the middle of, by force if need be; the daemon may have others."""
+        self.process.close()
+        if await all_gone([self.process.gone], END_S):
+            return
+        if isinstance(self._partition, MpsPartition):
+            with suppress(ControlFailed):
+                channel = MpsChannel(pipe_directory(self._partition.uuid))
+                control = await asyncio.to_thread(answering_control, channel)
+                await destroy_contexts(control, worker=self.process.pid)
+        self.process.kill("it did not end in time")
+        await all_gone([self.process.gone], END_S)
+
+    def _take(self, message: FromWorker, fds: tuple[int, ...]) -> None:
+        for fd in fds:
+            os.close(fd)
+        self._said.put_nowait(message)
+
+
+@asynccontextmanager
+async def _running(partition: Partition, file: ModelFile, *models: ModelFile) -> AsyncIterator[_Worker]:
+    """A worker on the partition that has been told to load `models`."""
+    worker = _Worker(partition, file)
+    try:
+        worker.process.send(Load(partition, 1, _OUTPUT_BYTES, models))
+        yield worker
+    finally:
+        await worker.end()

@@ -1,0 +1,106 @@
+"""What a worker finds of itself: threads and limits as the kernel tells them, the GPU as CUDA does."""
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sluice.models.backends.process_family import family, threads_of
+from sluice.models.errors import ControlFailed
+from sluice.mps.daemon.channel import MpsChannel
+from sluice.mps.daemon.inventory import answering_control
+from sluice.mps.isolation.launch import module_environment
+from sluice.mps.isolation.mps_environment import NO_DAEMON
+from sluice.mps.nvidia.cuda import visible_gpu
+from sluice.mps.partitions.isolation_report import Evidence, MpsFacts, ThreadPlace, VisibleGpu
+from sluice.mps.partitions.partition import CpuPartition, MpsPartition, Partition
+
+if TYPE_CHECKING:
+    from sluice.mps.worker.runner import Runner
+
+MAX_PLACES = 16
+"""Threads that are told of one by one."""
+MAX_REFUSALS = 16
+"""Models of late that are told of because they would have run elsewhere."""
+PROBE_TIMEOUT_S = 20.0
+"""How long a process may take to look at the device without MPS."""
+
+_PROC = Path("/proc")
+
+
+def gather(partition: Partition, models: "Runner | None" = None, before: Evidence | None = None) -> Evidence:
+    """The evidence of this process, which has just loaded `models`; of its device it may have been found `before`."""
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    processes = tuple(family(os.getpid()))
+    threads = [(pid, tid) for pid in processes for tid in threads_of(pid)]
+    strays = _strays(threads, frozenset(partition.cores or cores))
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if before is not None:
+        gpu, mps = before.gpu, before.mps
+    else:
+        shared = isinstance(partition, MpsPartition)
+        gpu = None if isinstance(partition, CpuPartition) else visible_gpu(attach=shared)
+        mps = mps_facts(processes) if shared else None
+    return Evidence(
+        cores,
+        processes,
+        len(threads),
+        tuple(islice(strays, MAX_PLACES)),
+        None if limit == resource.RLIM_INFINITY else limit,
+        {} if models is None else models.providers,
+        () if models is None else models.refusals[-MAX_REFUSALS:],
+        gpu,
+        mps,
+        {} if models is None else models.threads,
+    )
+
+
+def mps_facts(processes: Sequence[int]) -> MpsFacts:
+    """What the daemon that this process was told says of it; asked once it has a context."""
+    try:
+        clients = answering_control(MpsChannel(Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"]))).clients()
+    except ControlFailed as error:
+        return MpsFacts(trouble=str(error))
+    whole = whole_device()
+    return MpsFacts(any(each.pid in processes for each in clients), whole.multiprocessors, whole.error)
+
+
+def whole_device() -> VisibleGpu:
+    """The device that this process sees, as a process sees it that is no client of MPS."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "sluice.mps.nvidia.cuda"],
+            env=module_environment() | {"CUDA_MPS_PIPE_DIRECTORY": NO_DAEMON},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=PROBE_TIMEOUT_S,
+            check=False,
+        )
+        return msgspec.json.decode(done.stdout, type=VisibleGpu)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return VisibleGpu(error=str(error))
+    except msgspec.DecodeError:
+        return VisibleGpu(error=f"the process that asks ended with status {done.returncode}")
+
+
+def _task(pid: int, tid: int) -> Path:
+    return _PROC / str(pid) / "task" / str(tid)
+
+
+def _strays(threads: Iterable[tuple[int, int]], allowed: frozenset[int]) -> Iterator[ThreadPlace]:
+    """Those that may run elsewhere; there may be thousands of threads, and batches wait meanwhile."""
+    for pid, tid in threads:
+        try:
+            cores = os.sched_getaffinity(tid)
+            if not cores <= allowed:
+                name = (_task(pid, tid) / "comm").read_text(encoding="utf-8", errors="replace")
+                yield ThreadPlace(name.strip(), tid, tuple(sorted(cores)))
+        except OSError:  # it has just ended
+            continue

@@ -1,0 +1,209 @@
+"""The process main of a worker: started by `sluice.mps.supervisor.process` by way of `sluice.mps.worker.start`.
+
+The order matters: array libraries start threads when they are imported, so nothing that imports them is imported
+before the process is pinned.
+"""
+
+import argparse
+import ctypes
+import gc
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sluice.models.errors import PartitionError
+from sluice.models.measuring.memory_meter import share_one_arena
+from sluice.mps.ipc.arena import Region
+from sluice.mps.ipc.channel import Channel
+from sluice.mps.ipc.messages import (
+    Failed,
+    Load,
+    Loaded,
+    LoadModel,
+    MapRegion,
+    Measured,
+    MeasureModel,
+    ModelFile,
+    Ready,
+    Revoke,
+    Revoked,
+    Run,
+    ToWorker,
+    Unloaded,
+    UnloadModel,
+    UnmapRegion,
+)
+from sluice.mps.isolation.mps_environment import await_daemon
+from sluice.mps.isolation.pinning import bind
+from sluice.mps.partitions.isolation_report import Evidence
+from sluice.mps.partitions.partition import CpuPartition, MpsPartition, Partition
+from sluice.mps.worker.evidence import gather
+
+if TYPE_CHECKING:
+    from sluice.mps.worker.loader import Loader
+    from sluice.mps.worker.runner import Runner
+    from sluice.mps.worker.tensors import WorkerTensors
+
+QUEUE_LIMIT = 2
+"""Batches that may wait here; the gateway sends the second at the last moment and no third."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Worker:
+    """Takes the gateway's messages in turn; between two batches it reads what came, so that a batch can be revoked.
+
+    While there are models to load or unload, one step of that follows each batch. `evidence` is that of `partition` at
+    the start.
+    """
+
+    def __init__(
+        self,
+        channel: Channel[ToWorker],
+        tensors: "WorkerTensors",
+        runner: "Runner",
+        loader: "Loader",
+        partition: Partition,
+        evidence: Evidence,
+    ) -> None:
+        self._channel = channel
+        self._tensors = tensors
+        self._runner = runner
+        self._loader = loader
+        self._partition = partition
+        self._evidence = evidence
+        self._queue: deque[Run] = deque()
+
+    def serve(self) -> None:
+        """Run batches until the gateway closes the channel (EOFError or ConnectionError)."""
+        while True:
+            idle = not self._queue
+            if self._loader.busy and idle:
+                self._loader.wait(self._channel)
+                idle = False
+            for message, fds in self._channel.receive(wait=idle):
+                self.take(message, fds)
+            if self._queue:
+                answer, overflow = self._runner.run(self._queue.popleft())
+                if overflow:
+                    self._channel.send(overflow[0], [overflow[1].fd])
+                self._channel.send(answer)
+            if self._loader.busy and (change := self._loader.step({run.model for run in self._queue})):
+                self._channel.send(self._proved(change))
+
+    def take(self, message: ToWorker, fds: tuple[int, ...]) -> None:
+        """Handle one message; a batch is queued."""
+        match message:
+            case Run():
+                for slot in message.release:
+                    self._tensors.free(slot)
+                if len(self._queue) < QUEUE_LIMIT:
+                    self._queue.append(message)
+                else:
+                    self._channel.send(Failed(message.batch, f"more than {QUEUE_LIMIT} batches are waiting"))
+            case Revoke():
+                self._revoke(message.batch)
+            case MapRegion():
+                self._tensors.map(message.region, Region.attach(fds[0], message.nbytes))
+            case UnmapRegion():
+                self._tensors.unmap(message.region)
+            case LoadModel() | UnloadModel():
+                self._loader.take(message)
+            case MeasureModel():
+                self._channel.send(self._measured(message.file))
+            case Load():
+                raise PartitionError("worker: the partition is set up once, expected no second Load")
+
+    def _measured(self, file: ModelFile) -> Measured:
+        """What measuring comes to, with the proof of the partition; between two runs it looks whether it is to end."""
+        from sluice.mps.nvidia.device_memory import memory_meter
+
+        steps = self._runner.profiling(file, partial(memory_meter, self._partition))
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                measured: Measured = end.value
+                break
+            for message, fds in self._channel.receive():
+                self.take(message, fds)
+        return msgspec.structs.replace(measured, evidence=gather(self._partition, self._runner, self._evidence))
+
+    def _proved(self, change: Loaded | Unloaded) -> Loaded | Unloaded:
+        """What changed, with the proof that the partition still holds: a model may place threads as it likes."""
+        if isinstance(change, Unloaded):
+            return change
+        evidence = gather(self._partition, self._runner, self._evidence)
+        return Loaded(msgspec.structs.replace(change.model, evidence=evidence))
+
+    def _revoke(self, batch: int) -> None:
+        for run in self._queue:
+            if run.batch == batch:
+                self._queue.remove(run)
+                self._channel.send(Revoked(batch))
+                return
+
+
+def start(channel: Channel[ToWorker]) -> Worker:
+    """Bind to the partition, load and report ready; what is sent meanwhile waits in the channel."""
+    load, _ = next(channel.receive(wait=True))
+    if not isinstance(load, Load):
+        raise PartitionError(f"worker: the first message is {type(load).__name__}, expected Load")
+    partition = load.partition
+    cores = bind(partition)
+    if isinstance(partition, MpsPartition):
+        await_daemon(partition)
+
+    from sluice.models.backends.base import GpuOptions
+    from sluice.mps.nvidia.device_memory import load_meter
+    from sluice.mps.worker.loader import Loader
+    from sluice.mps.worker.runner import Runner
+    from sluice.mps.worker.tensors import WorkerTensors
+
+    tensors = WorkerTensors(load.output_region, load.output_bytes)
+    meter = partial(load_meter, partition)
+    if isinstance(partition, CpuPartition):
+        threads = len(cores)
+        runner = Runner(tensors, threads, partition.slowdown, meter=meter)
+    else:
+        threads = len(partition.cores) or 1  # the work is the GPU's
+        runner = Runner(tensors, threads, gpu=GpuOptions(partition.memory_bytes), meter=meter)
+    models = runner.load(load.models)
+    evidence = gather(partition, runner)
+    gc.collect()
+    gc.freeze()
+    channel.send(Ready(os.getpid(), evidence.cores, threads, models, evidence), [tensors.output.fd])
+    return Worker(channel, tensors, runner, Loader(runner), partition, evidence)
+
+
+def main() -> int:
+    """Serve until the gateway closes the channel or is gone; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="sluice.mps.worker.main", description="A worker process, started by the gateway."
+    )
+    parser.add_argument("--socket", type=int, required=True, metavar="FD", help="descriptor of the connected socket")
+    arguments = parser.parse_args()
+    # The gateway drains its workers: a signal to the process group must not end them with batches in flight.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Second line behind the end of the channel, for a gateway that dies while a batch is running.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    os.set_inheritable(arguments.socket, False)
+    share_one_arena()
+    try:
+        start(Channel(socket.socket(fileno=arguments.socket), ToWorker)).serve()
+    except (EOFError, ConnectionError):
+        return 0
+    except PartitionError as error:
+        print(f"worker {os.getpid()}: {error}", file=sys.stderr)
+        return 1
+    except MemoryError:
+        print(f"worker {os.getpid()}: the memory of its partition is not enough to start", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,46 @@
+"""A trial of a partition: `python -m sluice.mps.worker.proving` binds itself as a worker does and reports on it."""
+
+import subprocess
+import sys
+
+import msgspec
+
+from sluice.models.errors import PartitionError
+from sluice.mps.isolation.launch import module_environment
+from sluice.mps.isolation.pinning import bind, environment
+from sluice.mps.partitions.isolation_report import Evidence
+from sluice.mps.partitions.partition import Partition
+from sluice.mps.worker.evidence import gather
+
+TIMEOUT_S = 30.0
+
+
+def try_out(partition: Partition) -> Evidence:
+    """What a process without models finds on the partition; raises PartitionError when there is no telling."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "sluice.mps.worker.proving"],
+            input=msgspec.json.encode(partition),
+            env=module_environment() | environment(partition),
+            capture_output=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        return msgspec.json.decode(done.stdout, type=Evidence)
+    except subprocess.TimeoutExpired:
+        raise PartitionError(f"partition {partition.name}: no answer within {TIMEOUT_S:g} s") from None
+    except msgspec.DecodeError:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        why = said[-1] if said else f"the process ended with status {done.returncode}"
+        raise PartitionError(f"partition {partition.name}: it cannot be tried out: {why}") from None
+
+
+def main() -> None:
+    """Read a partition, write the evidence."""
+    partition: Partition = msgspec.json.decode(sys.stdin.buffer.read(), type=Partition)
+    bind(partition)
+    sys.stdout.buffer.write(msgspec.json.encode(gather(partition)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""Runs batches: holds the models of a worker, turns one `Run` into its answer."""
+
+import gc
+import time
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from sluice.models.backends.base import Backend, GpuOptions
+from sluice.models.backends.configured import load_backend, prepare, warm_up_runs, warm_up_shapes
+from sluice.models.backends.device_errors import is_context_lost, is_out_of_memory
+from sluice.models.backends.timed import Slowed
+from sluice.models.errors import BackendFailed, PartitionError
+from sluice.models.measuring.memory_meter import MemoryMeter, trim
+from sluice.models.measuring.memory_peaks import MemoryPeaks
+from sluice.models.measuring.quick import finish, measuring, warming
+from sluice.models.measuring.thorough import profiling
+from sluice.models.pipelines.confidence import confidence
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.tensors.arrays import Array
+from sluice.mps.ipc.arena import Region
+from sluice.mps.ipc.messages import Blame, Done, Failed, LoadedModel, Measured, ModelFile, Overflow, Run
+from sluice.mps.worker.tensors import WorkerTensors
+
+
+class Made(NamedTuple):
+    """A cold backend, and the meter whose base is what was taken before it was made; None without one."""
+
+    backend: Backend
+    memory: MemoryMeter | None = None
+
+
+class _Model(NamedTuple):
+    file: ModelFile
+    backend: Backend
+    table: LatencyTable
+
+
+class Runner:
+    """The models of one worker over its `tensors`; each runs `slowdown` times as long as it could.
+
+    `gpu` is None on a partition of cores. `meter` makes a meter of the memory that models take there.
+    """
+
+    def __init__(
+        self,
+        tensors: WorkerTensors,
+        threads: int,
+        slowdown: float = 1.0,
+        gpu: GpuOptions | None = None,
+        meter: Callable[[], MemoryMeter | None] = lambda: None,
+    ) -> None:
+        self._tensors = tensors
+        self._threads = threads
+        self._slowdown = slowdown
+        self._gpu = gpu
+        self._meter = meter
+        self._refusals: dict[str, str] = {}
+        self._models: dict[str, _Model] = {}
+
+    def load(self, files: Sequence[ModelFile]) -> tuple[LoadedModel, ...]:
+        """Load, warm and time models; one that fails is reported and does not keep the others from serving."""
+        return tuple(finish(self.loading(file, partial(self.make, file, weigh=True))) for file in files)
+
+    def make(self, file: ModelFile, *, weigh: bool) -> Made:
+        """The `backend` of a model; if it is to be weighed, with a meter, and without what loading it has left."""
+        if not weigh:
+            return Made(self.backend(file))
+        prepare(file.backend, self._gpu)
+        memory = self._meter()
+        backend = self.backend(file)
+        if memory is not None:
+            memory.restart()
+        return Made(backend, memory)
+
+    def backend(self, file: ModelFile) -> Backend:
+        """The backend of a model, cold; any thread may make it. Raises whatever its module does."""
+        backend = load_backend(file.backend, file.path, self._threads, file.config, self._gpu)
+        return backend if self._slowdown == 1 else Slowed(backend, self._slowdown)
+
+    def loading(self, file: ModelFile, make: Callable[[], Made]) -> Generator[None, None, LoadedModel]:
+        """Take what `make` returns, warm, time and weigh it, a run a step, and hold it; never raises."""
+        try:
+            (backend, memory), table, shapes = make(), file.table, warm_up_shapes(file.config)
+            peaks = MemoryPeaks(memory)
+            yield from warm_up_runs(backend, file.config)
+            if table is None:
+                table = yield from measuring(backend, file.batchable, file.menu, shapes=shapes, peaks=peaks)
+            else:
+                yield from warming(backend, file.batchable, file.menu, shapes, peaks)
+        except Exception as error:
+            if isinstance(error, PartitionError):
+                self._refusals[file.key] = f"model {file.key}: {_first_line(error)}"
+            return LoadedModel(file.key, None, _first_line(error))
+        self._models[file.key] = _Model(file, backend, table)
+        self._refusals.pop(file.key, None)
+        return LoadedModel(file.key, table, memory=peaks.line())
+
+    def profiling(self, file: ModelFile, meter: Callable[[], MemoryMeter]) -> Generator[None, None, Measured]:
+        """Load and measure a model, a run a step, and hold it; never raises. It is to be the first one."""
+        made = []
+
+        def load() -> Backend:
+            made.append(self.backend(file))
+            return made[0]
+
+        try:
+            shapes = warm_up_shapes(file.config)
+            prepare(file.backend, self._gpu)
+            measurement = yield from profiling(load, file.batchable, file.menu, meter(), shapes)
+        except Exception as error:
+            return Measured(error=_first_line(error))
+        self._models[file.key] = _Model(file, made[0], measurement.table(50))
+        return Measured(measurement)
+
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """Why models are not held that would run elsewhere than on the partition."""
+        return tuple(self._refusals.values())
+
+    @property
+    def providers(self) -> dict[str, str]:
+        """What runs the models that are held, by key; those are left out that choose by themselves."""
+        return {key: provider for key, model in self._models.items() if (provider := model.backend.provider)}
+
+    @property
+    def threads(self) -> dict[str, int]:
+        """How many threads run a batch of the models that are held, by key; those are left out that do not tell."""
+        return {key: threads for key, model in self._models.items() if (threads := model.backend.threads)}
+
+    def held(self, key: str) -> LoadedModel | None:
+        """What was said of a model when it was loaded; None when it is not held."""
+        model = self._models.get(key)
+        return model and LoadedModel(key, model.table)
+
+    def unload(self, key: str) -> None:
+        """Forget a model, if it is held, and give its memory back to the system."""
+        if self._models.pop(key, None):
+            gc.collect()
+            trim()
+
+    def run(self, run: Run) -> tuple[Done | Failed, tuple[Overflow, Region] | None]:
+        """Run a batch; the overflow region, where there is one, is to be sent before the answer."""
+        try:
+            return self._run(run)
+        except Exception as error:  # Whatever a backend raises, MemoryError included, ends this batch alone.
+            return Failed(run.batch, f"{run.model}: {_first_line(error)}", self._blame(error)), None
+
+    def _blame(self, error: Exception) -> Blame:
+        if is_out_of_memory(error):
+            return Blame.MEMORY
+        # On cores there is no context: a text that says so, which may come out of a request, is no reason to end.
+        return Blame.DEVICE if self._gpu is not None and is_context_lost(error) else Blame.BATCH
+
+    def _run(self, run: Run) -> tuple[Done, tuple[Overflow, Region] | None]:
+        if run.model not in self._models:
+            raise BackendFailed("the model is not loaded on this worker")
+        file, backend, _ = self._models[run.model]
+        started_ns = time.monotonic_ns()
+        outputs = backend.run({tensor.name: self._tensors.read(tensor) for tensor in run.inputs})
+        if file.batchable:
+            _check_rows(outputs, run.inputs[0].shape[0])
+        verdicts = tuple(tuple(confidence(outputs[name], kind).tolist()) for name, kind in file.verdicts)
+        written, slot, region = self._tensors.write(outputs, file.batchable)
+        done = Done(run.batch, started_ns, time.monotonic_ns(), written, slot, verdicts)
+        return done, (Overflow(written[0].region, region.nbytes), region) if region else None
+
+
+def _check_rows(outputs: dict[str, Array], rows: int) -> None:
+    for name, array in outputs.items():
+        if not array.ndim or array.shape[0] != rows:
+            raise BackendFailed(f"output {name} has shape {list(array.shape)}, expected {rows} rows as in the batch")
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

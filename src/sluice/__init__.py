@@ -1,0 +1,1 @@
+"""Sluice: an inference serving gateway with adaptive batching on shared GPUs."""

@@ -1,0 +1,248 @@
+import pytest
+
+from sluice.batcher.interface.decisions import CompleteRequest, Member, ReleaseReason
+from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.profiles.latency_table import LatencyTable
+from tests.support.scheduling import (
+    GAINING,
+    MS,
+    ONE,
+    US,
+    S,
+    arrival,
+    cascade,
+    chain,
+    completed,
+    dispatch,
+    model,
+    serving,
+    single,
+    spec_of,
+    step,
+)
+
+IDLE, FULL, DELAY, DEADLINE = (
+    ReleaseReason.IDLE,
+    ReleaseReason.FULL,
+    ReleaseReason.DELAY,
+    ReleaseReason.DEADLINE,
+)
+
+
+def after_a_burst_of_four(table: LatencyTable, took_ns: int) -> Scheduler:
+    """A scheduler that has just served four requests together, so that it expects company for the next one."""
+    scheduler = serving(spec_of([model("m:1")]), table)
+    together = step(scheduler, 0, *(arrival(number, S) for number in (1, 2, 3, 4)))
+    assert together == [dispatch(1, [1, 2, 3, 4])]
+    step(scheduler, took_ns, completed(1, 0, took_ns))
+    return scheduler
+
+
+def test_a_lone_request_starts_at_once() -> None:
+    scheduler = serving(spec_of([model("m:1")]), GAINING)
+    assert step(scheduler, 5 * MS, arrival(1, 100 * MS)) == [dispatch(1, [1])]
+    assert scheduler.next_wakeup_ns() is None
+    assert step(scheduler, 6 * MS, completed(1, 5 * MS, 6 * MS)) == [CompleteRequest(1, Outcome.COMPLETED)]
+
+
+def test_requests_of_one_instant_meet_in_one_batch() -> None:
+    scheduler = serving(spec_of([model("m:1")]), GAINING)
+    assert step(scheduler, 0, arrival(1, S), arrival(2, S, rows=2), arrival(3, S)) == [
+        dispatch(1, [1, Member(2, 0, 2), 3])
+    ]
+
+
+def test_a_batch_of_the_efficient_size_is_full() -> None:
+    scheduler = serving(spec_of([model("m:1")]), GAINING)
+    assert step(scheduler, 0, *(arrival(number, S) for number in range(9))) == [
+        dispatch(1, [0, 1, 2, 3, 4, 5, 6, 7], FULL)
+    ]
+
+
+def test_a_request_is_never_split_over_batches() -> None:
+    scheduler = serving(spec_of([model("m:1")]), GAINING)
+    assert step(scheduler, 0, arrival(1, S, rows=5), arrival(2, S, rows=4)) == [dispatch(1, [Member(1, 0, 5)], FULL)]
+
+
+def test_the_second_batch_closes_within_hand_off_of_the_predicted_end_of_the_first() -> None:
+    scheduler = serving(spec_of([model("m:1", 1)]), ONE)
+    assert step(scheduler, 0, arrival(1, S)) == [dispatch(1, [1], FULL)]
+    assert step(scheduler, 100 * US, arrival(2, S), arrival(3, S)) == []
+    assert scheduler.next_wakeup_ns() == 850 * US
+    assert step(scheduler, 850 * US) == [dispatch(2, [2], FULL)]
+    assert scheduler.next_wakeup_ns() is None, "two are in flight: only an event can change anything"
+    assert step(scheduler, 900 * US, arrival(4, S)) == []
+    assert step(scheduler, MS, completed(1, 0, MS)) == [CompleteRequest(1, Outcome.COMPLETED)]
+    assert scheduler.next_wakeup_ns() == 1850 * US
+    assert step(scheduler, 1850 * US) == [dispatch(3, [3], FULL)]
+
+
+def test_when_the_first_batch_overruns_the_second_may_close_at_any_time() -> None:
+    scheduler = serving(spec_of([model("m:1", 1)]), ONE)
+    step(scheduler, 0, arrival(1, S))
+    assert step(scheduler, 3 * MS, arrival(2, S)) == [dispatch(2, [2], FULL)]
+
+
+def test_a_batch_that_may_still_grow_is_not_closed_behind_a_running_one() -> None:
+    scheduler = serving(spec_of([model("m:1")]), GAINING)
+    step(scheduler, 0, arrival(1, S))
+    assert step(scheduler, 900 * US, arrival(2, S), arrival(3, S)) == []
+    # Unless it would be late behind another batch.
+    assert scheduler.next_wakeup_ns() == 997_350 * US
+    assert step(scheduler, MS, completed(1, 0, MS)) == [CompleteRequest(1, Outcome.COMPLETED)]
+    assert scheduler.next_wakeup_ns() == 1120 * US, "a tenth of the 1.2 ms that three rows take"
+    assert step(scheduler, 1120 * US) == [dispatch(2, [2, 3], DELAY)]
+
+
+def test_an_idle_partition_gathers_for_a_tenth_of_the_service_time() -> None:
+    scheduler = after_a_burst_of_four(GAINING, took_ns=1200 * US)
+    assert step(scheduler, 2 * MS, arrival(5, S)) == []
+    # Four rows took as long as estimated, so that the estimate has come down by 0.5 % from 1.2 ms.
+    assert scheduler.next_wakeup_ns() == 2 * MS + 119_400
+    assert step(scheduler, 2100 * US, arrival(6, S)) == []
+    assert step(scheduler, 2 * MS + 119_400) == [dispatch(2, [5, 6], DELAY)]
+
+
+def test_gathering_ends_when_all_that_are_expected_are_there() -> None:
+    scheduler = after_a_burst_of_four(GAINING, took_ns=1200 * US)
+    assert step(scheduler, 2 * MS, arrival(5, S)) == []
+    assert step(scheduler, 2050 * US, arrival(6, S), arrival(7, S, rows=2)) == [dispatch(2, [5, 6, Member(7, 0, 2)])]
+
+
+def test_gathering_is_limited_by_the_slack_of_the_head() -> None:
+    scheduler = after_a_burst_of_four(GAINING, took_ns=1200 * US)
+    assert step(scheduler, 2 * MS, arrival(5, 2 * MS + 1_144_000 + 250 * US)) == []
+    # The deadline less the hand-off (150 us) and the four rows' 1.194 ms.
+    assert scheduler.next_wakeup_ns() == 2 * MS + 50 * US
+    assert step(scheduler, 2 * MS + 50 * US) == [dispatch(2, [5], DEADLINE)]
+
+
+def test_what_is_expected_together_fades_with_every_batch() -> None:
+    scheduler = after_a_burst_of_four(GAINING, took_ns=1200 * US)
+    now_ns = 0
+    gathered = []
+    for number in range(5, 20):
+        now_ns += 10 * MS
+        gathered.append(step(scheduler, now_ns, arrival(number, S)) == [])
+        if gathered[-1]:
+            due_ns = scheduler.next_wakeup_ns()
+            assert due_ns is not None
+            step(scheduler, due_ns)
+        step(scheduler, now_ns + 2 * MS, completed(number - 3, now_ns + MS, now_ns + 2 * MS))
+    assert gathered == [True] * 7 + [False] * 8, "0.9 ** 7 of four is below two"
+
+
+def test_a_quick_model_does_not_gather() -> None:
+    quick = LatencyTable.from_ms({1: 0.1, 2: 0.11, 4: 0.12, 8: 0.14})
+    scheduler = after_a_burst_of_four(quick, took_ns=120 * US)
+    assert step(scheduler, 2 * MS, arrival(5, S)) == [dispatch(2, [5])]
+
+
+def test_a_model_that_gains_nothing_from_batching_runs_single_requests() -> None:
+    linear = LatencyTable.from_ms({1: 20, 2: 40, 4: 80, 8: 160})
+    scheduler = serving(spec_of([model("m:1")], partitions=("cpu0", "cpu1")), linear)
+    assert step(scheduler, 0, arrival(1, S), arrival(2, S), arrival(3, S)) == [
+        dispatch(1, [1], FULL),
+        dispatch(2, [2], FULL, partition="cpu1"),
+    ]
+
+
+def test_the_earliest_deadline_goes_first_whatever_its_pipeline() -> None:
+    pipelines = [single("m:1", name="a:1"), single("m:1", name="b:1")]
+    scheduler = serving(spec_of([model("m:1", 1)], pipelines), ONE)
+    step(scheduler, 0, arrival(1, S, "a:1"))
+    assert step(scheduler, 0, arrival(2, 50 * MS, "a:1"), arrival(3, 20 * MS, "b:1"), arrival(4, 30 * MS, "a:1")) == []
+    assert step(scheduler, 850 * US) == [dispatch(2, [3], FULL)]
+    step(scheduler, MS, completed(1, 0, MS))
+    assert step(scheduler, 1850 * US) == [dispatch(3, [4], FULL)]
+
+
+def test_pipelines_that_share_a_model_share_batches() -> None:
+    pipelines = [single("m:1", name="a:1"), single("m:1", name="b:1")]
+    scheduler = serving(spec_of([model("m:1")], pipelines), GAINING)
+    assert step(scheduler, 0, arrival(1, 50 * MS, "a:1"), arrival(2, 20 * MS, "b:1")) == [dispatch(1, [2, 1])]
+
+
+def test_the_earliest_deadline_goes_first_among_models() -> None:
+    scheduler = serving(spec_of([model("m:1", 1), model("n:1", 1)]), ONE)
+    assert step(scheduler, 0, arrival(1, 50 * MS, "m:1"), arrival(2, 20 * MS, "n:1")) == [
+        dispatch(1, [2], FULL, model="n:1")
+    ]
+
+
+def test_equal_deadlines_are_served_deepest_stage_first() -> None:
+    chain = cascade("m:1", "m:1", name="twice:1")
+    scheduler = serving(spec_of([model("m:1", 1)], [chain, single("m:1")]), ONE)
+    assert step(scheduler, 0, arrival(1, 50 * MS, "twice:1")) == [dispatch(1, [1], FULL)]
+    assert step(scheduler, 100 * US, arrival(2, 50 * MS)) == []
+    assert step(scheduler, 800 * US, completed(1, 0, 800 * US, 0.1)) == [dispatch(2, [Member(1, 1, 1)], FULL)]
+
+
+def test_a_batch_is_as_big_as_the_first_deadline_that_can_be_met_allows() -> None:
+    scheduler = serving(spec_of([model("m:1")]), LatencyTable.from_ms({1: 1, 2: 2, 4: 3, 8: 4}))
+    tight = arrival(1, 3_200 * US)
+    assert step(scheduler, 0, tight, *(arrival(number, S) for number in range(2, 9))) == [
+        dispatch(1, [1, 2, 3, 4], FULL)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("deadline_ns", "rows"), [(4_150 * US, 8), (4_150 * US - 1, 4), (3_150 * US, 4), (2_150 * US, 2), (1_150 * US, 1)]
+)
+def test_the_size_for_a_deadline_to_the_nanosecond(deadline_ns: int, rows: int) -> None:
+    scheduler = serving(spec_of([model("m:1")]), LatencyTable.from_ms({1: 1, 2: 2, 4: 3, 8: 4}))
+    decisions = step(scheduler, 0, arrival(0, deadline_ns), *(arrival(number, S) for number in range(1, 8)))
+    assert decisions == [dispatch(1, range(rows), FULL)]
+
+
+def test_a_deadline_that_is_lost_anyway_does_not_make_the_batch_small() -> None:
+    scheduler = serving(spec_of([model("m:1")]), LatencyTable.from_ms({1: 1, 2: 2, 4: 3, 8: 4}))
+    step(scheduler, 0, arrival(1, S))
+    assert step(scheduler, 100 * US, arrival(2, 3 * MS)) == []
+    assert step(scheduler, 4 * MS, *(arrival(number, S) for number in range(3, 10))) == [
+        dispatch(2, [3, 4, 5, 6, 7, 8, 9, 2], FULL)
+    ]
+
+
+def test_an_idle_partition_is_used_before_one_that_has_a_batch_running() -> None:
+    scheduler = serving(spec_of([model("m:1", 1)], partitions=("cpu0", "cpu1")), ONE)
+    assert step(scheduler, 0, arrival(1, S)) == [dispatch(1, [1], FULL)]
+    assert step(scheduler, 900 * US, arrival(2, S)) == [dispatch(2, [2], FULL, partition="cpu1")]
+
+
+# -- batches whose rows go on
+
+
+def one_of_a_chain(took_ms: float, deadline_ns: int) -> Scheduler:
+    """A batch of the first of two stages began at 0, and 1 us later the first stage is asked for again."""
+    spec = spec_of([model("a:1", 1), model("b:1", 1)], [chain("a:1", "b:1"), single("a:1")])
+    scheduler = serving(spec, LatencyTable.from_ms({1: took_ms}))
+    assert step(scheduler, 0, arrival(1, S, "chain:1")) == [dispatch(1, [1], FULL, model="a:1")]
+    assert step(scheduler, US, arrival(2, deadline_ns, "a:1")) == []
+    return scheduler
+
+
+def test_nothing_is_closed_ahead_of_rows_that_go_on_to_something_more_urgent() -> None:
+    scheduler = one_of_a_chain(10, 2 * S)
+    assert step(scheduler, 9850 * US) == []
+    assert step(scheduler, 10 * MS, completed(1, 0, 10 * MS)) == [dispatch(2, [Member(1, 1, 1)], FULL, model="b:1")]
+    assert step(scheduler, 19_850 * US) == [dispatch(3, [2], FULL, model="a:1")]
+
+
+def test_what_is_more_urgent_than_rows_that_go_on_is_closed_ahead_of_them() -> None:
+    scheduler = one_of_a_chain(10, S // 2)
+    assert step(scheduler, 9850 * US) == [dispatch(2, [2], FULL, model="a:1")]
+
+
+def test_a_partition_is_not_left_idle_for_more_than_a_tenth_of_a_batch_for_rows_that_go_on() -> None:
+    scheduler = one_of_a_chain(1.4, 2 * S)
+    assert step(scheduler, 1250 * US) == [dispatch(2, [2], FULL, model="a:1")]
+
+
+def test_rows_that_would_make_a_small_batch_of_the_next_stage_are_not_waited_for() -> None:
+    spec = spec_of([model("a:1", 1), model("b:1", 4)], [chain("a:1", "b:1"), single("a:1")])
+    scheduler = serving(spec, LatencyTable.from_ms({1: 10}))
+    step(scheduler, 0, arrival(1, S, "chain:1"))
+    step(scheduler, US, arrival(2, 2 * S, "a:1"))
+    assert step(scheduler, 9850 * US) == [dispatch(2, [2], FULL, model="a:1")]

@@ -1,0 +1,262 @@
+"""What is served changes: models are loaded first, old pipelines finish what they have, then what nobody needs goes."""
+
+import msgspec
+
+from sluice.batcher.drivers.journal import JournalWriter, replay
+from sluice.batcher.interface.config import PartitionConfig
+from sluice.batcher.interface.decisions import (
+    AnyDecision,
+    BuildPlan,
+    CompleteRequest,
+    DispatchBatch,
+    LoadModel,
+    RejectRequest,
+    ReleaseReason,
+    UnloadModel,
+)
+from sluice.batcher.interface.events import (
+    AnyEvent,
+    ModelLoaded,
+    ModelLoadFailed,
+    ModelUnloaded,
+    PartitionLost,
+    PartitionReady,
+    PlanBuilt,
+    RequestArrived,
+    RequestCancelled,
+    ServingChanged,
+)
+from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.interface.plan_data import Plan
+from sluice.batcher.planner.live import LivePlanner
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.pipelines.pipeline import Late
+from tests.support.scheduling import (
+    MS,
+    ONE,
+    US,
+    S,
+    arrival,
+    cascade,
+    completed,
+    dispatch,
+    model,
+    serving,
+    single,
+    spec_of,
+    step,
+)
+
+FULL = ReleaseReason.FULL
+NEW = ServingChanged((model("m:1@1", 1),), (single("m:1@1"),), residency={"cpu0": ("m:1@1",)})
+"""Another revision of `m:1`, which is to be held beside it."""
+
+
+def held(scheduler: Scheduler) -> dict[str, list[str]]:
+    return {name: sorted(state.models) for name, state in scheduler.dispatcher.fleet.partitions.items()}
+
+
+def test_a_revision_is_loaded_then_takes_the_requests_and_the_one_before_goes_when_its_last_request_is_done() -> None:
+    scheduler = serving(spec_of([model("m:1", 1)]), ONE)
+    assert step(scheduler, MS, arrival(1, S, "m:1"), NEW) == [
+        LoadModel("cpu0", "m:1@1"),
+        dispatch(1, [1], FULL, model="m:1"),
+    ]
+    assert step(scheduler, 2 * MS, ModelLoaded("cpu0", "m:1@1", ONE), ServingChanged(retired=("m:1",))) == []
+    assert step(scheduler, 2 * MS + US, arrival(2, S, "m:1")) == [
+        RejectRequest(2, Outcome.REJECTED_UNAVAILABLE, "m:1 is not served any more")
+    ]
+    assert step(scheduler, 3 * MS, completed(1, MS, 2 * MS)) == [
+        CompleteRequest(1, Outcome.COMPLETED),
+        UnloadModel("cpu0", "m:1"),
+    ]
+    assert held(scheduler) == {"cpu0": ["m:1@1"]}
+    assert step(scheduler, 4 * MS, ModelUnloaded("cpu0", "m:1"), arrival(3, S, "m:1@1")) == [
+        dispatch(2, [3], FULL, model="m:1@1")
+    ]
+    assert list(scheduler.dispatcher.models) == ["m:1@1"]
+    assert scheduler.spec == spec_of([model("m:1@1", 1)])
+
+
+def test_a_copy_that_can_be_spared_goes_before_a_new_model_comes() -> None:
+    scheduler = serving(spec_of([model("m:1", 1), model("n:1", 1)], partitions=("cpu0", "cpu1")), ONE)
+    spare = {"cpu0": ("m:1",), "cpu1": ("m:1", "n:1")}
+    residency = {"cpu0": ("m:1@1",), "cpu1": ("m:1@1",)}
+    change = msgspec.structs.replace(NEW, residency=residency, spare=spare)
+    assert step(scheduler, MS, change) == [
+        UnloadModel("cpu0", "m:1"),
+        UnloadModel("cpu1", "n:1"),
+        LoadModel("cpu0", "m:1@1"),
+        LoadModel("cpu1", "m:1@1"),
+    ]
+    assert held(scheduler) == {"cpu0": ["n:1"], "cpu1": ["m:1"]}
+    assert step(scheduler, 2 * MS, arrival(1, S, "m:1")) == [dispatch(1, [1], FULL, model="m:1", partition="cpu1")]
+
+
+def test_what_waits_for_a_retired_pipeline_still_runs() -> None:
+    scheduler = serving(spec_of([model("m:1", 1)]), ONE)
+    waiting = [arrival(number, S, "m:1") for number in range(1, 4)]
+    assert step(scheduler, MS, *waiting, ServingChanged(retired=("m:1",))) == [dispatch(1, [1], FULL, model="m:1")]
+    assert step(scheduler, 3 * MS, completed(1, MS, 2 * MS)) == [
+        CompleteRequest(1, Outcome.COMPLETED),
+        dispatch(2, [2], FULL, model="m:1"),
+    ]
+    assert step(scheduler, 5 * MS, completed(2, 3 * MS, 4 * MS)) == [
+        CompleteRequest(2, Outcome.COMPLETED),
+        dispatch(3, [3], FULL, model="m:1"),
+    ]
+    assert step(scheduler, 7 * MS, completed(3, 5 * MS, 6 * MS)) == [
+        CompleteRequest(3, Outcome.COMPLETED),
+        UnloadModel("cpu0", "m:1"),
+    ]
+
+
+def test_a_model_whose_last_batch_ends_after_it_was_unloaded_is_forgotten_then() -> None:
+    scheduler = serving(spec_of([model("m:1", 1)]), ONE)
+    step(scheduler, MS, arrival(1, S, "m:1"), ServingChanged(retired=("m:1",)))
+    assert step(scheduler, 2 * MS, RequestCancelled(1))[-1] == UnloadModel("cpu0", "m:1")
+    step(scheduler, 3 * MS, ModelUnloaded("cpu0", "m:1"))
+    assert list(scheduler.dispatcher.models) == ["m:1"]
+    step(scheduler, 4 * MS, completed(1, MS, 4 * MS))
+    assert list(scheduler.dispatcher.models) == []
+
+
+def test_a_model_that_another_pipeline_needs_stays() -> None:
+    spec = spec_of([model("m:1", 1), model("n:1", 1)], [single("m:1"), single("n:1"), cascade("m:1", "n:1")])
+    scheduler = serving(spec, ONE)
+    assert step(scheduler, MS, ServingChanged(retired=("m:1", "n:1"))) == []
+    assert step(scheduler, 2 * MS, ServingChanged(retired=("cascade:1",))) == [
+        UnloadModel("cpu0", "m:1"),
+        UnloadModel("cpu0", "n:1"),
+    ]
+    assert (scheduler.spec.models, scheduler.spec.pipelines) == ((), ())
+
+
+def test_a_pipeline_over_models_that_are_there_is_served_at_once() -> None:
+    scheduler = serving(spec_of([model("m:1", 1), model("n:1", 1)]), ONE)
+    added = ServingChanged(pipelines=(cascade("m:1", "n:1"),))
+    assert step(scheduler, MS, added, arrival(1, S, "cascade:1")) == [dispatch(1, [1], FULL, model="m:1")]
+
+
+def test_a_revision_that_does_not_load_is_retired_and_not_tried_again() -> None:
+    scheduler = serving(spec_of([model("m:1", 1)]), ONE)
+    assert step(scheduler, MS, NEW) == [LoadModel("cpu0", "m:1@1")]
+    assert step(scheduler, 2 * MS, ModelLoadFailed("cpu0", "m:1@1", "it is broken")) == []
+    assert step(scheduler, 2 * MS, ServingChanged(retired=("m:1@1",))) == []
+    assert list(scheduler.dispatcher.models) == ["m:1"]
+    assert step(scheduler, 9 * S, arrival(1, 10 * S, "m:1")) == [dispatch(1, [1], FULL, model="m:1")]
+
+
+def test_a_model_that_is_retired_while_it_is_loaded_is_unloaded_when_it_is_there() -> None:
+    scheduler = serving(spec_of([model("m:1", 1)]), ONE)
+    step(scheduler, MS, NEW)
+    assert step(scheduler, 2 * MS, ServingChanged(retired=("m:1@1",))) == []
+    assert step(scheduler, 3 * MS, ModelLoaded("cpu0", "m:1@1", ONE)) == [UnloadModel("cpu0", "m:1@1")]
+    assert step(scheduler, 4 * MS, ModelUnloaded("cpu0", "m:1@1")) == []
+    assert list(scheduler.dispatcher.models) == ["m:1"]
+
+
+def test_a_partition_that_comes_back_loads_what_is_new_and_gives_up_what_is_gone() -> None:
+    scheduler = Scheduler(spec_of([model("m:1", 1), model("n:1", 1)]))
+    both = {"m:1": ONE, "n:1": ONE}
+    assert step(scheduler, 0, NEW, ServingChanged(retired=("m:1",))) == []
+    assert step(scheduler, MS, PartitionReady("cpu0", both)) == [
+        UnloadModel("cpu0", "m:1"),
+        LoadModel("cpu0", "m:1@1"),
+    ]
+    assert held(scheduler) == {"cpu0": ["n:1"]}
+    assert step(scheduler, 2 * MS, ModelUnloaded("cpu0", "m:1"), PartitionLost("cpu0", "killed")) == []
+    assert step(scheduler, 3 * MS, PartitionReady("cpu0", {"n:1": ONE})) == [LoadModel("cpu0", "m:1@1")]
+
+
+def test_a_plan_for_what_was_served_before_is_not_followed() -> None:
+    bounded = PartitionConfig("cpu0", "cpu1", memory_bytes=100)
+    scheduler = Scheduler(spec_of([model("m:1", 1)], partitions=[bounded]), LivePlanner())
+    (order,) = step(scheduler, 0, PartitionReady("cpu0", {"m:1": ONE}))
+    assert isinstance(order, BuildPlan)
+    assert step(scheduler, MS, NEW) == [LoadModel("cpu0", "m:1@1")]
+    step(scheduler, 2 * MS, ModelLoaded("cpu0", "m:1@1", ONE), ServingChanged(retired=("m:1",)))
+    (again,) = step(scheduler, 3 * MS, PlanBuilt(order.build, Plan((), {"cpu0": ("m:1",)})))
+    assert isinstance(again, BuildPlan)
+    assert held(scheduler) == {"cpu0": ["m:1@1"]}
+    # One that still names a model that is gone by now leaves it out.
+    assert step(scheduler, 4 * MS, PlanBuilt(again.build, Plan((), {"cpu0": ("m:1", "m:1@1")}))) == []
+
+
+def test_a_plan_does_not_bring_back_a_model_whose_last_batch_runs() -> None:
+    scheduler = Scheduler(spec_of([model("m:1", 1), model("n:1", 1)]), LivePlanner())
+    (order,) = step(scheduler, 0, PartitionReady("cpu0", {"m:1": ONE, "n:1": ONE}))
+    assert isinstance(order, BuildPlan)
+    plan = Plan((), {"cpu0": ("m:1", "n:1")})
+    assert step(scheduler, 0, PlanBuilt(order.build, plan)) == []
+    assert step(scheduler, 2 * S, arrival(1, 9 * S, "m:1"))[0] == dispatch(1, [1], FULL, model="m:1")
+    (again,) = step(scheduler, 2 * S + US, ServingChanged(retired=("m:1",)))
+    assert isinstance(again, BuildPlan)
+    assert step(scheduler, 2 * S + 2 * US, RequestCancelled(1))[-1] == UnloadModel("cpu0", "m:1")
+    step(scheduler, 2 * S + 3 * US, PlanBuilt(again.build, plan))
+    assert held(scheduler) == {"cpu0": ["n:1"]}
+    assert step(scheduler, 2 * S + MS, completed(1, 2 * S, 2 * S + MS)) == []
+    assert step(scheduler, 2 * S + 2 * MS, ModelUnloaded("cpu0", "m:1")) == []
+    assert list(scheduler.dispatcher.models) == ["n:1"]
+
+
+def test_nothing_is_left_of_revisions_that_were_served_before() -> None:
+    scheduler = serving(spec_of([model("m:1", 1)], partitions=[PartitionConfig("cpu0", "cpu1", models=("m:1",))]), ONE)
+    before, now_ns = "m:1", MS
+    for revision in range(1, 4):
+        key, now_ns = f"m:1@{revision}", now_ns + 10 * MS
+        step(scheduler, now_ns, ServingChanged((model(key, 1),), (single(key),), residency={"cpu0": (key,)}))
+        step(scheduler, now_ns, ModelLoaded("cpu0", key, ONE), ServingChanged(retired=(before,)))
+        (batch,) = step(scheduler, now_ns, RequestArrived(revision, key, 1, now_ns + S, max_cost=1.0))
+        assert isinstance(batch, DispatchBatch)
+        step(scheduler, now_ns + MS, ModelUnloaded("cpu0", before), completed(batch.batch, now_ns, now_ns + MS))
+        before = key
+    booked = scheduler.dispatcher.booked
+    assert booked is not None
+    assert scheduler.spec.partitions[0].models == ("m:1@3",)
+    assert list(booked.ledgers["cpu0"].lengths) == ["m:1@3"]
+
+
+def test_a_model_that_stays_keeps_no_lanes_of_pipelines_that_went() -> None:
+    scheduler = serving(spec_of([model("m:1", 1)]), ONE)
+    for number in range(1, 4):
+        now_ns, name = number * 10 * MS, f"other:{number}"
+        step(scheduler, now_ns, ServingChanged(pipelines=(single("m:1", name=name),)))
+        step(scheduler, now_ns, arrival(number, S, name), ServingChanged(retired=(name,)))
+        step(scheduler, now_ns + MS, completed(number, now_ns, now_ns + MS))
+    assert scheduler.dispatcher.models["m:1"].queues[""].lanes == {}
+    now_ns = 50 * MS
+    assert step(scheduler, now_ns, arrival(9, S)) == [dispatch(4, [9], FULL)]
+
+
+def test_places_are_reserved_once_a_pipeline_needs_them() -> None:
+    scheduler = serving(spec_of([model("m:1", 1)]), ONE)
+    assert step(scheduler, MS, arrival(1, S, "m:1")) == [dispatch(1, [1], FULL, model="m:1")]
+    added = ServingChanged(pipelines=(single("m:1", Late.EVICT, name="hard:1"),))
+    assert step(scheduler, MS + US, added) == []
+    (refused,) = step(scheduler, MS + 2 * US, arrival(2, 2 * MS, "hard:1"))
+    assert isinstance(refused, RejectRequest)
+    assert refused.outcome is Outcome.REJECTED_DEADLINE
+    assert step(scheduler, MS + 3 * US, arrival(3, 50 * MS, "hard:1")) == []
+    decisions = step(scheduler, 2 * MS, completed(1, MS, 2 * MS))
+    assert decisions[0] == CompleteRequest(1, Outcome.COMPLETED)
+
+
+def test_a_journal_with_changes_replays() -> None:
+    lines: list[bytes] = []
+    spec = spec_of([model("m:1", 1)])
+    scheduler = Scheduler(spec)
+    journal = JournalWriter(lines.append, spec)
+    events: list[tuple[int, AnyEvent]] = [
+        (0, PartitionReady("cpu0", {"m:1": ONE})),
+        (MS, NEW),
+        (2 * MS, ModelLoaded("cpu0", "m:1@1", ONE)),
+        (2 * MS, ServingChanged(retired=("m:1",))),
+    ]
+    told: list[AnyDecision] = []
+    for now_ns, event in events:
+        decisions = scheduler.handle(event, now_ns)
+        journal.record(now_ns, event, decisions)
+        told += decisions
+    assert told == [LoadModel("cpu0", "m:1@1"), UnloadModel("cpu0", "m:1")]
+    assert replay(lines) is None

@@ -1,0 +1,194 @@
+from sluice.batcher.interface.config import (
+    Limits,
+    ModelConfig,
+    PartitionConfig,
+    PipelineConfig,
+    PolicyConfig,
+    PolicyName,
+    SchedulerSpec,
+    StageConfig,
+    Verdict,
+    WhenConfig,
+)
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.batcher.settings.spec_builder import build_spec, pipeline_key
+from sluice.models.pipelines.check import single_model
+from sluice.models.pipelines.pipeline import Combiner, Confidence, Late, Pipeline, Source, Stage, When
+from sluice.models.spec import ModelSpec
+from sluice.models.tensors.spec import DataType, TensorSpec
+
+X, PROBS = TensorSpec("x", DataType.FP32, (4,)), TensorSpec("probs", DataType.FP32, (10,))
+ANY, FEATURES = TensorSpec("x", DataType.FP32, (-1,)), TensorSpec("features", DataType.FP32, (-1, 4))
+SMALL = ModelSpec("small", 1, (X,), (PROBS,), 64)
+LARGE = ModelSpec("large", 2, (X,), (PROBS,), 16)
+FIXED = ModelSpec("fixed", 1, (X,), (PROBS,), 0)
+TEXT = ModelSpec("text", 1, (ANY,), (FEATURES,), 8)
+HEAD = ModelSpec("head", 1, (FEATURES, X), (PROBS,), 8)
+CPU0 = PartitionConfig("cpu0", "cpu1")
+MAX, MARGIN = Verdict("probs", Confidence.MAX), Verdict("probs", Confidence.MARGIN)
+
+
+def pipeline(name: str, *stages: Stage, late: Late = Late.SERVE) -> Pipeline:
+    return Pipeline(name, 3, (X,), (PROBS,), stages, {"probs": (Source(stages[-1].name, "probs"),)}, 8, late=late)
+
+
+def stage(name: str, model: str, *, when: When | None = None, **inputs: str) -> Stage:
+    sources = {tensor: Source(*source.split(".")) for tensor, source in inputs.items()}
+    return Stage(name, sources, model=model, when=when)
+
+
+def test_models_alone() -> None:
+    spec = build_spec([SMALL, FIXED], [single_model(SMALL), single_model(FIXED)], [CPU0])
+    assert spec == SchedulerSpec(
+        (ModelConfig("small:1", 64), ModelConfig("fixed:1", 1)),
+        (
+            PipelineConfig("small:1", (StageConfig("small", "small:1"),)),
+            PipelineConfig("fixed:1", (StageConfig("fixed", "fixed:1"),)),
+        ),
+        (CPU0,),
+        Limits(),
+    )
+    Scheduler(spec).check()
+
+
+def test_a_cascade_names_the_verdict_that_it_asks_for() -> None:
+    served = pipeline(
+        "digits",
+        stage("first", "small:1", x="request.x"),
+        stage("second", "large:2", when=When("first", "probs", 0.8, Confidence.MARGIN), x="request.x"),
+        late=Late.EVICT,
+    )
+    other = pipeline(
+        "other",
+        stage("first", "small:1", x="request.x"),
+        stage("second", "large:2", when=When("first", "probs", 0.9), x="request.x"),
+        stage("third", "large:2", when=When("first", "probs", 0.2, Confidence.MARGIN), x="request.x"),
+    )
+    spec = build_spec([SMALL, LARGE], [served, other], [CPU0])
+    assert spec.models == (ModelConfig("small:1", 64, (MARGIN, MAX)), ModelConfig("large:2", 16))
+    assert spec.pipelines == (
+        PipelineConfig(
+            "digits:3",
+            (StageConfig("first", "small:1"), StageConfig("second", "large:2", (), WhenConfig(0, 0, 0.8))),
+            Late.EVICT,
+        ),
+        PipelineConfig(
+            "other:3",
+            (
+                StageConfig("first", "small:1"),
+                StageConfig("second", "large:2", (), WhenConfig(0, 1, 0.9)),
+                StageConfig("third", "large:2", (), WhenConfig(0, 0, 0.2)),
+            ),
+        ),
+    )
+
+
+def test_an_ensemble_whose_combiner_is_asked() -> None:
+    served = pipeline(
+        "vote",
+        stage("a", "small:1", x="request.x"),
+        stage("b", "large:2", x="request.x"),
+        Stage("mean", {"0": Source("a", "probs"), "1": Source("b", "probs")}, combine=Combiner.MEAN),
+        stage("c", "large:2", when=When("mean", "probs", 0.5), x="request.x"),
+        stage("d", "large:2", when=When("mean", "probs", 0.1, Confidence.MARGIN), x="request.x"),
+    )
+    spec = build_spec([SMALL, LARGE], [served], [CPU0])
+    assert spec.models == (ModelConfig("small:1", 64), ModelConfig("large:2", 16))
+    assert spec.pipelines[0].stages[2:] == (
+        StageConfig("mean", None, (0, 1), None, (MAX, MARGIN)),
+        StageConfig("c", "large:2", (), WhenConfig(2, 0, 0.5)),
+        StageConfig("d", "large:2", (), WhenConfig(2, 1, 0.1)),
+    )
+
+
+def test_batches_are_keyed_where_a_dimension_is_variable() -> None:
+    served = pipeline(
+        "text",
+        stage("text", "text:1", x="request.x"),
+        stage("head", "head:1", features="text.features", x="request.y"),
+        stage("raw", "head:1", features="request.features", x="request.y"),
+    )
+    spec = build_spec([TEXT, HEAD], [served], [CPU0])
+    assert [(made.sources, made.request_keyed, made.source_keyed) for made in spec.pipelines[0].stages] == [
+        ((), True, False),
+        ((0,), False, True),
+        ((), True, False),
+    ]
+
+
+def test_keys_say_which_input_is_which_where_names_do_not() -> None:
+    other = TensorSpec("y", DataType.FP32, (-1,))
+    pair = ModelSpec("pair", 1, (ANY, other), (PROBS,), 8)
+    served = pipeline(
+        "renaming",
+        stage("alone", "pair:1", x="request.x", y="request.y"),
+        stage("straight", "pair:1", x="request.a", y="request.b"),
+        stage("crossed", "pair:1", x="request.b", y="request.a"),
+        stage("text", "text:1", x="request.a"),
+        stage("again", "text:1", x="request.b"),
+        stage("both", "pair:1", x="text.features", y="again.features"),
+        stage("swapped", "pair:1", x="again.features", y="text.features"),
+        stage("half", "pair:1", x="request.x", y="text.features"),
+        stage("fixed", "small:1", x="request.a"),
+    )
+    spec = build_spec([pair, TEXT, SMALL], [served], [CPU0])
+    assert [made.renamed for made in spec.pipelines[0].stages] == [
+        "",
+        "x=0.a,y=0.b",
+        "x=0.b,y=0.a",
+        "x=0.a",
+        "x=0.b",
+        "x=0.features,y=1.features",
+        "x=1.features,y=0.features",
+        "x=0.x,y=1.features",
+        "",
+    ]
+
+
+def test_variants_report_the_same_verdicts_in_the_same_order() -> None:
+    third = ModelSpec("third", 1, (X,), (PROBS,), 8)
+    cascade = pipeline(
+        "cascade",
+        Stage("first", {"x": Source("request", "x")}, model="large:2", variants=("large:2", "small:1")),
+        stage("second", "fixed:1", when=When("first", "probs", 0.9), x="request.x"),
+    )
+    other = pipeline(
+        "other",
+        Stage("first", {"x": Source("request", "x")}, model="small:1", variants=("small:1", "third:1")),
+        stage("second", "fixed:1", when=When("first", "probs", 0.5, Confidence.MARGIN), x="request.x"),
+    )
+    spec = build_spec([SMALL, LARGE, third, FIXED], [cascade, other], [CPU0])
+    assert {config.key: config.verdicts for config in spec.models} == {
+        "small:1": (MAX, MARGIN),
+        "large:2": (MAX, MARGIN),
+        "third:1": (MAX, MARGIN),
+        "fixed:1": (),
+    }
+    first, second = spec.pipelines[1].stages
+    assert (first.model, first.variants) == ("small:1", ("small:1", "third:1"))
+    assert second.when == WhenConfig(0, 1, 0.5)
+
+
+def test_a_pipeline_s_objective_and_weight_and_a_model_s_memory() -> None:
+    served = Pipeline("p", 1, (X,), (PROBS,), single_model(SMALL).stages, {}, 8, slo_ms=2.5, weight=3.0)
+    spec = build_spec([SMALL, LARGE], [served, single_model(LARGE)], [CPU0], memory_of={"small:1": 4096})
+    assert [(config.slo_ns, config.weight) for config in spec.pipelines] == [(2_500_000, 3.0), (0, 1.0)]
+    assert [config.memory_bytes for config in spec.models] == [4096, 0]
+
+
+def test_an_objective_beyond_a_day_counts_as_one() -> None:
+    served = Pipeline("p", 1, (X,), (PROBS,), single_model(SMALL).stages, {}, 8, slo_ms=1e300)
+    assert build_spec([SMALL], [served], [CPU0]).pipelines[0].slo_ns == 86_400 * 1_000_000_000
+
+
+def test_a_policy_is_a_model_s_own_or_the_default() -> None:
+    none, timeout = PolicyConfig(PolicyName.NONE), PolicyConfig(PolicyName.TIMEOUT, (4,), 1_000)
+    spec = build_spec(
+        [SMALL, LARGE], [], [], limits=Limits(queue_requests=1), policies={"large:2": timeout}, default_policy=none
+    )
+    assert [config.policy for config in spec.models] == [none, timeout]
+    assert spec.limits == Limits(queue_requests=1)
+
+
+def test_a_pipeline_is_known_by_name_and_version() -> None:
+    assert pipeline_key(single_model(LARGE)) == "large:2"

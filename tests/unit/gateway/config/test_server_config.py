@@ -1,0 +1,261 @@
+import json
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from sluice.batcher.interface.config import Limits, Objective, PolicyConfig, PolicyName
+from sluice.batcher.settings.scheduling import PolicySettings, PriceSettings
+from sluice.gateway.config.server_config import ServerConfig, ServerLimits, read_config
+from sluice.models.errors import ConfigError
+from sluice.models.units import NS_PER_MS
+from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, Partition, ShareMode
+
+DOCUMENT = (Path(__file__).parents[4] / "docs" / "configuration.md").read_text(encoding="utf-8")
+
+
+GPU = "GPU-5d1f7b7a-9c1d-4b52-8b2a-0123456789ab"
+MIG = GPU.replace("GPU", "MIG")
+
+
+def write(directory: Path, text: str) -> Path:
+    path = directory / "sluice.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
+    config = read_config(write(tmp_path, ""))
+    assert config == ServerConfig()
+    assert (config.default_slo_ms, config.max_body_bytes, config.drain_timeout_s) == (10_000, 67_108_864, 30)
+    assert config.limits.config() == Limits()
+    assert config.policy.config() == PolicyConfig(PolicyName.DEADLINE)
+
+
+def test_every_setting_can_be_written(tmp_path: Path) -> None:
+    config = read_config(
+        write(
+            tmp_path,
+            """
+            http_port: 0
+            partitions:
+              - {kind: cpu, name: left, cores: [0]}
+              - {kind: cpu, name: right, cores: [1, 2]}
+            policy: {name: timeout, preferred: [4, 8], max_delay_ms: 1.5}
+            models:
+              mlp: {max_batch_size: 16, policy: {name: none}}
+            limits: {queue_requests: 10, memory_mb: 1, hand_off_us: 80}
+            """,
+        )
+    )
+    assert config.partitions == (CpuPartition("left", (0,)), CpuPartition("right", (1, 2)))
+    assert config.policy.config() == PolicyConfig(PolicyName.TIMEOUT, (4, 8), 3 * NS_PER_MS // 2)
+    assert config.models["mlp"].max_batch_size == 16
+    assert config.limits.config() == Limits(queue_requests=10, memory_bytes=1 << 20, hand_off_ns=80_000)
+
+
+def test_partitions_are_of_all_kinds(tmp_path: Path) -> None:
+    config = read_config(
+        write(
+            tmp_path,
+            f"""
+            partitions:
+              - {{name: cores, cores: [0], memory_mb: 512, hard_memory_mb: 1024}}
+              - {{kind: mig, name: slice, uuid: {MIG}, profile: 2g.20gb, memory_mb: 19000, price: 1.2, cores: [1]}}
+              - {{kind: mps, name: half, uuid: {GPU}, share_percent: 50, memory_mb: 40000, mode: elastic}}
+              - {{kind: mps, name: rest, uuid: {GPU}, share_percent: 50, memory_mb: 30000, mode: uncapped}}
+            strict: true
+            """,
+        )
+    )
+    assert config.partitions == (
+        CpuPartition("cores", (0,), memory_mb=512, hard_memory_mb=1024),
+        MigPartition("slice", MIG, "2g.20gb", price=1.2, memory_mb=19_000, cores=(1,)),
+        MpsPartition("half", GPU, 50, 40_000, ShareMode.ELASTIC),
+        MpsPartition("rest", GPU, 50, 30_000, ShareMode.UNCAPPED),
+    )
+    assert config.strict
+    assert [each.profile_kind for each in config.partitions] == ["cpu1", "mig-2g.20gb", "mps-50", "mps-100"]
+
+
+def test_the_objective_of_the_policy_can_be_written(tmp_path: Path) -> None:
+    config = read_config(write(tmp_path, "policy: {objective: cost}"))
+    assert config.policy.config() == PolicyConfig(PolicyName.DEADLINE, objective=Objective.COST)
+
+
+def test_the_documented_example_is_a_configuration_with_every_key(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)
+    config = read_config(write(tmp_path, example))
+    assert config.partitions == (CpuPartition("small", (0,)), CpuPartition("large", (1, 2, 3)))
+    assert config.models["mlp"].policy == PolicySettings(PolicyName.TIMEOUT, (8, 16), 2)
+    assert yaml.safe_load(example).keys() == set(ServerConfig.__struct_fields__)
+
+
+@pytest.mark.parametrize("settings", [ServerConfig(), ServerLimits(), PolicySettings(), PriceSettings()])
+def test_every_key_is_documented_and_so_are_the_defaults(settings: msgspec.Struct) -> None:
+    defaults = dict(re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", DOCUMENT, re.MULTILINE))
+    for key, value in json.loads(msgspec.json.encode(settings)).items():
+        assert f"\n| `{key}` |" in DOCUMENT
+        if not isinstance(value, dict) and key != "partitions":
+            assert yaml.safe_load(defaults[key]) == value
+
+
+@pytest.mark.parametrize(
+    ("partition", "hour"),
+    [
+        (CpuPartition("cpu0", (0, 1, 2)), 0.06),
+        (CpuPartition("cpu0", (0, 1, 2), price=0.5), 0.5),
+        (CpuPartition("cpu0", (0,), price=0), 0),
+        (MigPartition("mig0", "MIG-0", "2g.20gb"), 2),
+        (MigPartition("mig0", "MIG-0", "4g.24gb"), 7),  # all four slices of an A30
+        (MigPartition("mig0", "MIG-0", "2g.12gb+me"), 3.5),
+        (MigPartition("mig0", "MIG-0", "1g.99gb"), 1),
+        (MpsPartition("mps0", "MIG-0", 50, profile="3g.40gb"), 1.5),
+        (MpsPartition("mps0", "GPU-0", 30, 1024), 2.1),
+        (MpsPartition("mps0", "GPU-0", 30, price=1.5), 1.5),
+        (MigPartition("mig0", "MIG-0", "2g.20gb", price=3), 3),
+    ],
+)
+def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition, hour: float) -> None:
+    assert PriceSettings(core_hour=0.02, gpu_hour=7).per_second(partition) * 3600 == pytest.approx(hour)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "port: 1",
+            "Object contains unknown field `port`; expected limits, repository, control, load_models, poll_s, "
+            "recycle, host, http_port, grpc_port, metrics_port, partitions, strict, strict_readiness, resize, "
+            "quarantine, triton, max_body_bytes, allow_client_shm, cache_bytes, statuses, tls, restricted, trace, "
+            "trace_requests, drain_timeout_s, policy, max_batch_size, models, default_slo_ms, residency, prices",
+        ),
+        (
+            "restricted: [{groups: [infer], header: key, value: v}]",
+            "restricted[0].groups[0]: Invalid enum value 'infer'",
+        ),
+        (
+            "restricted: [{groups: [trace], header: a, value: v}, {groups: [trace], header: b, value: v}]",
+            "group trace is restricted twice",
+        ),
+        ("restricted: [{groups: [trace], header: A B, value: v}]", "restricted[0]: expected at least one group"),
+        ("trace: {level: TIMESTAMPS}", "trace: expected a file for level TIMESTAMPS"),
+        ("cache_bytes: -1", "expected a cache_bytes of at least 0"),
+        ("trace: {rate: 0}", "trace: expected a rate from 1 to 2147483647"),
+        (
+            "models: {mlp: {policy: {delay: 1}}}",
+            "models[...].policy: Object contains unknown field `delay`; expected name, preferred, max_delay_ms",
+        ),
+        (
+            "partitions: [{name: a, cores: [0], core: 0}]",
+            "partitions[0]: Object contains unknown field `core`; expected name, cores, slowdown, price, memory_mb, "
+            "hard_memory_mb",
+        ),
+        ("policy: {name: timeout, preferred: [0]}", "policy: expected preferred sizes of at least 1"),
+        ("policy: {max_delay_ms: 3}", "policy: preferred and max_delay_ms belong to policy timeout, not to deadline"),
+        (
+            "policy: {name: timeout, objective: cost}",
+            "policy: objective cost belongs to policy deadline, not to timeout",
+        ),
+        ("policy: {name: greedy}", "policy.name: Invalid enum value 'greedy'; expected none or timeout or deadline"),
+        ("control: manual", "control: Invalid enum value 'manual'; expected none or explicit or poll"),
+        ("limits: {queue_requests: many}", "limits.queue_requests: Expected `int`, got `str`"),
+        ("limits: {queue_requests: 0}", "limits: queue_requests: expected at least 1, got 0"),
+        ("limits: {memory_mb: -1}", "limits: memory_mb: expected a finite number above 0, got -1"),
+        ("limits: {hand_off_us: .inf}", "limits: hand_off_us: expected a finite number of at least 0, got inf"),
+        ("partitions: [{kind: cpu, name: a}]", "partitions[0]: Object missing required field `cores`"),
+        (
+            "partitions: [{name: a, cores: [0], slowdown: 0.5}]",
+            "partitions[0]: partition a: expected a finite slowdown of at least 1, got 0.5",
+        ),
+        (
+            "partitions: [{name: a, cores: [0], slowdown: .inf}]",
+            "partitions[0]: partition a: expected a finite slowdown of at least 1, got inf",
+        ),
+        (
+            "partitions: [{name: a, cores: [0], price: .nan}]",
+            "partitions[0]: partition a: expected a finite price of at least 0, got nan",
+        ),
+        (
+            "partitions: [{name: a, cores: [0], memory_mb: 0}]",
+            "partitions[0]: partition a: expected a finite memory_mb above 0, got 0",
+        ),
+        (
+            "partitions: [{name: a, cores: [0], memory_mb: 900, hard_memory_mb: 800}]",
+            "partitions[0]: partition a: expected a memory_mb of at most hard_memory_mb, got 900 and 800",
+        ),
+        (
+            "partitions: [{name: a, cores: [0], hard_memory_mb: 40}]",
+            "partitions[0]: partition a: expected a hard_memory_mb of at least 96, which a worker needs for itself, "
+            "got 40",
+        ),
+        ("partitions: []", "partitions: expected at least one, or a triton server"),
+        ("partitions: [{kind: gpu, name: a}]", "partitions[0]: kind: expected one of cpu, mig, mps, got 'gpu'"),
+        ("partitions: [a]", "partitions[0]: expected an object, got str"),
+        (
+            f"partitions: [{{kind: mig, name: a, uuid: {GPU}, profile: 1g}}]",
+            f"partition a: expected a whole UUID, MIG-…, got '{GPU}'",
+        ),
+        (
+            f"partitions: [{{kind: mig, name: a, uuid: 'MIG-{GPU}/13/0', profile: 1g}}]",
+            "partition a: expected the UUID of its instance, MIG-…, which drivers tell since 470, "
+            f"got 'MIG-{GPU}/13/0'; sluice partitions list has it",
+        ),
+        (
+            "partitions: [{kind: mps, name: a, uuid: GPU-5d1f, share_percent: 10}]",
+            "partition a: expected a whole UUID, GPU- or MIG-…, got 'GPU-5d1f'",
+        ),
+        (
+            f"partitions: [{{kind: mps, name: a, uuid: {MIG}, share_percent: 10}}]",
+            "partition a: expected the profile of the MIG instance that it is a share of",
+        ),
+        (
+            f"partitions: [{{kind: mps, name: a, uuid: {GPU}, share_percent: 10, profile: 1g}}]",
+            "partition a: expected no profile beside the UUID of a GPU that it is a share of",
+        ),
+        (
+            f"partitions: [{{kind: mig, name: a, uuid: {MIG}, profile: 9g}}]",
+            "partitions[0]: partition a: expected a profile such as 2g or 2g.20gb, got '9g'",
+        ),
+        (
+            f"partitions: [{{kind: mps, name: a, uuid: {GPU}, share_percent: 70, memory_mb: 1000}}, "
+            f"{{kind: mps, name: b, uuid: {GPU}, share_percent: 40, memory_mb: 1000}}]",
+            f"{GPU}: a share of 110 % is asked (70 % for a, 40 % for b), 100 % is free",
+        ),
+        ("triton: [{name: t, url: here}]", "triton[0]: expected a name and a url such as 127.0.0.1:8001, got 't'"),
+        ("triton: [{name: t, url: 'a:1', models: []}]", "triton[0]: triton t: expected names of models"),
+        ("triton: [{name: t, url: 'a:1', timeout_s: 0}]", "triton[0]: triton t: expected a finite timeout_s above 0"),
+        ("models: {mlp: {max_batch_size: 0}}", "models[...]: expected a max_batch_size of at least 1"),
+        ("max_batch_size: 0", "expected a max_batch_size of at least 1"),
+        ("max_body_bytes: 0", "expected a max_body_bytes of at least 1"),
+        ("limits: {input_arena_mb: -1}", "limits: input_arena_mb: expected at least 1, got -1"),
+        ("limits: {output_arena_mb: 0}", "limits: output_arena_mb: expected at least 1, got 0"),
+        ("http_port: 70000", "http_port: expected a port from 0 (any free one) to 65535, got 70000"),
+        ("default_slo_ms: .nan", "default_slo_ms: expected a finite number above 0, got nan"),
+        ("default_slo_ms: 0", "default_slo_ms: expected a finite number above 0, got 0"),
+        ("trace_requests: -1", "expected trace_requests from 0 to 1000000"),
+        ("prices: {core_hour: -3}", "prices: core_hour: expected a finite price of at least 0, got -3"),
+        ("prices: {gpu_hour: .inf}", "prices: gpu_hour: expected a finite price of at least 0, got inf"),
+        ("drain_timeout_s: -1", "expected a finite drain_timeout_s of at least 0"),
+        ("host: [", "cannot be read: while parsing"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError, match="^" + re.escape(f"{path}: {message}")):
+        read_config(path)
+
+
+def test_who_asks_for_cores_is_a_setting(tmp_path: Path) -> None:
+    assert read_config(write(tmp_path, "")).balance is None
+    for text, asks in (("auto", "plan"), ("{pause_s: 60}", "plan"), ("{by: load}", "load")):
+        balance = read_config(write(tmp_path, f"resize: {text}")).balance
+        assert balance is not None
+        assert balance.by == asks
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.yaml: cannot be read: No such file or directory$"):
+        read_config(tmp_path / "absent.yaml")

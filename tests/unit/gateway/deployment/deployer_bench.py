@@ -1,0 +1,207 @@
+"""A gateway whose workers are stood in for by what does at once what it is told."""
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from sluice.batcher.interface.config import PartitionConfig
+from sluice.batcher.interface.decisions import DispatchBatch, LoadModel, Member, UnloadModel
+from sluice.batcher.interface.events import BatchCompleted, ModelLoaded, ModelLoadFailed, ModelUnloaded, PartitionReady
+from sluice.batcher.interface.residency_config import Loading
+from sluice.batcher.planner.build import build_plan
+from sluice.batcher.planner.live import LivePlanner
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.batcher.settings.residency import LoadingMode, ResidencySettings
+from sluice.batcher.settings.spec_builder import build_spec
+from sluice.gateway.config.server_config import ServerConfig
+from sluice.gateway.deployment.dependencies import Names
+from sluice.gateway.deployment.deployer import Lifecycle
+from sluice.gateway.deployment.load_waiter import Loads
+from sluice.gateway.deployment.registry import Catalogue
+from sluice.gateway.deployment.revision import Source, deployed_from
+from sluice.gateway.deployment.rollout import Deployment
+from sluice.gateway.executors.base import Combined, Post
+from sluice.gateway.executors.worker.executor import WorkerExecutor
+from sluice.gateway.management.repository_api import IndexEntry, RepositoryApi
+from sluice.gateway.observability.metrics import Metrics
+from sluice.gateway.partitions.states import PartitionStates
+from sluice.gateway.protocol.answer import Tensor
+from sluice.gateway.runtime.driver import Runtime
+from sluice.gateway.server.server import PartitionWatch
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.repository.scan import Repository, Selection
+from sluice.mps.ipc.messages import Ready
+from sluice.mps.partitions.partition import CpuPartition
+from tests.unit.gateway.deployment.test_deployer import save
+
+TABLE = LatencyTable.from_ms({1: 1})
+PIPELINE = "stages: {only: {model: m, inputs: {x: request.x}}}\noutputs: {y: only.y}\n"
+
+
+class InstantExecutor:
+    """Loads, unloads and runs at once, but for batches while it is to `hold` them and models that are `broken`.
+
+    One that is `slow` does not load anything for now.
+    """
+
+    def __init__(self, watch: PartitionWatch, partitions: Sequence[str]) -> None:
+        self.watch = watch
+        self.partitions = partitions
+        self.orders: list[str] = []
+        self.ordered = asyncio.Event()
+        self.known: set[str] = set()
+        self.broken: set[str] = set()
+        self.slow = False
+        self.hold = False
+        self.held: list[DispatchBatch] = []
+        self.post: Post
+
+    def start(self, post: Post) -> None:
+        self.post = post
+        for partition in self.partitions:
+            self.watch.worker_ready(partition, Ready(1, (0,), 1, ()))
+            post(PartitionReady(partition, {}))
+
+    def add(self, plans: Mapping[str, Any], models: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> None:
+        self.known |= plans.keys() | models.keys()
+        assert files.keys() == set(self.partitions)
+        assert all(given.keys() == models.keys() for given in files.values())
+
+    def remove(self, pipelines: Collection[str], models: Collection[str]) -> None:
+        self.known -= {*pipelines, *models}
+
+    def recycle(self, partition: str) -> None:
+        self.orders.append(f"recycle {partition}")
+
+    def admit(self, request: int, pipeline: str, inputs: Mapping[str, Tensor], rows: int, input_bytes: int) -> int:
+        assert pipeline in self.known
+        return 0
+
+    def run(self, batch: DispatchBatch) -> None:
+        self.held.append(batch)
+        if not self.hold:
+            self.finish()
+
+    def finish(self) -> None:
+        while self.held:
+            self.post(BatchCompleted(self.held.pop(0).batch, 0, 1))
+
+    def revoke(self, batch: int) -> None: ...
+
+    def load(self, order: LoadModel) -> None:
+        self.orders.append(f"load {order.model}")
+        self.ordered.set()
+        if order.model.partition(":")[0] in self.broken:
+            self.watch.model_load_failed(order.partition, order.model, "it is broken")
+            self.post(ModelLoadFailed(order.partition, order.model, "it is broken"))
+        elif not self.slow:
+            asyncio.get_running_loop().call_soon(self._loaded, order)
+
+    def _loaded(self, order: LoadModel) -> None:
+        self.watch.model_loaded(order.partition, order.model)
+        self.post(ModelLoaded(order.partition, order.model, TABLE))
+
+    def unload(self, order: UnloadModel) -> None:
+        self.orders.append(f"unload {order.model}")
+        self.watch.model_unloaded(order.partition, order.model)
+        self.post(ModelUnloaded(order.partition, order.model))
+
+    def combine(self, member: Member) -> Combined:
+        raise NotImplementedError
+
+    def recall(self, member: Member) -> str | None:
+        raise NotImplementedError
+
+    def take(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
+        return {}, lambda: None
+
+    def forget(self, request: int) -> None: ...
+
+
+class NoTimer:
+    """Never rings: what is due is due at once here."""
+
+    def start(self, callback: Callable[[], None]) -> None: ...
+
+    def arm(self, due_ns: int | None) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Served:
+    """A gateway over repositories, without front ends and workers; nothing is loaded at first."""
+
+    def __init__(
+        self, *repositories: Path, memory_bytes: int = 0, count: int = 1, residency: ResidencySettings | None = None
+    ) -> None:
+        source = Source(repositories, 4, {}, {})
+        partitions = [CpuPartition(f"cpu{number}", (number,)) for number in range(count)]
+        names = [each.name for each in partitions]
+        configs = [PartitionConfig(each.name, each.profile_kind, memory_bytes=memory_bytes) for each in partitions]
+        config = ServerConfig(residency=residency or ResidencySettings())
+        loading = Loading.DEMAND if config.residency.loading is LoadingMode.DEMAND else Loading.PLAN
+        spec = msgspec.structs.replace(build_spec([], [], configs), residency=config.residency.config(loading))
+        self.scheduler = Scheduler(spec, LivePlanner())
+        self.catalogue = Catalogue("1", [], (), names)
+        metrics = Metrics({}, names, queue_depths=self.scheduler.queue_depths, arena_bytes=lambda: 0)
+        loads = Loads()
+        self.states = PartitionStates(partitions)
+        self.executor = InstantExecutor(PartitionWatch(self.catalogue, metrics, loads, self.states), names)
+        self.runtime = Runtime(
+            self.scheduler,
+            self.executor,
+            clock=lambda: round(asyncio.get_running_loop().time() * 1e9),
+            timer=NoTimer(),
+            metrics=metrics,
+            build_plan=build_plan,
+        )
+        executor = cast(WorkerExecutor, self.executor)
+        deployment = Deployment(
+            config, {}, self.states, self.scheduler, self.runtime, executor, self.catalogue, metrics, loads
+        )
+        empty = Repository.scan(repositories, selection=Selection(()))
+        deployed = Names(deployed_from(empty, source))
+        self.lifecycle = Lifecycle(source, deployed, self.catalogue, deployment, loads, recycle=False)
+        self.runtime.start()
+
+    @property
+    def index(self) -> list[tuple[str, str, str]]:
+        entries: list[IndexEntry] = RepositoryApi(self.catalogue).index("", ready_only=False)
+        return [(f"{each.name}:{each.version}", each.state, each.reason) for each in entries]
+
+    @property
+    def keys(self) -> list[str]:
+        return sorted(self.scheduler.pipelines)
+
+    async def settle(self) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        self.scheduler.check()
+
+
+def served(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test on a loop of its own, over the models m and n and the pipeline p, which needs m."""
+
+    @wraps(test)
+    def run(tmp_path: Path) -> None:
+        for name in ("m", "n"):
+            save(tmp_path, name)
+        (tmp_path / "p").mkdir()
+        (tmp_path / "p" / "pipeline.yaml").write_text(PIPELINE)
+
+        async def whole() -> None:
+            gateway = Served(tmp_path)
+            try:
+                await test(gateway, tmp_path)
+            finally:
+                gateway.lifecycle.close()
+                gateway.runtime.close()
+
+        asyncio.run(whole())
+
+    del run.__wrapped__  # its arguments are not fixtures
+    return run

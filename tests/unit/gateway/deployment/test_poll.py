@@ -1,0 +1,115 @@
+"""What is served follows a repository that is looked at from time to time."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sluice.gateway.deployment.poll import Poll
+from tests.unit.gateway.deployment.deployer_bench import Served, served
+from tests.unit.gateway.deployment.test_deployer import save
+
+ALL = [("m:1", "READY", ""), ("n:1", "READY", ""), ("p:1", "READY", "")]
+
+
+def states(gateway: Served) -> dict[str, str]:
+    return {name: state for name, state, _ in gateway.index}
+
+
+@served
+async def test_what_comes_changes_and_goes_is_followed(gateway: Served, repository: Path) -> None:
+    poll = Poll(gateway.lifecycle, 1)
+    await poll.look()
+    assert gateway.index == ALL
+    orders = len(gateway.executor.orders)
+    await poll.look()
+    assert len(gateway.executor.orders) == orders
+    save(repository, "n", latency_ms=2.5)
+    shutil.rmtree(repository / "m")
+    await poll.look()
+    await gateway.settle()
+    assert gateway.catalogue.pipeline("n", "").key.startswith("n:1@")
+    assert gateway.index == [
+        ("m:1", "UNAVAILABLE", "unloaded"),
+        ("n:1", "READY", ""),
+        ("p:1", "UNAVAILABLE", "model 'm', which it needs, was unloaded"),
+    ]
+    save(repository, "m")
+    await poll.look()
+    await gateway.settle()
+    assert gateway.index == ALL
+
+
+@served
+async def test_what_did_not_load_is_tried_again_only_when_it_or_what_it_needs_has_changed(
+    gateway: Served, repository: Path
+) -> None:
+    poll = Poll(gateway.lifecycle, 1)
+    gateway.executor.broken |= {"m", "n"}
+    await poll.look()
+    assert states(gateway) == {"m:": "UNAVAILABLE", "n:": "UNAVAILABLE", "p:": "UNAVAILABLE"}
+    orders = len(gateway.executor.orders)
+    gateway.executor.broken.clear()
+    await poll.look()
+    assert len(gateway.executor.orders) == orders
+    save(repository, "m", latency_ms=2.5)
+    await poll.look()
+    assert states(gateway) == {"m:1": "READY", "n:": "UNAVAILABLE", "p:1": "READY"}
+    shutil.rmtree(repository / "n")
+    await poll.look()
+    assert states(gateway) == {"m:1": "READY", "p:1": "READY"}
+
+
+@served
+async def test_what_there_was_no_room_for_is_tried_at_the_next_look(gateway: Served, repository: Path) -> None:
+    for name in ("m", "n"):
+        save(repository, name, size=1000)
+    tight = Served(repository, memory_bytes=3500)
+    await tight.lifecycle.load("m")
+    await tight.lifecycle.load("n")
+    poll = Poll(tight.lifecycle, 1)
+    save(repository, "m", size=2000)
+    await poll.look()
+    assert tight.catalogue.pipeline("m", "").key == "m:1@1"
+    shutil.rmtree(repository / "n")
+    await poll.look()
+    await tight.settle()
+    await poll.look()
+    assert tight.catalogue.pipeline("m", "").key != "m:1@1"
+
+
+@served
+async def test_a_name_that_is_there_twice_is_not_served_until_it_is_there_once(
+    gateway: Served, repository: Path
+) -> None:
+    first, second = repository / "first", repository / "second"
+    save(first, "k")
+    second.mkdir()
+    both = Served(first, second)
+    poll = Poll(both.lifecycle, 1)
+    await poll.look()
+    assert both.index == [("k:1", "READY", "")]
+    save(second, "k", version=2)
+    await poll.look()
+    await both.settle()
+    ((name, state, reason),) = both.index
+    assert (name, state) == ("k:", "UNAVAILABLE")
+    assert reason.endswith("expected one model or pipeline of that name")
+    shutil.rmtree(first / "k")
+    await poll.look()
+    assert both.index == [("k:2", "READY", "")]
+
+
+@served
+async def test_what_failed_unexpectedly_is_tried_at_the_next_look(gateway: Served, repository: Path) -> None:
+    poll = Poll(gateway.lifecycle, 1)
+
+    async def broken(name: str) -> None:
+        raise RuntimeError(f"out of order: {name}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gateway.lifecycle, "load", broken)
+        with pytest.raises(RuntimeError, match="out of order: m"):
+            await poll.look()
+    await poll.look()
+    assert gateway.index == ALL

@@ -1,0 +1,46 @@
+"""What is told of models that come and go on demand."""
+
+import msgspec
+
+from sluice.batcher.interface.events import ModelLoaded, PartitionReady
+from sluice.gateway.deployment.held_memory import Held, held_memory
+from sluice.gateway.deployment.residency_metrics import ResidencyMetrics
+from sluice.models.profiles.model_memory import ModelMemory
+from tests.support.scheduling import MS, ONE, S, arrival, chain, step
+from tests.unit.batcher.residency.test_on_demand import demanded, up
+
+
+def test_loads_are_counted_by_what_they_were_for() -> None:
+    pipelines = (chain("a", "b"),)
+    scheduler = up(
+        demanded(*"abcde", memory=6, pipelines=(*demanded(*"acd").pipelines, *pipelines), pinned="e"), cpu0="a"
+    )
+    step(scheduler, 1)
+    step(scheduler, MS, arrival(1, S, "chain:1"), arrival(2, S, "c"), arrival(3, MS, "d"))
+    step(scheduler, 20 * MS, *(ModelLoaded("cpu0", key, ONE) for key in "ebcd"))
+    samples = [sample for family in ResidencyMetrics(scheduler).collect() for sample in family.samples]
+    loads = {sample.labels["cause"]: sample.value for sample in samples if sample.name == "sluice_model_loads_total"}
+    assert loads == {"request": 1, "prewarm": 1, "replica": 0, "refused": 1, "pinned": 1}
+    assert {sample.name: sample.value for sample in samples if not sample.labels.get("cause")} == {
+        "sluice_partition_models": 5,
+        "sluice_model_memory_bytes": 1,
+        "sluice_partition_free_bytes": 1,
+        "sluice_model_evictions_total": 0,
+    }
+
+
+def test_what_models_take_is_told_with_who_says_so() -> None:
+    mib = 1 << 20
+    spec = demanded(*"abc", memory=100 * mib)
+    measured, *others = spec.models
+    unknown = [msgspec.structs.replace(each, footprints={}, memory_bytes=3 * mib) for each in others]
+    scheduler = up(msgspec.structs.replace(spec, models=(measured, *unknown)))
+    memory = {"a": ModelMemory(50 * mib), "b": ModelMemory(9 * mib, mib), "c": ModelMemory(2 * mib)}
+    step(scheduler, 1, PartitionReady("cpu0", dict.fromkeys("abc", ONE), memory))
+    held = {"a": Held(1, "profile"), "b": Held(10 * mib, "load"), "c": Held(3 * mib, "file")}
+    assert held_memory(scheduler, "cpu0") == held
+    families = {family.name: family.samples for family in ResidencyMetrics(scheduler).collect()}
+    assert [(sample.labels, sample.value) for sample in families["sluice_model_memory_bytes"]] == [
+        ({"model": key, "kind": "cpu1", "source": source}, memory_bytes) for key, (memory_bytes, source) in held.items()
+    ]
+    assert [sample.value for sample in families["sluice_partition_free_bytes"]] == [87 * mib - 1]

@@ -1,0 +1,386 @@
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from sluice.batcher.interface.decisions import DispatchBatch, LoadModel, Member, ReleaseReason, UnloadModel
+from sluice.batcher.interface.events import (
+    AnyEvent,
+    BatchCompleted,
+    BatchFailed,
+    BatchRevoked,
+    FailureCause,
+    ModelLoaded,
+    ModelLoadFailed,
+    ModelUnloaded,
+    PartitionLost,
+    PartitionReady,
+)
+from sluice.gateway.executors.worker.executor import WorkerExecutor
+from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelinePlan, StagePlan, Wire
+from sluice.models.errors import PartitionError
+from sluice.models.pipelines.memory import OutputMemory
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.spec import ModelSpec
+from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec
+from sluice.models.units import NS_PER_S
+from sluice.mps.ipc.arena import Region
+from sluice.mps.ipc.messages import (
+    Blame,
+    Done,
+    Failed,
+    LoadedModel,
+    ModelFile,
+    OutputTensor,
+    Ready,
+    Revoke,
+    Revoked,
+    Run,
+)
+from sluice.mps.partitions.cpu import default_partitions
+from sluice.mps.partitions.isolation_report import Evidence
+from sluice.mps.partitions.partition import Partition
+from sluice.mps.supervisor.process import WorkerProcess
+from sluice.mps.supervisor.supervisor import WorkerSpec
+from tests.support.virtual_time import VirtualLoop, run_virtual
+
+SPEC = ModelSpec(
+    "mlp", 1, (TensorSpec("x", DataType.FP32, (2,)),), (TensorSpec("y", DataType.FP32, (VARIABLE,)),), max_batch_size=4
+)
+PLAN = PipelinePlan(
+    True, (StagePlan({"x": Wire(OF_REQUEST, "x")}, None, "", ()),), {"y": (Wire(0, "y"),)}, OutputMemory(0, 1)
+)
+TABLE = LatencyTable.from_ms({1: 1.0})
+BIG = ModelFile("big:1", "big.onnx", "onnxruntime", (1,), batchable=True)
+READY = Ready(1, (0,), 1, (LoadedModel("mlp:1", TABLE), LoadedModel("big:1", None, "out of memory")))
+
+
+class Packets:
+    """A worker's channel: what was sent, and what has `arrived` that the loop has not come to yet."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.killed: list[str] = []
+        self.refusal: Exception | None = None
+        self.arrived: Callable[[], None] = lambda: None
+
+    def send(self, message: Any) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.sent.append(message)
+
+    def take_in(self) -> None:
+        arrived, self.arrived = self.arrived, lambda: None
+        arrived()
+
+    def kill(self, reason: str) -> None:
+        self.killed.append(reason)
+
+
+class Bench:
+    """An executor whose one worker is played by the test, over the real supervisor's regions."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.loop = loop
+        (partition,) = default_partitions(1)
+        self.told: list[str] = []
+        self.events: list[AnyEvent] = []
+        self.executor = WorkerExecutor(
+            [WorkerSpec(partition, (BIG,), 4096, initial=())], {"mlp:1": PLAN}, {"mlp:1": SPEC}, 1 << 16, self
+        )
+        self.supervisor = self.executor._supervisor
+        self.executor._post = self.events.append
+        self.worker = Packets()
+        self.output = self.supervisor.share_region(Region.create("test-outputs", 4096))
+        self.executor.worker_ready("cpu0", cast("WorkerProcess", self.worker), READY, self.output)
+        self._batches = 0
+
+    def worker_ready(self, partition: str, ready: Ready) -> None:
+        self.told.append(f"{partition} ready")
+
+    def worker_lost(self, partition: str, reason: str) -> None:
+        self.told.append(f"{partition} lost: {reason}")
+
+    def worker_retired(self, partition: str, reason: str) -> None:
+        self.told.append(f"{partition} retired: {reason}")
+
+    def worker_replaced(self, partition: Partition, ready: Ready) -> None:
+        self.told.append(f"{partition.name} is {partition.profile_kind}")
+
+    def partition_proved(self, partition: str, evidence: Evidence) -> None:
+        self.told.append(f"{partition} has {evidence.thread_count} threads")
+
+    def model_loaded(self, partition: str, model: str) -> None:
+        self.told.append(f"{partition} loaded {model}")
+
+    def model_load_failed(self, partition: str, model: str, reason: str) -> None:
+        self.told.append(f"{partition} did not load {model}: {reason}")
+
+    def model_unloaded(self, partition: str, model: str) -> None:
+        self.told.append(f"{partition} unloaded {model}")
+
+    def send(self, request: int) -> int:
+        """One request, one row, one batch; returns the batch."""
+        self._batches += 1
+        self.executor.admit(request, "mlp:1", {"x": np.ones((1, 2), np.float32)}, 1, 8)
+        members = (Member(request, 0, 1),)
+        self.executor.run(DispatchBatch(self._batches, "cpu0", "mlp:1", 1, members, ReleaseReason.IDLE))
+        return self._batches
+
+    def done(self, batch: int, slot: int = 0, region: int | None = None) -> None:
+        place = (self.output if region is None else region), max(slot, 0), 12
+        self.executor.message("cpu0", Done(batch, 5, 9, (OutputTensor("y", DataType.FP32, (1, 3), *place),), slot))
+
+    async def at(self, second: float) -> None:
+        """Return at that time of the loop's clock."""
+        await asyncio.sleep(second - self.loop.time())
+
+    def mapped(self, region: int) -> bool:
+        try:
+            self.supervisor.region(region)
+        except KeyError:
+            return False
+        return True
+
+
+def benched(test: Callable[["Bench"], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run a test on a loop of its own whose clock starts at 0, and give the memory up at the end."""
+
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop)
+        await test(bench)
+        await bench.executor.drain()
+
+    # Not functools.wraps: pytest would look for a fixture of the name of the argument.
+    def run() -> None:
+        run_virtual(main)
+
+    return run
+
+
+@benched
+async def test_a_worker_that_is_ready_reports_the_models_it_loaded(bench: Bench) -> None:
+    assert bench.events == [PartitionReady("cpu0", {"mlp:1": TABLE})]
+    assert bench.told == ["cpu0 ready"]
+
+
+@benched
+async def test_a_completed_batch_tells_times_and_the_shapes_of_variable_outputs(bench: Bench) -> None:
+    bench.done(bench.send(1))
+    assert bench.events[1:] == [BatchCompleted(1, 5, 9, (), "y=3")]
+
+
+@benched
+async def test_a_slot_goes_back_with_the_next_batch_after_its_answer_was_released(bench: Bench) -> None:
+    bench.done(bench.send(1), slot=64)
+    bench.send(2)
+    _, release = bench.executor.take(1)
+    release()
+    bench.send(3)
+    assert [message.release for message in bench.worker.sent if isinstance(message, Run)] == [(), (), (64,)]
+
+
+@benched
+async def test_outputs_of_their_own_region_are_unmapped_when_the_answer_was_released(bench: Bench) -> None:
+    overflow = bench.supervisor.share_region(Region.create("test-overflow", 4096))
+    bench.done(bench.send(1), slot=-1, region=overflow)
+    _, release = bench.executor.take(1)
+    assert bench.mapped(overflow)
+    release()
+    assert not bench.mapped(overflow)
+
+
+@benched
+async def test_a_lost_worker_fails_its_batches_and_its_outputs_live_until_they_are_released(bench: Bench) -> None:
+    bench.done(bench.send(1))
+    bench.send(2)
+    bench.send(3)
+    bench.executor.worker_lost("cpu0", "killed by SIGKILL")
+    assert bench.events[2:] == [
+        PartitionLost("cpu0", "killed by SIGKILL"),
+        BatchFailed(2, FailureCause.WORKER_LOST, "killed by SIGKILL"),  # the running one first
+        BatchFailed(3, FailureCause.WORKER_LOST, "killed by SIGKILL"),
+    ]
+    assert bench.told[1:] == ["cpu0 lost: killed by SIGKILL"]
+    assert bench.executor.arena_bytes == 0
+    assert bench.mapped(bench.output)
+    _, release = bench.executor.take(1)
+    release()
+    assert not bench.mapped(bench.output)
+    with pytest.raises(PartitionError, match="partition cpu0 has no worker"):
+        bench.send(4)
+
+
+@benched
+async def test_a_worker_that_is_lost_before_it_is_ready_is_reported_as_well(bench: Bench) -> None:
+    for _ in range(2):
+        bench.executor.worker_lost("cpu0", "it ended with status 1")
+    assert bench.events[1:] == [PartitionLost("cpu0", "it ended with status 1")] * 2
+
+
+@benched
+async def test_failed_and_revoked_batches_are_reported_and_give_their_inputs_back(bench: Bench) -> None:
+    failed, revoked = bench.send(1), bench.send(2)
+    bench.executor.revoke(revoked)
+    assert bench.worker.sent[-1] == Revoke(revoked)
+    bench.executor.message("cpu0", Failed(failed, "mlp:1: bad row"))
+    bench.executor.message("cpu0", Revoked(revoked))
+    assert bench.events[1:] == [BatchFailed(failed, FailureCause.BACKEND, "mlp:1: bad row"), BatchRevoked(revoked)]
+    assert bench.executor.arena_bytes == 0
+
+
+@benched
+async def test_a_batch_without_memory_is_told_from_one_that_failed_by_its_content(bench: Bench) -> None:
+    failed = bench.send(1)
+    bench.executor.message("cpu0", Failed(failed, "mlp:1: no memory", Blame.MEMORY))
+    assert bench.events[1:] == [BatchFailed(failed, FailureCause.OUT_OF_MEMORY, "mlp:1: no memory")]
+    assert bench.executor.arena_bytes == 0
+
+
+@benched
+async def test_a_worker_whose_context_is_lost_is_killed_and_its_batches_are_lost_with_it(bench: Bench) -> None:
+    post = bench.supervisor._by_name["cpu0"]
+    post.process = cast("WorkerProcess", bench.worker)
+    failed, waiting = bench.send(1), bench.send(2)
+    bench.executor.message("cpu0", Failed(failed, "mlp:1: CUDA failure 700", Blame.DEVICE))
+    assert bench.worker.killed == ["mlp:1: CUDA failure 700"]
+    assert bench.events[1:] == []
+    post.process = None
+    bench.executor.worker_lost("cpu0", "mlp:1: CUDA failure 700")
+    assert bench.events[2:] == [
+        BatchFailed(each, FailureCause.WORKER_LOST, "mlp:1: CUDA failure 700") for each in (failed, waiting)
+    ]
+
+
+@benched
+async def test_workers_that_go_together_are_told_of_at_once_and_once(bench: Bench) -> None:
+    reason = "mlp:1: CUDA failure 700"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            bench.executor.recovery, "context_lost", lambda partition, process, why: {"cpu0": why, "gone": why}
+        )
+        failed = bench.send(1)
+        bench.executor.message("cpu0", Failed(failed, reason, Blame.DEVICE))
+    assert bench.events[1:] == [PartitionLost("cpu0", reason)]
+    bench.executor.worker_lost("cpu0", reason)
+    assert bench.events[2:] == [BatchFailed(failed, FailureCause.WORKER_LOST, reason)]
+    assert bench.told[1:] == [f"cpu0 lost: {reason}"]
+
+
+@benched
+async def test_a_batch_that_cannot_be_sent_leaves_nothing_behind(bench: Bench) -> None:
+    bench.done(bench.send(1), slot=64)
+    _, release = bench.executor.take(1)
+    release()
+    bench.worker.refusal = PartitionError("too long")
+    with pytest.raises(PartitionError, match="too long"):
+        bench.send(2)
+    assert bench.executor.arena_bytes == 0
+    bench.worker.refusal = None
+    bench.send(3)
+    assert bench.worker.sent[-1].release == (64,)
+    bench.executor.worker_lost("cpu0", "killed by SIGKILL")
+    assert [event.batch for event in bench.events if isinstance(event, BatchFailed)] == [3]
+
+
+@benched
+async def test_a_worker_whose_running_batch_does_not_end_is_killed(bench: Bench) -> None:
+    bench.send(1)
+    await bench.at(9.0)
+    bench.send(2)
+    await bench.at(9.9)
+    bench.done(1)
+    await bench.at(19.8)
+    assert bench.worker.killed == []
+    await bench.at(20.0)
+    assert bench.worker.killed == ["batch 2 did not end within 10 s"]
+
+
+@benched
+async def test_a_batch_that_has_ended_is_not_missed_because_the_loop_was_busy(bench: Bench) -> None:
+    bench.send(1)
+    await bench.at(9.9)
+    bench.worker.arrived = partial(bench.done, 1)
+    await bench.at(10.1)
+    assert [event.batch for event in bench.events if isinstance(event, BatchCompleted)] == [1]
+    bench.send(2)
+    await bench.at(20.0)
+    bench.worker.arrived = partial(bench.executor.worker_lost, "cpu0", "killed by SIGKILL")
+    await bench.at(60.0)
+    assert bench.worker.killed == []
+
+
+@benched
+async def test_time_in_which_the_loop_stood_still_is_not_held_against_a_worker(bench: Bench) -> None:
+    bench.send(1)
+    await bench.at(3.5)
+    bench.loop.now_ns += 60 * NS_PER_S
+    await bench.at(69.4)  # it was due for a look at 4.0, and had one at 63.5
+    assert bench.worker.killed == []
+    await bench.at(69.6)
+    assert bench.worker.killed == ["batch 1 did not end within 10 s"]
+
+
+@benched
+async def test_a_slow_model_has_twenty_times_its_latency(bench: Bench) -> None:
+    slow = Ready(1, (0,), 1, (LoadedModel("mlp:1", LatencyTable.from_ms({1: 700.0})),))
+    bench.executor.worker_ready("cpu0", cast("WorkerProcess", bench.worker), slow, bench.output)
+    bench.send(1)
+    await bench.at(13.9)
+    assert bench.worker.killed == []
+    await bench.at(14.1)
+    assert bench.worker.killed == ["batch 1 did not end within 14 s"]
+
+
+@benched
+async def test_a_model_that_was_loaded_is_reported_with_its_table_and_watched_by_it(bench: Bench) -> None:
+    slow = LatencyTable.from_ms({1: 700.0})
+    bench.executor.model_loaded("cpu0", LoadedModel("mlp:1", slow))
+    bench.executor.model_loaded("cpu0", LoadedModel("big:1", None, "out of memory"))
+    bench.executor.model_unloaded("cpu0", "big:1")
+    assert bench.events[0] == PartitionReady("cpu0", {"mlp:1": TABLE})
+    assert bench.events[1:] == [
+        ModelLoaded("cpu0", "mlp:1", slow),
+        ModelLoadFailed("cpu0", "big:1", "out of memory"),
+        ModelUnloaded("cpu0", "big:1"),
+    ]
+    assert bench.told[1:] == ["cpu0 loaded mlp:1", "cpu0 did not load big:1: out of memory", "cpu0 unloaded big:1"]
+    bench.send(1)
+    await bench.at(13.9)
+    assert bench.worker.killed == []
+    await bench.at(14.1)
+    assert bench.worker.killed == ["batch 1 did not end within 14 s"]
+
+
+@benched
+async def test_a_batch_has_its_time_after_a_model_was_loaded(bench: Bench) -> None:
+    bench.executor.load(LoadModel("cpu0", "big:1"))
+    bench.send(1)
+    await bench.at(25.0)
+    bench.executor.model_loaded("cpu0", LoadedModel("big:1", None, "out of memory"))
+    await bench.at(34.9)
+    assert bench.worker.killed == []
+    await bench.at(35.1)
+    assert bench.worker.killed == ["batch 1 did not end within 10 s"]
+
+
+@benched
+async def test_an_order_to_a_worker_that_is_gone_yields_nothing_but_its_loss(bench: Bench) -> None:
+    bench.executor.worker_lost("cpu0", "killed by SIGKILL")
+    bench.executor.load(LoadModel("cpu0", "big:1"))
+    bench.executor.unload(UnloadModel("cpu0", "mlp:1"))
+    assert bench.events[1:] == [PartitionLost("cpu0", "killed by SIGKILL")]
+
+
+@benched
+async def test_an_idle_worker_has_all_the_time_in_the_world(bench: Bench) -> None:
+    bench.done(bench.send(1))
+    await bench.at(60.0)
+    bench.send(2)
+    await bench.at(69.9)
+    assert bench.worker.killed == []
+    await bench.at(70.1)
+    assert bench.worker.killed == ["batch 2 did not end within 10 s"]

@@ -1,0 +1,254 @@
+"""The end of a gRPC server, as clients see it who ask until then."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from sluice.gateway.grpc.service import grpc_server
+from sluice.gateway.grpc.transport.server import GrpcServer
+from sluice.models.tensors.spec import DataType
+from tests.unit.gateway.front import front, identity
+from tests.unit.gateway.grpc.grpc_channel import refusal
+from tests.unit.gateway.grpc.transport.test_server import serve, unary
+
+STOPPING = grpc.StatusCode.UNAVAILABLE, "the server is stopping", {"retry-after": "1"}
+
+
+async def echo(request: bytes, context: Any) -> bytes:
+    return request
+
+
+Patience = Callable[[GrpcServer, int], None]
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> Patience:
+    """Has a server that stops take calls for as long as it takes so many to come."""
+    last_calls_s, sleep = 12.5, asyncio.sleep
+
+    def be_patient(server: GrpcServer, count: int) -> None:
+        async def wait(delay_s: float) -> None:
+            if delay_s != last_calls_s:
+                await sleep(delay_s)
+                return
+            async with asyncio.timeout(60):
+                while len(server._late or ()) < count:
+                    await sleep(0)
+
+        monkeypatch.setattr("sluice.gateway.grpc.transport.server.LAST_CALLS_S", last_calls_s)
+        monkeypatch.setattr(asyncio, "sleep", wait)
+
+    return be_patient
+
+
+def test_calls_that_come_while_a_server_stops_are_refused(patience: Patience) -> None:
+    async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
+        call = channel.unary_unary("/s/M", None, None)
+        assert await call(b"before") == b"before"
+        patience(server, 100)
+        stopping = asyncio.create_task(server.stop(60))
+        await asyncio.sleep(0)
+        assert [await refusal(reply) for reply in [call(b"late") for _ in range(100)]] == [STOPPING] * 100
+        await stopping
+
+    serve(unary(echo), talk)
+
+
+def test_a_client_that_asks_again_at_once_is_refused_once_and_reaches_nobody_then(patience: Patience) -> None:
+    async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
+        call = channel.unary_unary("/s/M", None, None)
+        assert await call(b"before") == b"before"
+        patience(server, 1)
+        stopping = asyncio.create_task(server.stop(60))
+        await asyncio.sleep(0)
+        assert await refusal(call(b"late")) == STOPPING
+        code, details, _ = await refusal(call(b"too late"))
+        assert code is grpc.StatusCode.UNAVAILABLE
+        assert "the server is stopping" not in details
+        await stopping
+
+    serve(unary(echo), talk)
+
+
+def test_a_stop_cancels_what_a_plain_function_has_not_answered_and_ignores_a_late_answer() -> None:
+    calls: list[Any] = []
+    asked = asyncio.Event()
+    cancelled: list[Any] = []
+
+    def begin(request: bytes, call: Any) -> None:
+        call.on_cancelled = lambda: cancelled.append(call)
+        calls.append(call)
+        asked.set()
+
+    async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
+        reply = channel.unary_unary("/s/M", None, None)(b"")
+        await asked.wait()
+        await server.stop(None)
+        assert cancelled == calls
+        calls[0].finish(b"too late")
+        assert (await refusal(reply))[0] is grpc.StatusCode.UNAVAILABLE
+
+    serve(unary(begin), talk)
+
+
+def test_streams_are_ended_when_what_came_has_been_answered() -> None:
+    begun, released = asyncio.Event(), asyncio.Event()
+
+    async def answer(requests: AsyncIterator[bytes], context: Any) -> None:
+        async for request in requests:
+            begun.set()
+            await released.wait()
+            await context.write(request)
+
+    async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
+        idle = channel.stream_stream("/s/M", None, None)(None)
+        busy = channel.stream_stream("/s/M", None, None)(None)
+        await busy.write(b"last")
+        await begun.wait()
+        begun_s = asyncio.get_running_loop().time()
+        stopping = asyncio.create_task(server.stop(60))
+        assert await refusal(idle.read()) == STOPPING
+        released.set()
+        assert await busy.read() == b"last"
+        assert await refusal(busy.read()) == STOPPING
+        await stopping
+        assert asyncio.get_running_loop().time() - begun_s < 30
+
+    serve({"M": grpc.stream_stream_rpc_method_handler(answer)}, talk)
+
+
+def test_a_stream_that_the_client_has_ended_is_done_when_a_stop_comes_before_its_last_answer() -> None:
+    begun, released = asyncio.Event(), asyncio.Event()
+
+    async def answer(requests: AsyncIterator[bytes], context: Any) -> None:
+        received = [request async for request in requests]
+        begun.set()
+        await released.wait()
+        await context.write(b"".join(received))
+
+    async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
+        stream = channel.stream_stream("/s/M", None, None)(iter([b"a", b"b"]))
+        await begun.wait()
+        stopping = asyncio.create_task(server.stop(60))
+        await asyncio.sleep(0)
+        released.set()
+        assert [each async for each in stream] == [b"ab"]
+        assert await stream.code() is grpc.StatusCode.OK
+        await stopping
+
+    serve({"M": grpc.stream_stream_rpc_method_handler(answer)}, talk)
+
+
+def test_a_stream_of_inference_is_ended_with_its_last_answers_before_it() -> None:
+    served = front(identity("m", ("x", DataType.FP32, (2,))))
+    served.runtime.hold = True
+    tensor = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 2])
+    request = service_pb2.ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[bytes(8)])
+
+    async def run() -> None:
+        server, port = grpc_server(served.dataplane, served.control, "127.0.0.1", 0, 1 << 20)
+        await server.start()
+        async with asyncio.timeout(60), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stream = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
+            await stream.write(request)
+            await served.runtime.arrived.wait()
+            served.runtime.let_go()
+            stopping = asyncio.create_task(server.stop(60))
+            answer = await stream.read()
+            assert (answer.error_message, answer.infer_response.model_name) == ("", "m")
+            assert await refusal(stream.read()) == STOPPING
+            await stopping
+
+    asyncio.run(run())
+
+
+def test_a_stop_ends_streams_that_are_open_and_a_second_one_does_nothing() -> None:
+    ended = asyncio.Event()
+
+    async def echo(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        try:
+            async for request in requests:
+                yield request
+        finally:
+            ended.set()
+
+    async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
+        stream = channel.stream_stream("/s/M", None, None)(None)
+        await stream.write(b"a")
+        assert await stream.read() == b"a"
+        await asyncio.gather(server.stop(0.05), server.stop(0.05))
+        await ended.wait()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stream.read()
+
+    serve({"M": grpc.stream_stream_rpc_method_handler(echo)}, talk)
+
+
+def test_a_handler_that_goes_on_after_a_stop_changes_nothing() -> None:
+    begun, ended, released = asyncio.Semaphore(0), asyncio.Semaphore(0), asyncio.Event()
+    went_on: list[str] = []
+
+    async def go_on() -> None:
+        begun.release()
+        while not released.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await released.wait()
+
+    async def answer(request: bytes, context: Any) -> bytes:
+        await go_on()
+        went_on.append("answer")
+        ended.release()
+        return request
+
+    async def answers(requests: AsyncIterator[bytes], context: Any) -> None:
+        await go_on()
+        await context.write(b"too late")
+        went_on.append(f"stream of {[request async for request in requests]}")
+        ended.release()
+
+    handlers = unary(answer) | {"S": grpc.stream_stream_rpc_method_handler(answers)}
+
+    async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
+        call = channel.unary_unary("/s/M", None, None)(b"")
+        stream = channel.stream_stream("/s/S", None, None)(None)
+        await stream.write(b"a")
+        await begun.acquire()
+        await begun.acquire()
+        await server.stop(None)
+        for reply in (call, stream.read()):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await reply
+        released.set()
+        await ended.acquire()
+        await ended.acquire()
+
+    serve(handlers, talk)
+    assert sorted(went_on) == ["answer", "stream of []"]
+
+
+def test_a_server_that_was_not_started_stops_at_once() -> None:
+    asyncio.run(GrpcServer(()).stop(None))
+
+
+def test_the_thread_of_a_server_whose_loop_was_closed_ends_with_the_next_call() -> None:
+    async def start() -> int:
+        server = GrpcServer(())
+        port = server.add_port("127.0.0.1:0")
+        await server.start()
+        return port
+
+    port = asyncio.run(start())
+    timeout_s = 0.2
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        while any(thread.name == "grpc" for thread in threading.enumerate()):
+            assert timeout_s < 60
+            with pytest.raises(grpc.RpcError):
+                channel.unary_unary("/s/M", None, None)(b"", timeout=timeout_s)
+            timeout_s *= 2  # on a busy machine it takes longer to reach the server

@@ -1,0 +1,39 @@
+import numpy as np
+
+from sluice.loadgen.records.record import MAX_REASONS, Record
+from sluice.loadgen.traffic.schedule import Schedule
+
+
+def counted(*reasons: str) -> dict[str, int]:
+    record = Record.of(Schedule(np.zeros(0, np.int64), np.zeros(0, np.int64)))
+    for reason in reasons:
+        record.count_reason(reason)
+    return record.reasons
+
+
+def test_reasons_that_differ_in_quantities_only_are_counted_as_the_first() -> None:
+    over = "HTTP 503: 16.9 of 50.0 ms were over"
+    assert counted(over, "HTTP 503: 17 of 50.0 ms were over", over, "costs 6.487e-07", "costs 2") == {
+        over: 3,
+        "costs 6.487e-07": 2,
+    }
+
+
+def test_status_codes_and_names_tell_reasons_apart() -> None:
+    reasons = (
+        "HTTP 429: busy",
+        "HTTP 503: busy",
+        "m:1 is away",
+        "m:2 is away",
+        "no cpu0",
+        "no cpu1",
+        "no mps-20",
+        "no mps-40",
+    )
+    assert counted(*reasons) == dict.fromkeys(reasons, 1)
+
+
+def test_no_more_reasons_are_told_apart_than_a_report_has_room_for() -> None:
+    reasons = [f"{name} took 1 ms" for name in "abcdefghij"]
+    known = dict.fromkeys(reasons[:MAX_REASONS], 1)
+    assert counted(*reasons, "a took 2 ms", "j took 2 ms") == known | {"a took 1 ms": 2, "other reasons": 3}

@@ -1,0 +1,59 @@
+import msgspec
+import pytest
+
+from sluice.loadgen.records.stats import Distribution, Metrics
+from sluice.loadgen.records.validity import invalid_reasons
+
+METRICS = Metrics(
+    queries=1000,
+    ok=1000,
+    shed=0,
+    error=0,
+    timeout=0,
+    dropped=0,
+    good=1000,
+    offered_per_s=100.0,
+    completed_per_s=100.0,
+    goodput_per_s=100.0,
+    attainment=1.0,
+    confirmed=True,
+    queries_to_confirm=459,
+    latency_ms=None,
+    service_ms=None,
+    lateness_ms=None,
+)
+
+
+def late(p99: float) -> Metrics:
+    return msgspec.structs.replace(METRICS, lateness_ms=Distribution(0, 0, 0, 0, 0, p99, p99, p99))
+
+
+def test_a_good_run_is_valid() -> None:
+    assert invalid_reasons(late(0.5), 10, 99, interrupted=False) == []
+
+
+@pytest.mark.parametrize(
+    ("p99_ms", "slo_ms", "valid"),
+    [(1.0, None, True), (1.01, None, False), (1.0, 10, True), (1.01, 10, False), (5.0, 100, True), (5.01, 100, False)],
+)
+def test_lateness_may_be_a_millisecond_or_a_twentieth_of_the_objective(
+    p99_ms: float, slo_ms: float | None, valid: bool
+) -> None:
+    reasons = invalid_reasons(late(p99_ms), slo_ms, 99, interrupted=False)
+    assert [reason[:21] for reason in reasons] == ([] if valid else ["limited by the client"])
+
+
+def test_too_few_queries_prove_nothing_even_without_a_miss() -> None:
+    few = msgspec.structs.replace(METRICS, queries=458)
+    assert invalid_reasons(few, 10, 99, interrupted=False) == [
+        "too short: 458 queries after the warm-up; a verdict on 99 % takes 459"
+    ]
+    assert invalid_reasons(few, 10, 90, interrupted=False) == []
+
+
+def test_dropped_and_interrupted_runs_are_invalid() -> None:
+    dropped = msgspec.structs.replace(METRICS, dropped=3)
+    assert invalid_reasons(dropped, 10, 99, interrupted=True) == [
+        "interrupted before its end",
+        "limited by the client: 3 queries were dropped before they were sent",
+    ]

@@ -1,0 +1,68 @@
+import dataclasses
+import json
+
+import numpy as np
+
+from sluice.loadgen.records.server_metrics import BatchSizes, ServerSide, StageShare
+from sluice.loadgen.run.report import run_json, run_text
+from sluice.loadgen.run.result import RunConfig
+from tests.unit.loadgen.results import result_of
+
+CONFIG = RunConfig(target="http://host:1", model="m", rate=1000, slo_ms=10, warmup_s=0, seed=3)
+
+
+def test_the_whole_text_of_a_run() -> None:
+    result = result_of(CONFIG, latency_ms=10, queries=1001)
+    result = dataclasses.replace(
+        result,
+        schedule_digest="0123456789abcdef" * 4,
+        client_cpu_us_per_query=12.345,
+        server=ServerSide(
+            (BatchSizes("m:1", "cpu0", 500, 2.0), BatchSizes("m:1", "cpu1", 100, 1.0)),
+            (StageShare("m:1", "m", 1001, 1.0),),
+        ),
+        predictions=np.array([[1], [2], [-1]]),
+        expected=np.array([[1], [3], [3]]),
+    )
+    result.record.count_reason("HTTP 503: busy")
+    assert run_text(result) == (
+        "Server scenario: m at http://host:1\n"
+        "  seed 3, schedule 0123456789abcdef, 0 s of warm-up left out\n"
+        "  queries    1001: 1001 ok, 0 shed, 0 error, 0 timeout, 0 dropped\n"
+        "  rate       1000.0/s offered, 990.1/s completed, 1000.0/s good\n"
+        "  objective  10 ms for 99 %: met by 100.000 %, by early stopping confirmed\n"
+        "  ms              mean       p50       p90       p95       p97       p99     p99.9       max\n"
+        "  from due      10.000    10.000    10.000    10.000    10.000    10.000    10.000    10.000\n"
+        "  from sent     10.000    10.000    10.000    10.000    10.000    10.000    10.000    10.000\n"
+        "  sent late      0.000     0.000     0.000     0.000     0.000     0.000     0.000     0.000\n"
+        "  client     12.3 us of CPU a query\n"
+        "  accuracy   0.5000 of 2 answered rows\n"
+        "  batches    600, mean 1.83 rows\n"
+        "  batches    m:1 on cpu0: 500, mean 2.00 rows\n"
+        "  batches    m:1 on cpu1: 100, mean 1.00 rows\n"
+        "  stage      m:1 m: 1001 rows (100.0 %)\n"
+        "  failures   1 x HTTP 503: busy\n"
+        "Result: VALID, objective met\n"
+    )
+
+
+def test_the_verdicts() -> None:
+    missed = result_of(CONFIG, latency_ms=11, queries=1001)
+    invalid = result_of(CONFIG, latency_ms=10, queries=10, invalid=("too short", "interrupted"))
+    simulated = dataclasses.replace(missed, simulated=True)
+    assert run_text(missed).endswith("Result: VALID, objective MISSED\n")
+    assert run_text(invalid).endswith("Result: INVALID: too short; interrupted\n")
+    assert run_text(simulated).startswith("Server scenario: m at http://host:1 (SIMULATED)\n")
+    assert (missed.slo_met, invalid.slo_met) == (False, True)
+
+
+def test_the_json_of_a_run() -> None:
+    report = json.loads(run_json(result_of(CONFIG, latency_ms=10, queries=1001)))
+    assert report["schema_version"] == 1
+    assert report["kind"] == "run"
+    assert report["config"]["rate"] == 1000
+    streams = {"arrivals", "samples", "data", "verdicts", "service", "ways", "strays", "pace"}
+    assert report["seeds"].keys() == {"master"} | streams
+    assert report["metrics"]["latency_ms"]["p99"] == 10
+    assert report["validity"] == {"valid": True, "reasons": []}
+    assert report["slo_met"] is True

@@ -1,0 +1,76 @@
+import pytest
+
+from sluice.loadgen.target.http_response import MAX_HEAD_BYTES, Head, ProtocolError, Response, ResponseReader
+
+JSON = b'{"outputs":[]}'
+ANSWER = (
+    b"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: 14\r\nContent-Length: 18\r\nX-Other: 1\r\n\r\n"
+    + JSON
+    + b"\0\1\2\3"
+)
+
+
+def test_a_response_in_one_piece() -> None:
+    response = ResponseReader(keep_bodies=True).feed(ANSWER)
+    assert response is not None
+    assert response.head == (200, 18, 14, False)
+    assert response.body == JSON + b"\0\1\2\3"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 50])
+def test_pieces_of_any_size_give_the_same_response(size: int) -> None:
+    reader = ResponseReader(keep_bodies=True)
+    found = [reader.feed(ANSWER[start : start + size]) for start in range(0, len(ANSWER), size)]
+    assert found[:-1] == [None] * (len(found) - 1)
+    assert found[-1] == ResponseReader(keep_bodies=True).feed(ANSWER)
+
+
+def test_one_reader_reads_one_response_after_another() -> None:
+    reader = ResponseReader(keep_bodies=False)
+    for _ in range(3):
+        assert reader.feed(ANSWER[:40]) is None
+        response = reader.feed(ANSWER[40:])
+        assert response is not None
+        assert response.body == b""
+
+
+def test_the_body_of_an_error_is_kept_in_any_case() -> None:
+    response = ResponseReader(keep_bodies=False).feed(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length:2\r\n\r\nno")
+    assert response == Response(Head(503, 2, -1, False), b"no")
+
+
+def test_the_length_of_the_json_is_not_taken_for_that_of_the_body() -> None:
+    head = b"HTTP/1.1 200 OK\r\ninference-header-content-length: 3\r\ncontent-length: 5\r\n\r\n"
+    response = ResponseReader(keep_bodies=True).feed(head + b"12345")
+    assert response is not None
+    assert (response.head.body_bytes, response.head.json_bytes) == (5, 3)
+
+
+def test_an_empty_body_completes_with_the_head() -> None:
+    response = ResponseReader(keep_bodies=True).feed(b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n")
+    assert response == Response(Head(204, 0, -1, False), b"")
+
+
+def test_a_closing_server_is_noticed() -> None:
+    response = ResponseReader(False).feed(b"HTTP/1.0 200 OK\r\nConnection: Close\r\nContent-Length: 0\r\n\r\n")
+    assert response is not None
+    assert response.head.close
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "does not start with an HTTP/1.1 status line"),
+        (b"HTTP/2 200\r\nContent-Length: 0\r\n\r\n", "does not start with an HTTP/1.1 status line"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", "no valid Content-Length"),
+        (b"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: 3\r\n\r\n", "no valid Content-Length"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: -3\r\n\r\n", "no valid Content-Length"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0x10\r\n\r\n", "no valid Content-Length"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999\r\n\r\n", "body is longer than"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nab", "bytes came after the end"),
+        (b"x" * (MAX_HEAD_BYTES + 1), "head is longer than"),
+    ],
+)
+def test_what_is_no_response_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(ProtocolError, match=message):
+        ResponseReader(keep_bodies=True).feed(data)

@@ -1,0 +1,64 @@
+import json
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from sluice.models.backends.configured import Reshaped, warm_up_runs, warm_up_shapes
+from sluice.models.errors import BackendFailed
+from sluice.models.measuring.quick import blank_batch
+from sluice.models.tensors.arrays import Array
+from sluice.models.tensors.spec import DataType, TensorSpec
+from sluice.models.triton_config.model_config import ModelConfig, OutputConfig, Reshape
+
+
+class Echo:
+    """Keeps what it was run with, and answers with it."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.inputs = self.outputs = (TensorSpec("x", DataType.FP32, shape),)
+        self.provider, self.threads = "", 0
+        self.given: list[Array] = []
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        self.given.append(inputs["x"])
+        return dict(inputs)
+
+
+def config(*warm_ups: dict[str, object]) -> str:
+    tensor = {"name": "x", "data_type": "TYPE_FP32", "dims": [-1]}
+    return json.dumps({"max_batch_size": 8, "input": [tensor], "model_warmup": warm_ups})
+
+
+def warm_up(**changes: object) -> dict[str, object]:
+    given = {"data_type": "TYPE_FP32", "dims": [5], "zero_data": True}
+    return {"name": "w", "batch_size": 4, "inputs": {"x": given | changes.pop("x", {})}} | changes  # type: ignore[operator]
+
+
+def test_warm_up_runs_are_those_of_the_configuration() -> None:
+    backend = Echo((-1, -1))
+    random = warm_up(batch_size=1, x={"zero_data": False, "random_data": True})
+    steps = list(warm_up_runs(backend, config(warm_up(count=2), random)))
+    assert len(steps) == 3
+    assert [given.shape for given in backend.given] == [(4, 5), (4, 5), (1, 5)]
+    assert [bool(given.any()) for given in backend.given] == [False, False, True]
+
+
+def test_variable_dimensions_are_warmed_and_timed_at_the_size_of_a_warm_up() -> None:
+    shapes = warm_up_shapes(config(warm_up()))
+    assert shapes == {"x": (5,)}
+    assert blank_batch(Echo((-1, -1)), True, 2, shapes)["x"].shape == (2, 5)
+    assert blank_batch(Echo((-1, -1)), True, 2)["x"].shape == (2, 1)
+
+
+def test_without_a_configuration_there_is_no_warm_up() -> None:
+    assert list(warm_up_runs(Echo((-1,)), "")) == []
+    assert warm_up_shapes("") == {}
+
+
+def test_an_output_of_another_size_cannot_be_reshaped() -> None:
+    output = OutputConfig(name="x", data_type="TYPE_FP32", dims=(2, 2), reshape=Reshape((4,)))
+    backend = Reshaped(Echo((-1, 4)), ModelConfig(max_batch_size=8, output=(output,)))
+    assert backend.outputs[0].shape == (-1, 2, 2)
+    with pytest.raises(BackendFailed, match="tensor 'x': cannot reshape array of size 3"):
+        backend.run({"x": np.zeros((1, 3), np.float32)})

@@ -1,0 +1,33 @@
+"""What a process and those that it has started take of memory."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sluice.models.backends import process_family
+from sluice.models.measuring.memory_meter import HostMemory
+
+MIB = 1 << 20
+TAKES = "taken = bytearray(50 << 20); print('taken', flush=True); input()"
+STARTS = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {TAKES!r}])"
+
+
+def test_what_a_process_of_a_process_takes_counts() -> None:
+    meter = HostMemory()
+    with subprocess.Popen([sys.executable, "-c", STARTS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"taken\n"
+        peak = meter.peak_bytes()
+        process.communicate(b"\n")
+    assert peak is not None
+    assert peak > 50 * MIB
+
+
+def test_a_thread_that_has_just_ended_is_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = 1 << 22
+    monkeypatch.setattr(process_family, "threads_of", lambda pid: [ended, pid])
+    monkeypatch.setattr(process_family, "_has_children", lambda: True)
+    assert os.getpid() in process_family.family(os.getpid())
+    assert HostMemory().peak_bytes() is not None

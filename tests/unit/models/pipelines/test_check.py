@@ -1,0 +1,396 @@
+import pytest
+
+from sluice.models.errors import ConfigError
+from sluice.models.pipelines.check import check_pipeline, single_model
+from sluice.models.pipelines.file import decode_pipeline
+from sluice.models.pipelines.pipeline import Combiner, Confidence, Late, Pipeline, Source, Stage, When
+from sluice.models.spec import ModelSpec
+from sluice.models.tensors.spec import DataType, TensorSpec
+
+FP32, FP16, UINT8 = DataType.FP32, DataType.FP16, DataType.UINT8
+
+
+def model(name: str, given: TensorSpec, *made: TensorSpec, version: int = 1, max_batch_size: int = 64) -> ModelSpec:
+    return ModelSpec(name, version, (given,), made, max_batch_size)
+
+
+X, PROBS = TensorSpec("x", FP32, (4,)), TensorSpec("probs", FP32, (10,))
+SPECS = [
+    model("prep", TensorSpec("raw", UINT8, (4,)), X),
+    model("small", X, PROBS),
+    model("small", X, PROBS, version=3),
+    model("large", X, PROBS, max_batch_size=16),
+    model("any", TensorSpec("x", FP32, (-1,)), PROBS),
+    model("wide", TensorSpec("x", FP32, (5,)), PROBS),
+    model("flat", TensorSpec("x", FP32, (2, 2)), PROBS),
+    model("half", X, TensorSpec("probs", FP16, (10,))),
+    model("few", X, TensorSpec("probs", FP32, (3,))),
+    model("label", X, TensorSpec("label", DataType.INT64, ())),
+    model("grid", X, TensorSpec("probs", FP32, (2, 5))),
+    model("fixed", X, PROBS, max_batch_size=0),
+    ModelSpec("pair", 1, (X, TensorSpec("z", FP32, (4,))), (PROBS,), 64),
+]
+MODELS = {spec.key: spec for spec in SPECS}
+
+CASCADE = """
+slo_ms: 50
+late: evict
+stages:
+  large: {model: large, inputs: {x: prep.x}, when: {stage: small, output: probs, below: 0.9}}
+  small: {model: small, version: 1, inputs: {x: prep.x}}
+  prep: {model: prep, inputs: {raw: request.raw}}
+outputs:
+  probs: {from: [large.probs, small.probs]}
+"""
+ENSEMBLE = """
+stages:
+  a: {model: small, inputs: {x: request.x}}
+  b: {model: any, inputs: {x: request.x}}
+  vote: {combine: most_confident, of: [a.probs, b.probs]}
+outputs:
+  answer: {from: vote.probs}
+  first: a.probs
+"""
+
+
+def check(text: str) -> Pipeline:
+    return check_pipeline(decode_pipeline(text, "repo/p/pipeline.yaml"), MODELS, name="p", path="repo/p/pipeline.yaml")
+
+
+def test_a_cascade() -> None:
+    when = When("small", "probs", 0.9, Confidence.MAX)
+    assert check(CASCADE) == Pipeline(
+        name="p",
+        version=1,
+        inputs=(TensorSpec("raw", UINT8, (4,)),),
+        outputs=(PROBS,),
+        stages=(
+            Stage("prep", {"raw": Source("request", "raw")}, model="prep:1"),
+            Stage("small", {"x": Source("prep", "x")}, model="small:1"),
+            Stage("large", {"x": Source("prep", "x")}, model="large:1", when=when),
+        ),
+        sources={"probs": (Source("large", "probs"), Source("small", "probs"))},
+        max_batch_size=16,
+        slo_ms=50.0,
+        late=Late.EVICT,
+    )
+
+
+def test_an_ensemble() -> None:
+    pipeline = check(ENSEMBLE)
+    # The latest version; the request input takes the one fixed shape that both stages accept.
+    assert [stage.model for stage in pipeline.stages] == ["small:3", "any:1", None]
+    assert pipeline.inputs == (X,)
+    assert pipeline.stages[2] == Stage(
+        "vote", {"0": Source("a", "probs"), "1": Source("b", "probs")}, combine=Combiner.MOST_CONFIDENT
+    )
+    assert [output.name for output in pipeline.outputs] == ["answer", "first"]
+    assert (pipeline.max_batch_size, pipeline.slo_ms, pipeline.late) == (64, None, Late.SERVE)
+
+
+def test_stages_keep_the_order_of_the_file_where_they_can() -> None:
+    text = """
+stages:
+  c: {model: small, inputs: {x: a.x}}
+  b: {model: small, inputs: {x: a.x}}
+  a: {model: prep, inputs: {raw: request.raw}}
+  d: {combine: mean, of: [b.probs, c.probs]}
+outputs: {probs: d.probs}
+"""
+    assert [stage.name for stage in check(text).stages] == ["a", "c", "b", "d"]
+
+
+def test_a_stage_may_be_used_for_its_confidence_only() -> None:
+    text = """
+stages:
+  gate: {model: small, inputs: {x: request.x}}
+  a: {model: small, inputs: {x: request.x}}
+  b: {model: large, inputs: {x: request.x}, when: {stage: gate, output: probs, confidence: margin, below: 1}}
+outputs: {probs: {from: [b.probs, a.probs]}}
+"""
+    assert check(text).stages[2].when == When("gate", "probs", 1.0, Confidence.MARGIN)
+
+
+def test_one_unbatchable_model_may_be_a_pipeline() -> None:
+    pipeline = check("stages: {one: {model: fixed, inputs: {x: request.x}}}\noutputs: {probs: one.probs}")
+    assert (pipeline.max_batch_size, pipeline.batchable) == (0, False)
+
+
+def test_a_model_by_itself_is_a_pipeline() -> None:
+    assert single_model(MODELS["small:3"]) == Pipeline(
+        name="small",
+        version=3,
+        inputs=(X,),
+        outputs=(PROBS,),
+        stages=(Stage("small", {"x": Source("request", "x")}, model="small:3"),),
+        sources={"probs": (Source("small", "probs"),)},
+        max_batch_size=64,
+        platform="onnxruntime_onnx",
+    )
+
+
+BAD_CASCADES = [
+    # the form of the file
+    ("slo_ms: 50", "slo_ms: fast", "slo_ms: Expected `float | null`, got `str`"),
+    ("slo_ms: 50", "slo_mss: 50", "Object contains unknown field `slo_mss`; expected stages, outputs, slo_ms, late"),
+    ("late: evict", "late: never", "late: Invalid enum value 'never'; expected serve or evict"),
+    ("below: 0.9", "below: low", "stages.large.when.below: Expected `float`, got `str`"),
+    (
+        "below: 0.9",
+        "beneath: 0.9",
+        "stages.large.when: Object contains unknown field `beneath`; expected stage, output",
+    ),
+    (", below: 0.9", "", "stages.large.when: Object missing required field `below`"),
+    (
+        "below: 0.9",
+        "below: 0.9, confidence: sure",
+        "stages.large.when.confidence: Invalid enum value 'sure'; expected max or margin or entropy",
+    ),
+    ("version: 1", "version: one", "stages.small.version: Expected `int | null`, got `str`"),
+    (
+        "version: 1",
+        "ver: 1",
+        "stages.small: Object contains unknown field `ver`; expected model, inputs, version, when",
+    ),
+    ("{x: prep.x}, when", "prep.x, when", "stages.large.inputs: Expected `object`, got `str`"),
+    (
+        "raw: request.raw",
+        "raw: request",
+        "stages.prep.inputs.raw: expected STAGE.TENSOR or request.TENSOR, got 'reques",
+    ),
+    ("raw: request.raw", "raw: 3", "stages.prep.inputs.raw: expected STAGE.TENSOR or request.TENSOR, got 3"),
+    ("{model: prep, inputs", "{inputs", "stages.prep: expected 'model', 'family' or 'combine'"),
+    ("{from: [large", "{form: [large", "outputs.probs: Object contains unknown field `form`; expected from"),
+    ("[large.probs, small.probs]", "[large.probs, small]", "outputs.probs.from.1: expected STAGE.TENSOR"),
+    ("[large.probs, small.probs]", "[]", "outputs.probs: expected at least one source"),
+    ("  prep: {", "  small: {", "not YAML: 'small' twice"),
+    ("stages:", "stages: [", "not YAML: "),
+    # names, models and tensors that do not exist
+    (
+        "model: large,",
+        "model: huge,",
+        "stages.large.model: no model 'huge'; there is any, few, fixed, flat, grid, half",
+    ),
+    ("version: 1", "version: 2", "stages.small.version: model 'small' has no version 2; there is 1, 3"),
+    ("inputs: {raw:", "inputs: {row:", "stages.prep.inputs.row: model 'prep:1' has no such input; there is raw"),
+    ("{raw: request.raw}", "{}", "stages.prep.inputs: input 'raw' of model 'prep:1' is missing"),
+    ("x: prep.x}, when", "x: prop.x}, when", "stages.large.inputs.x: no stage 'prop'; there is large, small, prep"),
+    ("x: prep.x}, when", "x: prep.y}, when", "stages.large.inputs.x: stage 'prep' has no output 'y'; there is x"),
+    ("stage: small", "stage: tiny", "stages.large.when.stage: no stage 'tiny'; there is large, small, prep"),
+    ("stage: small", "stage: request", "stages.large.when.stage: no stage 'request'; there is large, small, prep"),
+    (
+        "output: probs",
+        "output: logits",
+        "stages.large.when.output: stage 'small' has no output 'logits'; there is probs",
+    ),
+    ("small.probs]", "tiny.probs]", "outputs.probs: no stage 'tiny'; there is large, small, prep"),
+    ("small.probs]", "small.y]", "outputs.probs: stage 'small' has no output 'y'; there is probs"),
+    ("small.probs]", "request.raw]", "outputs.probs: expected a stage's tensor, got request.raw"),
+    ("  prep: {model", "  request: {model", "stages.request: not a stage name; expected letters, digits, '_' and '-'"),
+    ("  prep: {model", "  a.b: {model", "stages.a.b: not a stage name; expected letters"),
+    # values
+    ("slo_ms: 50", "slo_ms: 0", "slo_ms: expected a finite number above 0, got 0.0"),
+    ("slo_ms: 50", "slo_ms: .nan", "slo_ms: expected a finite number above 0, got nan"),
+    ("slo_ms: 50", "slo_ms: .inf", "slo_ms: expected a finite number above 0, got inf"),
+    ("below: 0.9", "below: 0", "stages.large.when.below: expected a threshold above 0 and at most 1, got 0.0"),
+    ("below: 0.9", "below: 1.1", "stages.large.when.below: expected a threshold above 0 and at most 1, got 1.1"),
+    ("below: 0.9", "below: .nan", "stages.large.when.below: expected a threshold above 0 and at most 1, got nan"),
+    # the graph
+    ("stage: small", "stage: large", "stages.large.when.stage: a stage cannot depend on its own confidence"),
+    ("{x: prep.x}}", "{x: large.probs}}", "stages.large.when.stage: 'small' comes after 'large'; expected an earlier"),
+    ("raw: request.raw", "raw: small.probs", "stages: cycle prep -> small -> prep; expected stages that only need"),
+    ("raw: request.raw", "raw: prep.x", "stages: cycle prep -> prep"),
+    (
+        "[large.probs, small.probs]",
+        "small.probs",
+        "stages.large: unreachable: no output and no other stage that is used",
+    ),
+    (
+        "[large.probs, small.probs]",
+        "large.probs",
+        "outputs.probs: rows for which 'large' does not run would have no answer",
+    ),
+    ("[large.probs, small.probs]", "[small.probs, large.probs]", "outputs.probs: rows for which 'large' does not run"),
+    ("}, when: {stage: small, output: probs, below: 0.9}}", "}}", "outputs.probs: 'large' always runs, so the sources"),
+    ("large.probs, small", "small.probs, small", "outputs.probs: small.probs is given twice"),
+    # kinds of tensors
+    ("model: large,", "model: wide,", "stages.large.inputs.x: expected FP32 [5], but prep.x is FP32 [4]"),
+    ("model: large,", "model: flat,", "stages.large.inputs.x: expected FP32 [2, 2], but prep.x is FP32 [4]"),
+    ("x: prep.x}, when", "x: request.raw}, when", "stages.large.inputs.x: expected FP32 [4], but request.raw is UINT8"),
+    ("model: large,", "model: half,", "outputs.probs: small.probs is FP32 [10], but large.probs is FP16 [10]"),
+    ("model: large,", "model: few,", "outputs.probs: small.probs is FP32 [10], but large.probs is FP32 [3]"),
+    ("model: large,", "model: fixed,", "stages.large.model: model 'fixed:1' has no batch dimension; expected one in a"),
+    ("model: large,", "model: pair,", "stages.large.inputs: input 'z' of model 'pair:1' is missing"),
+    (
+        "{stage: small, output: probs",
+        "{stage: prep, output: raw",
+        "stages.large.when.output: stage 'prep' has no output 'raw'; there is x",
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), BAD_CASCADES)
+def test_a_bad_cascade_is_refused_with_the_place(old: str, new: str, message: str) -> None:
+    assert old in CASCADE
+    with pytest.raises(ConfigError) as refused:
+        check(CASCADE.replace(old, new, 1))
+    assert str(refused.value).startswith(f"repo/p/pipeline.yaml: {message}")
+
+
+BAD_ENSEMBLES = [
+    (
+        "most_confident",
+        "best",
+        "stages.vote.combine: Invalid enum value 'best'; expected mean or most_confident or weighted_mean or vote or",
+    ),
+    ("of: [a.probs, b.probs]", "of: [a.probs]", "stages.vote.of: expected at least two tensors to combine, got 1"),
+    ("of: [a.probs, b.probs]", "of: [a.probs, a.probs]", "stages.vote.of: a.probs is given twice"),
+    ("of: [a.probs, b.probs]", "of: [a.probs, request.x]", "stages.vote.of.1: expected a stage's tensor, not the req"),
+    ("of: [a.probs, b.probs]", "of: a.probs", "stages.vote.of: Expected `array`, got `str`"),
+    ("of: [a.probs, b.probs]", "of: [a.probs, c.probs]", "stages.vote.of.1: no stage 'c'; there is a, b, vote"),
+    ("model: any", "model: few", "stages.vote.of: b.probs is FP32 [3], but a.probs is FP32 [10]"),
+    ("model: any", "model: half", "stages.vote.of: b.probs is FP16 [10], but a.probs is FP32 [10]"),
+    ("model: any", "model: wide", "stages.b.inputs.x: expected FP32 [5], but request.x is FP32 [4] elsewhere"),
+    ("model: any", "model: prep", "stages.b.inputs.x: model 'prep:1' has no such input; there is raw"),
+    ("vote.probs", "vote.y", "outputs.answer: stage 'vote' has no output 'y'; there is probs"),
+    (
+        "vote: {",
+        "vote: {model: small, ",
+        "stages.vote: Object contains unknown field `model`; expected combine, of, weights, when",
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), BAD_ENSEMBLES)
+def test_a_bad_ensemble_is_refused_with_the_place(old: str, new: str, message: str) -> None:
+    assert old in ENSEMBLE
+    with pytest.raises(ConfigError) as refused:
+        check(ENSEMBLE.replace(old, new, 1))
+    assert str(refused.value).startswith(f"repo/p/pipeline.yaml: {message}")
+
+
+def _combined(combine: str, tensor: str, one: str, other: str) -> str:
+    return f"""
+stages:
+  a: {{model: {one}, inputs: {{x: request.x}}}}
+  b: {{model: {other}, inputs: {{x: request.x}}}}
+  vote: {{combine: {combine}, of: [a.{tensor}, b.{tensor}]}}
+outputs: {{out: vote.{tensor}}}
+"""
+
+
+def test_combiners_take_floats_and_most_confident_takes_vectors() -> None:
+    with pytest.raises(ConfigError, match=r"stages\.vote\.of: expected tensors of FP16, FP32, FP64, got INT64"):
+        check(_combined("mean", "label", "label", "label"))
+    with pytest.raises(ConfigError, match=r"of: most_confident expected a vector of probabilities a row, got FP32 \[2"):
+        check(_combined("most_confident", "probs", "grid", "grid"))
+    assert check(_combined("mean", "probs", "grid", "grid")).outputs == (TensorSpec("out", FP32, (2, 5)),)
+
+
+def test_combiners_that_take_more() -> None:
+    assert check(_combined("vote", "label", "label", "label")).outputs == (TensorSpec("out", DataType.INT64, ()),)
+    assert check(_combined("concat", "probs", "few", "small")).outputs == (TensorSpec("out", FP32, (13,)),)
+    weighted = check(_combined("weighted_mean, weights: [1, 2.5]", "probs", "small", "small"))
+    assert weighted.stages[2].weights == (1.0, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("combine", "tensor", "one", "other", "message"),
+    [
+        ("vote", "probs", "grid", "grid", r"of: vote expected a vector of probabilities a row, got FP32 \[2, 5\]"),
+        ("vote", "probs", "small", "few", r"of: b.probs is FP32 \[3\], but a.probs is FP32 \[10\]"),
+        (
+            "concat",
+            "probs",
+            "small",
+            "grid",
+            r"of: b.probs is FP32 \[2, 5\], but a.probs is FP32 \[10\]; expected them to",
+        ),
+        ("concat", "probs", "small", "half", r"of: b.probs is FP16 \[10\], but a.probs is FP32 \[10\]"),
+        ("concat", "label", "label", "label", r"of: concat expected tensors of at least one dimension, but a.label is"),
+        ("weighted_mean", "probs", "small", "small", "weights: expected one weight for each of the 2 tensors, got 0"),
+        (
+            "weighted_mean, weights: [0, 0]",
+            "probs",
+            "small",
+            "small",
+            r"weights: expected finite weights of at least 0, one of them above, got \[0.0, 0.0\]",
+        ),
+        (
+            "weighted_mean, weights: [1, .nan]",
+            "probs",
+            "small",
+            "small",
+            r"weights: expected finite weights of at least 0, one of them above, got \[1.0, nan\]",
+        ),
+        ("mean, weights: [1, 1]", "probs", "small", "small", "weights: weights belong to weighted_mean, not to mean"),
+    ],
+)
+def test_combiners_that_cannot_join(combine: str, tensor: str, one: str, other: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"stages\.vote\.{message}"):
+        check(_combined(combine, tensor, one, other))
+
+
+def test_a_threshold_needs_probabilities() -> None:
+    text = CASCADE.replace("model: small, version: 1", "model: label").replace("output: probs", "output: label")
+    with pytest.raises(
+        ConfigError, match=r"stages\.large\.when\.output: expected probabilities \(FP16, FP32, FP64\), g"
+    ):
+        check(text)
+
+
+def test_what_depends_on_a_conditional_stage_is_conditional() -> None:
+    text = """
+stages:
+  a: {model: small, inputs: {x: request.x}}
+  b: {model: small, inputs: {x: request.x}, when: {stage: a, output: probs, below: 0.5}}
+  vote: {combine: mean, of: [a.probs, b.probs]}
+outputs: {probs: SOURCES}
+"""
+    with pytest.raises(ConfigError, match=r"outputs\.probs: rows for which 'vote' does not run would have no answer"):
+        check(text.replace("SOURCES", "vote.probs"))
+    assert len(check(text.replace("SOURCES", "{from: [vote.probs, a.probs]}")).stages) == 3
+
+
+def test_two_stages_that_wait_for_each_others_confidence_are_a_cycle() -> None:
+    text = """
+stages:
+  a: {model: small, inputs: {x: request.x}, when: {stage: b, output: probs, below: 0.5}}
+  b: {model: small, inputs: {x: request.x}, when: {stage: a, output: probs, below: 0.5}}
+outputs: {probs: a.probs}
+"""
+    with pytest.raises(ConfigError, match="stages: cycle a -> b -> a; expected"):
+        check(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "Expected `object`, got `null`"),
+        ("[]", "Expected `object`, got `array`"),
+        ("outputs: {}", "Object missing required field `stages`"),
+        ("stages: {}\noutputs: {y: a.y}", "stages: expected at least one stage"),
+        ("stages: {a: {model: small, inputs: {x: request.x}}}\noutputs: {}", "outputs: expected at least one output"),
+        ("stages: {a: 3}\noutputs: {y: a.y}", "stages.a: Expected `object`, got `int`"),
+        (
+            "stages: {a: {combine: mean, of: [a.y, a.z]}}\noutputs: {y: a.y}",
+            "stages: expected at least one stage with a",
+        ),
+        (
+            "stages: {no: {model: small, inputs: {}}}\noutputs: {}",
+            "stages: Expected `str`, got `bool` as a name; put it in quotes",
+        ),
+        ("slo_ms: 2024-02-31", "not YAML: "),
+        ("[" * 500, "not YAML: "),
+    ],
+)
+def test_what_is_no_pipeline_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check(text)
+    assert str(refused.value).startswith(f"repo/p/pipeline.yaml: {message}")
+
+
+def test_a_pipeline_may_not_be_named_like_a_model() -> None:
+    file = decode_pipeline(CASCADE, "f")
+    with pytest.raises(ConfigError, match=r"^f: there is already a model named 'small'; expected a name of its own"):
+        check_pipeline(file, MODELS, name="small", path="f")

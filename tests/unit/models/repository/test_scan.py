@@ -1,0 +1,169 @@
+from pathlib import Path
+
+import pytest
+
+from sluice.models.errors import ConfigError
+from sluice.models.repository.scan import Repository, entry_of_file
+from sluice.models.tensors.spec import DataType
+from tests.support.onnx_models import save_fixed_batch, save_identity, save_mlp
+from tests.unit.models.backends.test_backends import TIMED
+
+PIPELINE = """
+stages:
+  one: {model: mlp, inputs: {x: request.x}}
+outputs:
+  y: one.y
+"""
+
+
+def test_models_versions_and_pipelines(tmp_path: Path) -> None:
+    save_mlp(tmp_path / "mlp" / "1" / "model.onnx", [4, 3])
+    save_mlp(tmp_path / "mlp" / "10" / "model.onnx", [4, 3])
+    save_fixed_batch(tmp_path / "fixed" / "2" / "model.onnx")
+    (tmp_path / "slow" / "1").mkdir(parents=True)
+    (tmp_path / "slow" / "1" / "model.timed.json").write_text(TIMED)
+    (tmp_path / "a-pipeline").mkdir()
+    (tmp_path / "a-pipeline" / "pipeline.yaml").write_text(PIPELINE)
+
+    found = Repository.scan(tmp_path, max_batch_sizes={"mlp": 16})
+    assert found.broken == ()
+    assert [(key, entry.backend, entry.spec.max_batch_size) for key, entry in found.models.items()] == [
+        ("fixed:2", "onnxruntime", 0),
+        ("mlp:1", "onnxruntime", 16),
+        ("mlp:10", "onnxruntime", 16),
+        ("slow:1", "timed", 4),
+    ]
+    assert found.models["mlp:10"].path == tmp_path / "mlp" / "10" / "model.onnx"
+    assert list(found.pipelines) == ["a-pipeline"]
+    assert found.pipelines["a-pipeline"].stages[0].model == "mlp:10"
+
+
+FAMILY = """
+variants:
+  - {model: mlp, version: 1, accuracy: 0.8}
+  - {model: mlp, accuracy: 0.9}
+"""
+
+
+def test_families(tmp_path: Path) -> None:
+    save_mlp(tmp_path / "mlp" / "1" / "model.onnx", [4, 3])
+    save_mlp(tmp_path / "mlp" / "2" / "model.onnx", [4, 8, 3])
+    save_mlp(tmp_path / "wide" / "1" / "model.onnx", [5, 3])
+    files = {
+        "a-pipeline/pipeline.yaml": PIPELINE.replace("model: mlp", "family: any.mlp"),
+        "any.mlp/family.yaml": FAMILY,
+        "a-broken/family.yaml": FAMILY.replace("0.9", "2"),
+        "a-mixed/family.yaml": FAMILY.replace("mlp, version: 1", "wide"),
+        "both/family.yaml": FAMILY,
+        "both/pipeline.yaml": PIPELINE,
+        "mlp-too/family.yaml": FAMILY,
+        "mlp-too/1/README.md": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    found = Repository.scan(tmp_path)
+    assert list(found.models) == ["mlp:1", "mlp:2", "wide:1"]
+    # A family is served by its own name, too.
+    assert {name: pipeline.stages[0].variants for name, pipeline in found.pipelines.items()} == {
+        "any.mlp": ("mlp:2", "mlp:1"),
+        "a-pipeline": ("mlp:2", "mlp:1"),
+    }
+    expected = {
+        "a-broken": "a-broken/family.yaml: variants.1.accuracy: expected a number from 0 to 1, got 2.0",
+        "a-mixed": "a-mixed/family.yaml: variants.1.model: 'mlp:2' has inputs x FP32 [4], but 'wide:1' has x FP32 [5]",
+        "both": "both/pipeline.yaml: the directory also holds a family.yaml, which would have the same name",
+        "mlp-too": "mlp-too/family.yaml: the directory also holds versions of a model, which would have the same name",
+    }
+    reasons = {broken.name: broken.reason for broken in found.broken}
+    assert reasons.keys() == expected.keys()
+    for name, start in expected.items():
+        assert reasons[name].startswith(f"{tmp_path}/{start}")
+
+
+def test_the_default_maximum_batch_size(tmp_path: Path) -> None:
+    save_mlp(tmp_path / "mlp" / "1" / "model.onnx", [4, 3])
+    assert Repository.scan(tmp_path).models["mlp:1"].spec.max_batch_size == 64
+    assert Repository.scan(tmp_path, 8).models["mlp:1"].spec.max_batch_size == 8
+
+
+def test_what_is_no_version_or_entry_is_ignored(tmp_path: Path) -> None:
+    save_mlp(tmp_path / "mlp" / "1" / "model.onnx", [4, 3])
+    for name in ("01", "0", "-1", "v2", "1.5"):
+        (tmp_path / "mlp" / name).mkdir()
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "README.md").write_text("models")
+    found = Repository.scan(tmp_path)
+    assert (list(found.models), found.broken) == (["mlp:1"], ())
+
+
+def test_what_is_broken_says_why_and_never_stops_the_rest(tmp_path: Path) -> None:
+    save_mlp(tmp_path / "mlp" / "1" / "model.onnx", [4, 3])
+    (tmp_path / "mlp" / "2").mkdir()
+    (tmp_path / "mlp" / "3").mkdir()
+    (tmp_path / "mlp" / "3" / "model.onnx").write_bytes(b"garbage")
+    (tmp_path / "empty").mkdir()
+    save_mlp(tmp_path / "configured" / "1" / "model.onnx", [4, 3])
+    (tmp_path / "configured" / "config.pbtxt").write_text("sequence_batching { }")
+    save_mlp(tmp_path / "sp ace" / "1" / "model.onnx", [4, 3])
+    save_mlp(tmp_path / "request" / "1" / "model.onnx", [4, 3])
+    for name, text in {"bad-yaml": "stages: [", "bad-model": PIPELINE.replace("mlp", "nothing")}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "pipeline.yaml").write_text(text)
+    (tmp_path / "not-text").mkdir()
+    (tmp_path / "not-text" / "pipeline.yaml").write_bytes(b"\xff\xfe\xff")
+    save_mlp(tmp_path / "both" / "1" / "model.onnx", [4, 3])
+    (tmp_path / "both" / "pipeline.yaml").write_text(PIPELINE)
+    for name, text in {"bad-ensemble": 'platform: "ensemble"', "two": "max_batch_size: 8"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.pbtxt").write_text(text)
+    (tmp_path / "two" / "pipeline.yaml").write_text(PIPELINE)
+
+    found = Repository.scan(tmp_path)
+    assert list(found.models) == ["mlp:1"]
+    assert found.pipelines == {}
+    reasons = {(broken.name, broken.version): broken.reason for broken in found.broken}
+    expected = {
+        ("mlp", 2): "mlp/2: expected a file model.onnx or model.timed.json or model.py",
+        ("mlp", 3): "mlp/3/model.onnx: not an ONNX model",
+        ("empty", None): "empty: expected a version directory such as empty/1, a pipeline.yaml or a family.yaml",
+        ("configured", None): "configured/config.pbtxt: sequence_batching: not supported",
+        ("sp ace", None): "sp ace: 'sp ace' cannot name a model or a pipeline; expected letters",
+        ("request", None): "request: 'request' cannot name a model or a pipeline",
+        ("bad-yaml", None): "bad-yaml/pipeline.yaml: not YAML: ",
+        ("bad-model", None): "bad-model/pipeline.yaml: stages.one.model: no model 'nothing'; there is mlp",
+        ("not-text", None): "not-text/pipeline.yaml: cannot be read: ",
+        ("both", None): "both/pipeline.yaml: the directory also holds versions of a model",
+        ("two", None): "two/pipeline.yaml: the directory also holds a config.pbtxt; expected one of the two",
+        ("bad-ensemble", None): "bad-ensemble/config.pbtxt: ensemble_scheduling: expected at least one step",
+    }
+    assert reasons.keys() == expected.keys()
+    for place, start in expected.items():
+        assert reasons[place].startswith(f"{tmp_path}/{start}")
+
+
+def test_a_repository_must_be_a_directory(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="none: expected a directory, the model repository"):
+        Repository.scan(tmp_path / "none")
+
+
+def test_a_file_is_served_by_itself(tmp_path: Path) -> None:
+    entry = entry_of_file(save_identity(tmp_path / "echo.onnx", DataType.BYTES), 8)
+    assert (entry.spec.key, entry.spec.max_batch_size, entry.backend) == ("echo:1", 8, "onnxruntime")
+    timed = tmp_path / "slow.timed.json"
+    timed.write_text(TIMED)
+    assert (entry_of_file(timed).spec.key, entry_of_file(timed).backend) == ("slow:1", "timed")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("model.pt", r"model\.pt: expected a file ending in \.onnx or \.timed\.json"),
+        ("request.onnx", "'request' cannot name a model"),
+        ("gone.onnx", "cannot be read: No such file"),
+    ],
+)
+def test_a_file_that_cannot_be_served_is_named(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        entry_of_file(tmp_path / name)

@@ -1,0 +1,137 @@
+import os
+import socket
+
+import msgspec
+import pytest
+
+from sluice.models.errors import PartitionError
+from sluice.mps.ipc.channel import PACKET_BYTES, Channel
+from sluice.mps.ipc.messages import Failed, FromWorker, Revoke, Revoked, Run, ToWorker
+from tests.support.processes import memory_files
+
+Pair = tuple[Channel[FromWorker], Channel[ToWorker]]
+
+
+@pytest.fixture
+def ends() -> Pair:
+    gateway, worker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return Channel(gateway, FromWorker), Channel(worker, ToWorker)
+
+
+def test_messages_arrive_whole_and_in_order(ends: Pair) -> None:
+    gateway, worker = ends
+    worker.send(Revoked(1))
+    worker.send(Failed(2, "no"))
+    assert list(gateway.receive()) == [(Revoked(1), ()), (Failed(2, "no"), ())]
+    assert list(gateway.receive()) == []
+    _close(ends)
+
+
+def test_one_call_takes_a_bounded_number_of_messages(ends: Pair) -> None:
+    gateway, worker = ends
+    for batch in range(70):
+        worker.send(Revoked(batch))
+    assert [len(list(gateway.receive())), len(list(gateway.receive()))] == [64, 6]
+    _close(ends)
+
+
+def test_a_descriptor_travels_with_its_message_and_is_not_inherited(ends: Pair) -> None:
+    gateway, worker = ends
+    fd = os.memfd_create("test-travels")
+    os.write(fd, b"content")
+    worker.send(Revoked(1), [fd])
+    worker.send(Revoked(2))
+    (first, fds), second = gateway.receive()
+    assert (first, second) == (Revoked(1), (Revoked(2), ()))
+    assert os.pread(fds[0], 16, 0) == b"content"
+    assert not os.get_inheritable(fds[0])
+    os.close(fd)
+    os.close(fds[0])
+    _close(ends)
+
+
+def test_more_descriptors_than_a_message_may_carry_are_refused_and_closed(ends: Pair) -> None:
+    gateway, worker = ends
+    fd = os.memfd_create("test-too-many")
+    worker.send(Revoked(1), [fd] * 8)
+    with pytest.raises(PartitionError, match="cut short"):
+        next(gateway.receive())
+    assert len(memory_files(os.getpid(), "test-too-many")) == 1
+    os.close(fd)
+    _close(ends)
+
+
+def test_the_end_is_seen_after_all_that_was_sent(ends: Pair) -> None:
+    gateway, worker = ends
+    worker.send(Revoked(1))
+    worker.close()
+    assert list(gateway.receive()) == [(Revoked(1), ())]
+    with pytest.raises(EOFError):
+        next(gateway.receive())
+    with pytest.raises(ConnectionError):
+        gateway.send(Revoke(1))
+    gateway.close()
+
+
+def test_an_end_closed_with_unread_messages_is_an_end_as_well(ends: Pair) -> None:
+    gateway, worker = ends
+    gateway.send(Revoke(1))
+    worker.close()
+    with pytest.raises(EOFError):
+        next(gateway.receive())
+    gateway.close()
+
+
+def test_a_full_socket_is_reported_and_can_be_used_when_it_was_read(ends: Pair) -> None:
+    gateway, worker = ends
+    packet = gateway.encode(Run(1, "m" * 50_000, ()))
+    sent = 0
+    while gateway.try_send(packet):
+        sent += 1
+    assert sent > 0
+    assert sum(len(list(worker.receive())) for _ in range(1 + sent // 64)) == sent
+    assert gateway.try_send(packet)
+    _close(ends)
+
+
+def test_a_full_socket_is_reported_as_well_when_a_descriptor_goes_along(ends: Pair) -> None:
+    gateway, worker = ends
+    packet = gateway.encode(Run(1, "m" * 50_000, ()))
+    while gateway.try_send(packet):
+        pass
+    assert not gateway.try_send(packet, [0])
+    list(worker.receive())
+    assert gateway.try_send(packet, [0])
+    _close(ends)
+
+
+def test_what_cannot_be_read_comes_after_what_was_read_before_it(ends: Pair) -> None:
+    gateway, worker = ends
+    worker.send(Revoked(1))
+    worker.send(Revoke(2))
+    worker.send(Revoked(3))
+    messages = gateway.receive()
+    assert next(messages) == (Revoked(1), ())
+    with pytest.raises(msgspec.ValidationError, match="Revoke"):
+        next(messages)
+    assert list(gateway.receive()) == [(Revoked(3), ())]
+    _close(ends)
+
+
+def test_the_longest_message_fits(ends: Pair) -> None:
+    gateway, worker = ends
+    with pytest.raises(PartitionError, match="a message of 2000013 bytes is over the limit of") as refusal:
+        gateway.encode(Run(1, "m" * 2_000_000, ()))
+    limit = int(str(refusal.value).split()[-4])
+    assert limit <= PACKET_BYTES
+    longest = Run(1, "m" * (limit - 13), ())
+    gateway.send(longest)
+    assert list(worker.receive()) == [(longest, ())]
+    with pytest.raises(PartitionError, match=f"a message of {limit + 1} bytes is over the limit of {limit} bytes"):
+        gateway.encode(Run(1, "m" * (limit - 12), ()))
+    _close(ends)
+
+
+def _close(ends: Pair) -> None:
+    for end in ends:
+        end.close()

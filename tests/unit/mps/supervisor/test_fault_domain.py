@@ -1,0 +1,135 @@
+"""In which order the clients of an MPS daemon are ended when one of them had a fatal error."""
+
+import asyncio
+import threading
+from typing import Any, cast
+
+from sluice.models.errors import ControlFailed
+from sluice.mps.daemon.control import MpsClient, MpsControl
+from sluice.mps.supervisor.fault_domain import answering, end_clients
+
+REASON = "CUDA failure 700: an illegal memory access was encountered"
+
+
+class Worker:
+    """Ends when it is closed (`drains`), or when it is killed."""
+
+    def __init__(self, name: str, told: list[str], *, drains: bool, mortal: bool = True) -> None:
+        self.name = name
+        self.gone = asyncio.Event()
+        self._told = told
+        self._drains = drains
+        self._mortal = mortal
+
+    def close(self, reason: str = "") -> None:
+        assert reason == REASON
+        self._told.append(f"drain {self.name}")
+        if self._drains:
+            self.gone.set()
+
+    def kill(self, reason: str) -> None:
+        assert reason == REASON
+        self._told.append(f"kill {self.name}")
+        if self._mortal:
+            self.gone.set()
+
+
+class Daemon:
+    """The part of a daemon's control that is used; it refuses to terminate the clients of `refusing`."""
+
+    def __init__(self, told: list[str], pids: tuple[int, ...], refusing: tuple[int, ...] = ()) -> None:
+        self._told = told
+        self._pids = pids
+        self._refusing = refusing
+        self.dead = False
+
+    def clients(self) -> tuple[MpsClient, ...]:
+        if self.dead:
+            raise ControlFailed("Cannot find MPS control daemon process")
+        return tuple(MpsClient(pid, 7) for pid in self._pids)
+
+    def terminate_client(self, client: MpsClient) -> None:
+        self._told.append(f"terminate_client {client.server} {client.pid}")
+        if client.pid in self._refusing:
+            raise ControlFailed("there is no such client")
+
+
+def end(workers: list[Worker], daemon: Daemon, terminate_s: float = 30) -> bool:
+    return asyncio.run(end_clients(workers, cast(MpsControl, daemon), REASON, 0.01, terminate_s, kill_s=0.01))
+
+
+def test_those_that_end_by_themselves_need_no_more() -> None:
+    told: list[str] = []
+    assert end([Worker("a", told, drains=True), Worker("b", told, drains=True)], Daemon(told, (1, 2)))
+    assert told == ["drain a", "drain b"]
+
+
+def test_contexts_are_destroyed_before_the_first_is_killed() -> None:
+    told: list[str] = []
+    workers = [Worker(name, told, drains=name == "b") for name in "abc"]
+    assert end(workers, Daemon(told, (11, 13), refusing=(11,)))
+    assert told[:3] == ["drain a", "drain b", "drain c"]
+    assert set(told[3:5]) == {"terminate_client 7 11", "terminate_client 7 13"}
+    assert told[5:] == ["kill a", "kill c"]
+
+
+def test_contexts_are_destroyed_at_the_same_time() -> None:
+    together = threading.Barrier(3)
+
+    class Slow(Daemon):
+        def terminate_client(self, client: MpsClient) -> None:
+            together.wait(timeout=60)
+            super().terminate_client(client)
+
+    told: list[str] = []
+    assert end([Worker("a", told, drains=False)], Slow(told, (11, 12, 13)), terminate_s=60)
+    assert set(told[1:4]) == {f"terminate_client 7 {pid}" for pid in (11, 12, 13)}
+    assert told[4:] == ["kill a"]
+
+
+def test_a_daemon_that_hangs_is_waited_for_no_longer_than_told() -> None:
+    class Hanging(Daemon):
+        def __init__(self, told: list[str]) -> None:
+            super().__init__(told, (11, 12))
+            self.killed = threading.Event()
+
+        def terminate_client(self, client: MpsClient) -> None:
+            assert self.killed.wait(60), "nobody waits for this"
+
+    class Killed(Worker):
+        def kill(self, reason: str) -> None:
+            super().kill(reason)
+            daemon.killed.set()
+
+    told: list[str] = []
+    daemon = Hanging(told)
+    assert end([Killed("a", told, drains=False)], daemon, terminate_s=0.01)
+    assert told == ["drain a", "kill a"]
+
+
+def test_without_the_daemon_they_are_killed_all_the_same() -> None:
+    told: list[str] = []
+    daemon = Daemon(told, (11,))
+    daemon.dead = True
+    assert end([Worker("a", told, drains=False)], daemon)
+    assert told == ["drain a", "kill a"]
+
+
+def test_what_cannot_be_killed_is_told() -> None:
+    told: list[Any] = []
+    assert not end([Worker("a", told, drains=False, mortal=False)], Daemon(told, ()))
+    assert told == ["drain a", "kill a"]
+
+
+def test_a_daemon_that_is_started_again_is_waited_for_but_not_for_ever() -> None:
+    class Restarting:
+        def __init__(self, refusals: int) -> None:
+            self.refusals = refusals
+
+        def ping(self) -> None:
+            self.refusals -= 1
+            if self.refusals >= 0:
+                raise ControlFailed("Cannot find MPS control daemon process")
+
+    assert asyncio.run(answering(cast(MpsControl, Restarting(1)), 60))
+    assert not asyncio.run(answering(cast(MpsControl, Restarting(100)), 0.01))

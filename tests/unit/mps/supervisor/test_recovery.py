@@ -1,0 +1,224 @@
+"""When lost workers are started again, and which of them are ended together."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import cast
+
+import pytest
+
+from sluice.mps.daemon.control import MpsControl
+from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, Partition
+from sluice.mps.supervisor import recovery
+from sluice.mps.supervisor.process import WorkerProcess
+from sluice.mps.supervisor.quarantine import QuarantineSettings
+from sluice.mps.supervisor.recovery import Recovery
+from sluice.mps.supervisor.supervisor import WorkerSpec
+from sluice.mps.supervisor.worker_slot import Post
+from tests.support.virtual_time import VirtualLoop, run_virtual
+
+KILLED = "the worker was killed by SIGKILL"
+FAULT = "m:1: CUDA failure 700: an illegal memory access was encountered"
+SETTINGS = QuarantineSettings(faults=3, within_s=10, first_s=60, last_s=600)
+CPUS = (CpuPartition("cpu0", (0,)), CpuPartition("cpu1", (1,)))
+GPU0, GPU1 = "GPU-0", "GPU-1"
+SHARES = (
+    MpsPartition("a", GPU0, 50),
+    MpsPartition("b", GPU0, 50),
+    MpsPartition("c", GPU1, 100),
+    CpuPartition("cpu0", (0,)),
+)
+
+
+class Worker:
+    """A process that ends when `drained`, or at once when it is killed."""
+
+    def __init__(self, ended: Callable[[str], None]) -> None:
+        self.gone = asyncio.Event()
+        self.told: list[str] = []
+        self._ended = ended
+
+    def end(self, reason: str) -> None:
+        self.gone.set()
+        self._ended(reason)
+
+    def close(self, reason: str = "") -> None:
+        self.told.append("close")
+
+    def kill(self, reason: str) -> None:
+        self.told.append("kill")
+        self.end(reason)
+
+
+class World:
+    """Partitions with workers: what was launched, at which second, and what was said of losses."""
+
+    def __init__(self, loop: VirtualLoop, partitions: Sequence[Partition], controls: Sequence[str] = ()) -> None:
+        self._loop = loop
+        self.posts = {each.name: Post(WorkerSpec(each, (), 4096), 120, self.end) for each in partitions}
+        known = {device: cast(MpsControl, object()) for device in controls}
+        self.recovery = Recovery(list(self.posts.values()), self.posts, self.launch, SETTINGS, known)
+        self.launched: list[tuple[str, float]] = []
+        self.workers: dict[str, Worker] = {}
+        self.said: list[str] = []
+        for post in self.posts.values():
+            self.launch(post)
+        self.launched.clear()
+
+    def launch(self, post: Post) -> None:
+        self.launched.append((post.name, round(self._loop.time(), 3)))
+        worker = self.workers[post.name] = Worker(lambda reason: self.lost(post, reason))
+        post.process = cast(WorkerProcess, worker)
+
+    def lost(self, post: Post, reason: str) -> None:
+        post.lost()
+        self.said.append(self.recovery.lost(post, reason))
+
+    def end(self, name: str, process: WorkerProcess, reason: str) -> None:
+        self.recovery.end(name, process, reason)
+
+    def context_lost(self, name: str) -> dict[str, str]:
+        return self.recovery.context_lost(name, cast(WorkerProcess, self.workers[name]), FAULT)
+
+    async def lose(self, *names: str) -> None:
+        for name in names:
+            self.workers[name].end(KILLED)
+            await asyncio.sleep(2)
+
+
+def run(test: Callable[[VirtualLoop], Coroutine[object, object, None]]) -> None:
+    run_virtual(test)
+
+
+async def at_once(control: MpsControl) -> bool:
+    return True
+
+
+@pytest.fixture(autouse=True)
+def _daemons_answer_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "answering", at_once)
+
+
+def test_a_partition_in_quarantine_is_tried_again_when_that_is_over() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        world = World(loop, CPUS)
+        await world.lose("cpu0", "cpu0", "cpu0")
+        assert world.launched == [("cpu0", 0), ("cpu0", 2.5)]
+        reason = f"{KILLED}; the partition is in quarantine for 60 s: its worker was lost 3 times within 10 s: {KILLED}"
+        assert world.said == [KILLED, KILLED, reason]
+        assert list(world.recovery.quarantined) == ["cpu0"]
+        await asyncio.sleep(57)
+        assert len(world.launched) == 2
+        await asyncio.sleep(2)
+        assert world.launched[2:] == [("cpu0", 64)]
+        assert list(world.recovery.quarantined) == []
+
+    run(main)
+
+
+def test_what_was_ended_on_purpose_is_not_held_against_a_partition() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        world = World(loop, CPUS)
+        for _ in range(5):
+            world.recovery.excuse("cpu0")
+            world.posts["cpu0"].back_off.ready(0)
+            await world.lose("cpu0")
+            await asyncio.sleep(8)
+        assert list(world.recovery.quarantined) == []
+
+    run(main)
+
+
+def test_a_lost_context_takes_all_workers_of_its_daemon_along_and_none_is_started_before_the_last_is_gone() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        world = World(loop, SHARES, [GPU0, GPU1])
+        assert world.context_lost("a") == {"a": FAULT, "b": FAULT}
+        await asyncio.sleep(0.1)
+        assert [world.workers[name].told for name in ("a", "b", "c", "cpu0")] == [["close"], ["close"], [], []]
+        world.workers["a"].end(FAULT)
+        assert world.context_lost("b") == {}  # it notices as well
+        await asyncio.sleep(1)
+        assert world.launched == []
+        world.workers["b"].end(FAULT)
+        await asyncio.sleep(0.1)
+        assert world.launched == [("a", 1.1), ("b", 1.1)]
+        assert world.said == [FAULT, FAULT]
+
+    run(main)
+
+
+def test_a_daemon_whose_clients_fault_again_and_again_has_the_first_to_tell_in_quarantine() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        world = World(loop, SHARES, [GPU0])
+        for _ in range(3):
+            world.context_lost("a")
+            await asyncio.sleep(0.1)
+            for name in ("a", "b"):
+                world.workers[name].end(FAULT)
+            await asyncio.sleep(3)
+        assert list(world.recovery.quarantined) == ["a"]
+        assert [name for name, _ in world.launched] == ["a", "b", "a", "b", "b"]
+
+    run(main)
+
+
+def test_a_client_that_hangs_is_ended_in_order_and_nobody_else_goes_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    async def main(loop: VirtualLoop) -> None:
+        world = World(loop, SHARES, (GPU0, GPU1))
+        hung = cast(WorkerProcess, world.workers["a"])
+
+        async def end_client(worker: WorkerProcess, control: MpsControl, reason: str) -> None:
+            await asyncio.sleep(1)  # its contexts are destroyed, which its batch fails by
+            assert world.context_lost("a") == {}
+            told.append(reason)
+
+        def exits() -> None:
+            assert world.context_lost("a") == {}, "it said so before it was killed"
+            world.workers["a"].end("it hangs")
+
+        monkeypatch.setattr(recovery, "end_client", end_client)
+        world.recovery.end("a", hung, "it hangs")
+        world.recovery.end("a", hung, "it still hangs")
+        loop.call_later(3, exits)
+        await asyncio.sleep(10)
+        assert world.launched == [("a", 3)]
+        assert [world.workers[name].told for name in ("b", "c", "cpu0")] == [[], [], []]
+        on_cores = world.workers["cpu0"]
+        world.recovery.end("cpu0", cast(WorkerProcess, on_cores), "it hangs")
+        assert on_cores.told == ["kill"]
+
+    run(main)
+    assert told == ["it hangs"]
+
+
+def test_without_a_daemon_a_lost_context_is_that_of_one_process() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        world = World(loop, (MigPartition("a", "MIG-0", "1g"), MigPartition("b", "MIG-1", "1g")))
+        world.context_lost("a")
+        await asyncio.sleep(0.1)
+        assert (world.workers["b"].told, world.launched) == ([], [("a", 0)])
+
+    run(main)
+
+
+def test_the_partitions_of_a_lost_device_are_left_alone() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        world = World(loop, SHARES, [GPU0])
+        reason = f"{GPU0} has Xid 79"
+        world.recovery.device_lost(frozenset({GPU0}), reason)
+        world.recovery.device_lost(frozenset({GPU0}), "it is told twice")
+        await asyncio.sleep(59)
+        assert world.said == [f"{reason}; the partition is in quarantine for 60 s: {reason}"] * 2
+        assert sorted(world.recovery.quarantined) == ["a", "b"]
+        assert world.launched == []
+        await asyncio.sleep(2)
+        assert sorted(world.launched) == [("a", 60), ("b", 60)]
+        # A worker that comes up on a device that is still lost shows nothing: the next time it is for longer.
+        world.recovery.device_lost(frozenset({GPU0}), reason)
+        await asyncio.sleep(119)
+        assert len(world.launched) == 2
+        await asyncio.sleep(2)
+        assert len(world.launched) == 4
+
+    run(main)

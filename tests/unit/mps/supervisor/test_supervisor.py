@@ -1,0 +1,91 @@
+"""What the supervisor makes of what its workers say; `tests/system/test_workers.py` has real ones."""
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.mps.ipc.arena import Region
+from sluice.mps.ipc.messages import Done, Failed, FromWorker, LoadedModel, ModelFile, Ready, Revoked
+from sluice.mps.partitions.partition import CpuPartition, Partition
+from sluice.mps.supervisor import supervisor
+from sluice.mps.supervisor.process import WorkerProcess
+from sluice.mps.supervisor.supervisor import Supervisor, WorkerSpec
+from tests.support.virtual_time import VirtualLoop, run_virtual
+
+A, B = (ModelFile(key, f"{key}.onnx", "onnxruntime", (1,), batchable=True) for key in "ab")
+TABLE = LatencyTable.from_ms({1: 2.0})
+
+
+class Process:
+    """A worker that is here: what it is sent, and how it answers and ends."""
+
+    made: list["Process"]
+
+    def __init__(
+        self,
+        partition: Partition,
+        on_message: Callable[[FromWorker, tuple[int, ...]], None],
+        on_exit: Callable[[str], None],
+    ) -> None:
+        self.sent: list[Any] = []
+        self.say = on_message
+        self.end = on_exit
+        self.gone = asyncio.Event()
+        self.made.append(self)
+
+    def send(self, message: Any, fds: Sequence[int] = ()) -> None:
+        self.sent.append(message)
+
+    def close(self) -> None:
+        self.gone.set()
+
+
+class Owner:
+    """Counts the workers that got ready."""
+
+    ready = 0
+
+    def worker_ready(self, partition: str, worker: WorkerProcess, ready: Ready, output_region: int) -> None:
+        self.ready += 1
+
+    def worker_lost(self, partition: str, reason: str) -> None: ...
+
+    def worker_replaced(
+        self, partition: str, worker: WorkerProcess, ready: Ready, output_region: int, tables: dict[str, LatencyTable]
+    ) -> None: ...
+
+    def worker_gone(self, worker: WorkerProcess, reason: str) -> None: ...
+
+    def model_loaded(self, partition: str, model: LoadedModel) -> None: ...
+
+    def model_unloaded(self, partition: str, key: str) -> None: ...
+
+    def message(self, partition: str, message: Done | Failed | Revoked) -> None: ...
+
+
+def test_a_model_that_is_forgotten_while_a_worker_starts_is_not_held_by_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        owner = Owner()
+        workers = Supervisor([WorkerSpec(CpuPartition("cpu0", (0,)), (A, B), 4096)], owner)
+        workers.start()
+        workers.forget("a")
+        output = Region.create("sluice-test-outputs", 4096)
+        first = Process.made[0]
+        first.say(Ready(1, (0,), 1, (LoadedModel("a", TABLE), LoadedModel("b", TABLE))), (os.dup(output.fd),))
+        output.close()
+        assert owner.ready == 1
+        first.end("it was killed")
+        await asyncio.sleep(1)
+        (load,) = Process.made[1].sent
+        assert [(file.key, file.table) for file in load.models] == [("b", TABLE)]
+        await workers.drain()
+
+    Process.made = []
+    monkeypatch.setattr(supervisor, "WorkerProcess", Process)
+    run_virtual(main)

@@ -1,0 +1,137 @@
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.mps.ipc.messages import LoadedModel, LoadModel, ModelFile, UnloadModel
+from sluice.mps.partitions.partition import CpuPartition
+from sluice.mps.supervisor.process import WorkerProcess
+from sluice.mps.supervisor.supervisor import WorkerSpec
+from sluice.mps.supervisor.worker_slot import Post
+from tests.support.virtual_time import VirtualLoop, run_virtual
+
+A, B, C = (ModelFile(key, f"{key}.onnx", "onnxruntime", (1,), batchable=True) for key in "abc")
+TABLE = LatencyTable.from_ms({1: 2.0})
+
+
+class Process:
+    """The sending end of a worker's channel, and its end."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.killed: list[str] = []
+        self.arrived: Callable[[], None] = lambda: None
+
+    def take_in(self) -> None:
+        self.arrived()
+
+    def send(self, message: Any, fds: Sequence[int] = ()) -> None:
+        self.sent.append(message)
+
+    def kill(self, reason: str) -> None:
+        self.killed.append(reason)
+
+
+def ready_post(process: Process) -> Post:
+    """A post whose worker holds `a` and `b` of three models, and has to load within 120 s."""
+    spec = WorkerSpec(CpuPartition("cpu0", (0,), slowdown=2), (A, B, C), 4096, initial=("a", "b"))
+    post = Post(spec, 120.0, lambda name, worker, reason: worker.kill(f"{name}: {reason}"))
+    post.started(cast("WorkerProcess", process))
+    post.stop_waiting()
+    post.ready = True
+    return post
+
+
+def test_a_worker_begins_with_the_initial_models_and_its_successor_with_what_it_held() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        process = Process()
+        post = ready_post(process)
+        assert process.sent[0].models == (A, B)
+        assert process.sent[0].partition.slowdown == 2
+        post.change(LoadModel(C))
+        post.change(UnloadModel("a"))
+        post.loaded(LoadedModel("c", TABLE))
+        post.unloaded("a")
+        assert process.sent[1:] == [LoadModel(C), UnloadModel("a")]
+        assert list(post.models) == ["b", "c"]
+        assert post.models["c"].table == TABLE
+
+    run_virtual(main)
+
+
+def test_only_what_was_loaded_is_kept_and_what_was_to_go_does_not_come_back() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        post = ready_post(Process())
+        post.change(UnloadModel("a"))
+        post.change(LoadModel(C))
+        post.lost()
+        assert list(post.models) == ["b"]
+
+    run_virtual(main)
+
+
+def test_changes_of_one_model_count_in_their_order() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        post = ready_post(Process())
+        post.change(LoadModel(C))
+        post.change(UnloadModel("c"))
+        post.loaded(LoadedModel("c", TABLE))
+        post.unloaded("c")
+        assert list(post.models) == ["a", "b"]
+        post.change(LoadModel(C))
+        post.loaded(LoadedModel("c", None, "out of memory"))
+        assert list(post.models) == ["a", "b"]
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (LoadModel(C), "it did not load a model within 120 s"),
+        (UnloadModel("b"), "it did not unload a model within 120 s"),
+    ],
+)
+def test_each_change_has_its_time(change: LoadModel | UnloadModel, reason: str) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        process = Process()
+        post = ready_post(process)
+        post.change(UnloadModel("a"))
+        post.change(change)
+        await asyncio.sleep(119.0)
+        post.unloaded("a")
+        await asyncio.sleep(119.0)
+        assert process.killed == []
+        await asyncio.sleep(1.1)
+        assert process.killed == [f"cpu0: {reason}"]
+
+    run_virtual(main)
+
+
+def test_a_change_that_was_answered_is_not_missed_because_the_loop_was_busy() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        process = Process()
+        post = ready_post(process)
+        process.arrived = lambda: post.unloaded("a")
+        post.change(UnloadModel("a"))
+        await asyncio.sleep(121.0)
+        post.change(UnloadModel("b"))
+        process.arrived = post.lost
+        await asyncio.sleep(121.0)
+        assert process.killed == []
+
+    run_virtual(main)
+
+
+def test_a_post_without_a_worker_takes_no_orders() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        process = Process()
+        post = ready_post(process)
+        post.lost()
+        post.change(LoadModel(C))
+        await asyncio.sleep(200.0)
+        assert (len(process.sent), process.killed) == (1, [])
+
+    run_virtual(main)

@@ -1,0 +1,61 @@
+"""What a worker says of a batch that failed."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from sluice.models.backends.base import GpuOptions
+from sluice.models.errors import BackendFailed
+from sluice.models.measuring.quick import finish
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.tensors.arrays import Array
+from sluice.models.tensors.spec import TensorSpec
+from sluice.mps.ipc.messages import Blame, Failed, ModelFile, Run
+from sluice.mps.worker.runner import Made, Runner
+from sluice.mps.worker.tensors import WorkerTensors
+
+ILLEGAL = "CUDA failure 700: an illegal memory access was encountered ; GPU=0"
+
+
+class Failing:
+    """A backend that has nothing but an error."""
+
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    provider, threads = "", 0
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        raise self._error
+
+
+def failed(error: Exception, gpu: GpuOptions | None = None) -> Failed:
+    file = ModelFile("m:1", "m.onnx", "onnxruntime", (), batchable=False, table=LatencyTable.from_ms({1: 1}))
+    runner = Runner(WorkerTensors(1, 4096), 1, gpu=gpu)
+    finish(runner.loading(file, lambda: Made(Failing(error))))
+    answer, overflow = runner.run(Run(7, "m:1", ()))
+    assert overflow is None
+    assert isinstance(answer, Failed)
+    assert answer.batch == 7
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "blame"),
+    [
+        (BackendFailed("bad row\nsecond line"), "m:1: bad row", Blame.BATCH),
+        (MemoryError(), "m:1: MemoryError", Blame.MEMORY),
+        (BackendFailed("Failed to allocate memory for requested buffer of size 8"), None, Blame.MEMORY),
+        (BackendFailed(ILLEGAL), f"m:1: {ILLEGAL}", Blame.DEVICE),
+    ],
+)
+def test_a_batch_that_failed_tells_by_what(error: Exception, message: str | None, blame: Blame) -> None:
+    answer = failed(error, GpuOptions())
+    assert answer.blame is blame
+    assert message is None or answer.message == message
+
+
+def test_on_cores_no_text_ends_a_worker() -> None:
+    assert failed(BackendFailed(ILLEGAL)).blame is Blame.BATCH
