@@ -13,7 +13,7 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.grpc import codec as codec_grpc
 from sluice.gateway.http import codec as codec_http
 from sluice.gateway.inference.dataplane import Terms
-from sluice.gateway.inference.request_template import JsonForm
+from sluice.gateway.inference.request_template import JsonTemplate
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request import InferResponse
 from sluice.gateway.protocol.signature import Signature
@@ -67,7 +67,7 @@ def http_json_repeated() -> Callable[[], None]:
     signature = of(ROW)
     request, flags = codec_http.decode_request(JSON, None, signature)
     inputs, rows, key, memory_bytes = signature.accept(request.inputs)
-    form = JsonForm(JSON, signature, inputs, Terms(("x",), rows, key, memory_bytes, 0), flags)
+    form = JsonTemplate(JSON, signature, inputs, Terms(("x",), rows, key, memory_bytes, 0), flags)
 
     def there_and_back() -> None:
         assert form.fits(JSON, None, signature)

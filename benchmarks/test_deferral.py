@@ -13,14 +13,14 @@ import pytest
 from benchmarks.conftest import Report
 from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import (
-    ModelConfig,
+    ConfidenceSpec,
     Objective,
     PartitionConfig,
     PipelineConfig,
     PolicyConfig,
+    ScheduledModel,
     SchedulerSpec,
     StageConfig,
-    Verdict,
     WhenConfig,
 )
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch
@@ -78,9 +78,9 @@ class Setup(NamedTuple):
 
     def spec(self, objective: Objective) -> SchedulerSpec:
         keys = sorted({key for stages in self.pipelines for key in stages})
-        verdict = Verdict("probs", Confidence.MAX)
+        verdict = ConfidenceSpec("probs", Confidence.MAX)
         return SchedulerSpec(
-            tuple(ModelConfig(key, 64, (verdict,), PolicyConfig(objective=objective)) for key in keys),
+            tuple(ScheduledModel(key, 64, (verdict,), PolicyConfig(objective=objective)) for key in keys),
             tuple(
                 PipelineConfig(
                     f"p{number}",

@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks.conftest import Report
 from sluice.models.units import NS_PER_MS, NS_PER_S
-from sluice.mps.ipc.messages import Done, ModelFile, Run
+from sluice.mps.ipc.messages import Done, ModelFile, RunBatch
 from sluice.mps.partitions.cpu import available_cores
 from sluice.mps.partitions.partition import CpuPartition
 from sluice.mps.supervisor.supervisor import WorkerSpec
@@ -94,7 +94,9 @@ class Jobs:
                 left[name] -= 1
                 self._next_batch += 1
                 of[self._next_batch] = name
-                self._gateway.workers[name].send(Run(self._next_batch, "m:1", self._inputs, tuple(self._slots[name])))
+                self._gateway.workers[name].send(
+                    RunBatch(self._next_batch, "m:1", self._inputs, tuple(self._slots[name]))
+                )
                 self._slots[name].clear()
 
         for name in 2 * names:
@@ -199,7 +201,7 @@ async def paced(gateway: Gateway) -> tuple[float, float]:
     for batch in range(round(NEIGHBOURS_S / EVERY_S)):
         await asyncio.sleep(max(due_s - time.monotonic(), 0))
         sent_ns = time.monotonic_ns()
-        worker.send(Run(batch, "m:1", inputs, release))
+        worker.send(RunBatch(batch, "m:1", inputs, release))
         done = await gateway.next()
         assert isinstance(done, Done), done
         release = (done.slot,)

@@ -10,9 +10,9 @@ from typing import Any
 from benchmarks.conftest import Report
 from sluice.batcher.interface.config import (
     Limits,
-    ModelConfig,
     PartitionConfig,
     PipelineConfig,
+    ScheduledModel,
     SchedulerSpec,
     StageConfig,
 )
@@ -38,7 +38,7 @@ class Load:
         kinds = list(KINDS)
         self.keys = [f"m{pipeline}-{stage}:1" for pipeline in range(pipelines) for stage in range(STAGES)]
         spec = SchedulerSpec(
-            tuple(ModelConfig(key, 8) for key in self.keys),
+            tuple(ScheduledModel(key, 8) for key in self.keys),
             tuple(_chain(pipeline) for pipeline in range(pipelines)),
             tuple(
                 PartitionConfig(f"p{number}", kinds[number % 4], KINDS[kinds[number % 4]][1])

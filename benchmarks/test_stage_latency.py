@@ -11,18 +11,18 @@ from benchmarks.conftest import Report
 from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import (
     Limits,
-    ModelConfig,
     PartitionConfig,
     PipelineConfig,
     PolicyConfig,
     PolicyName,
+    ScheduledModel,
     SchedulerSpec,
     StageConfig,
 )
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch
 from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
 from sluice.batcher.interface.plan_data import Observed
-from sluice.batcher.planner.demand import Demand
+from sluice.batcher.planner.demand import DemandTable
 from sluice.batcher.planner.exact import ExactPlanner
 from sluice.batcher.planner.stage_latency import stage_latency
 from sluice.batcher.planner.stage_options import pipeline_candidates, problem_of
@@ -67,7 +67,7 @@ class Run:
         self.pipeline = PipelineConfig("p:1", tuple(stages))
         keys = [stage.model for stage in stages if stage.model is not None]
         partitions = tuple(PartitionConfig(f"p{number}", "any") for number in range(servers))
-        models = tuple(ModelConfig(key, table.cells[-1][0], policy=policy) for key in keys)
+        models = tuple(ScheduledModel(key, table.cells[-1][0], policy=policy) for key in keys)
         self.spec = SchedulerSpec(models, (self.pipeline,), partitions, Limits(queue_requests=requests))
         self.simulator = Simulator(Scheduler(self.spec), self, self._observe)
         for partition in partitions:
@@ -156,7 +156,7 @@ def test_pipelines_with_stages_side_by_side(
         run = Run(table, servers, PolicyConfig(), stages, 1_500)
         run.simulator.run(run.arrivals(rate))
         tables = {model.key: {"any": table} for model in run.spec.models}
-        demand = Demand(run.spec, Observed(tables, {"p:1": rate}, {}))
+        demand = DemandTable(run.spec, Observed(tables, {"p:1": rate}, {}))
         largest = [choices[-1:] for choices in pipeline_candidates(demand, run.pipeline)]
         predicted_ns = ExactPlanner(problem_of(demand, run.pipeline, largest, SLO_NS)).quickest().latency_ns
         found.append(np.percentile(run.latency_ns[WARM_UP:], 99) / predicted_ns)

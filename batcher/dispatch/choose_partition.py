@@ -8,7 +8,7 @@ from sluice.batcher.state.model import ModelState, PartitionState
 from sluice.batcher.state.request import Entry
 
 
-class Locator:
+class PartitionChooser:
     """Chooses where a queue's next batch runs; `planner` ranks where and how big, where there is a choice."""
 
     __slots__ = ("_hand_off_ns", "_planner")

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from sluice.batcher.dispatch.choose_partition import Locator
-from sluice.batcher.dispatch.timeouts import Evictions
-from sluice.batcher.fleet.agenda import Agenda
+from sluice.batcher.dispatch.choose_partition import PartitionChooser
+from sluice.batcher.dispatch.timeouts import RequestTimeouts
+from sluice.batcher.fleet.agenda import WakeupQueue
 from sluice.batcher.fleet.fair_sharing import sharing
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.interface.config import SchedulerSpec
@@ -17,17 +17,17 @@ from sluice.batcher.interface.events import PartitionReady, PartitionResized
 from sluice.batcher.interface.planner_protocol import Planner
 from sluice.batcher.prediction.entering import enter
 from sluice.batcher.queues.fair_queue import NOBODY, Queue
-from sluice.batcher.queues.priority_queue import LevelQueue
+from sluice.batcher.queues.priority_queue import PriorityQueue
 from sluice.batcher.queues.progress import batch_key_for
-from sluice.batcher.queues.response_order import Done
-from sluice.batcher.reservations.reserved_work import BookedWork
+from sluice.batcher.queues.response_order import FinishedEntries
+from sluice.batcher.reservations.reserved_work import ReservedWork
 from sluice.batcher.state.model import RESTART_NS, ModelState, PartitionState
 from sluice.batcher.state.pipeline import StageState
-from sluice.batcher.state.pool import NEVER_NS, Pool
+from sluice.batcher.state.pool import NEVER_NS, PartitionGroup
 from sluice.batcher.state.request import Batch, Entry, Request, StageRun
 
 if TYPE_CHECKING:
-    from sluice.batcher.residency.on_demand import ColdStarts
+    from sluice.batcher.residency.on_demand import OnDemandLoader
 
 _rows = attrgetter("rows")
 REFRESH_BATCHES = 16
@@ -47,27 +47,27 @@ class Dispatcher:
         spec: SchedulerSpec,
         planner: Planner | None,
         evict: Callable[[Request, list[AnyDecision]], None],
-        resume: Callable[[Done, int, list[AnyDecision]], None],
+        resume: Callable[[FinishedEntries, int, list[AnyDecision]], None],
     ) -> None:
         self.hand_off_ns = spec.limits.hand_off_ns
-        self._locator = Locator(planner, self.hand_off_ns)
+        self._locator = PartitionChooser(planner, self.hand_off_ns)
         self.fleet = Fleet(spec)
         self.models = self.fleet.models
         self.batches: dict[int, Batch] = {}
-        self.agenda = Agenda()
+        self.agenda = WakeupQueue()
         self._sharing = sharing(spec.partitions, self.fleet.partitions, self.agenda)
         self._evict = evict
         self._resume = resume
-        self._disturbed: dict[LevelQueue, None] = {}
+        self._disturbed: dict[PriorityQueue, None] = {}
         self._formed_ns = 0
-        self.booked: BookedWork | None = None
-        self.evictions = Evictions(self.models, self.hand_off_ns)
+        self.booked: ReservedWork | None = None
+        self.evictions = RequestTimeouts(self.models, self.hand_off_ns)
         self._next_batch = 1
         self._next_sequence = 1
 
-    def reserve(self, spec: SchedulerSpec, now_ns: int) -> BookedWork:
+    def reserve(self, spec: SchedulerSpec, now_ns: int) -> ReservedWork:
         """Reserve places from now on, as is needed once some pipeline evicts."""
-        booked = self.booked = self.evictions.booked = BookedWork(spec, self.fleet, self.agenda.wake, self._release)
+        booked = self.booked = self.evictions.booked = ReservedWork(spec, self.fleet, self.agenda.wake, self._release)
         booked.begin(now_ns)
         return booked
 
@@ -107,7 +107,7 @@ class Dispatcher:
             order_ns = entry.stage_deadline_ns
         else:
             order_ns = entry.enqueued_ns
-            if isinstance(queue, LevelQueue):
+            if isinstance(queue, PriorityQueue):
                 self.evictions.limit(entry, *queue.admit(entry, now_ns), now_ns)
         model.outstanding = outstanding = model.outstanding + entry.rows
         if outstanding > model.peak:
@@ -147,7 +147,7 @@ class Dispatcher:
 
     def disturb(self, queue: Queue) -> None:
         """Entries of a queue moved or were settled: those after them may have waited for that."""
-        if isinstance(queue, LevelQueue):
+        if isinstance(queue, PriorityQueue):
             self._disturbed[queue] = None
             self.agenda.check_ns = self._formed_ns + 1
 
@@ -261,7 +261,7 @@ class Dispatcher:
                 self._sharing.remind(due, now_ns)
 
     def _form_booked(
-        self, booked: BookedWork, pool: Pool, ahead: bool, now_ns: int, decisions: list[AnyDecision]
+        self, booked: ReservedWork, pool: PartitionGroup, ahead: bool, now_ns: int, decisions: list[AnyDecision]
     ) -> None:
         """As `_form_in`, of reserved work as well: what of it is not due yet comes in the order of deadlines."""
         for before_ns in (pool.waiting[0][0], NEVER_NS) if pool.waiting else (NEVER_NS,):
@@ -270,7 +270,7 @@ class Dispatcher:
             if before_ns < NEVER_NS:
                 self._form_in(pool, ahead, now_ns, decisions)
 
-    def _form_in(self, pool: Pool, ahead: bool, now_ns: int, decisions: list[AnyDecision]) -> None:
+    def _form_in(self, pool: PartitionGroup, ahead: bool, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Close batches for the idle partitions of a pool, or for those about to become so."""
         while pool.waiting:
             partition = pool.opened(now_ns) if ahead else pool.idle()
@@ -288,7 +288,7 @@ class Dispatcher:
                 decisions.append(self._close(partition, queue, entries, reason, now_ns))
 
     def _choose(
-        self, pool: Pool, partition: PartitionState, now_ns: int
+        self, pool: PartitionGroup, partition: PartitionState, now_ns: int
     ) -> tuple[PartitionState, Queue, list[Entry], ReleaseReason] | None:
         """What should run now, here or on a better partition: of all queues, the most urgent one to be served."""
         while (queue := pool.most_urgent()) is not None:
@@ -320,7 +320,12 @@ class Dispatcher:
         return None
 
     def _take(
-        self, pool: Pool, partition: PartitionState, queue: Queue, place: tuple[PartitionState, int, int], now_ns: int
+        self,
+        pool: PartitionGroup,
+        partition: PartitionState,
+        queue: Queue,
+        place: tuple[PartitionState, int, int],
+        now_ns: int,
     ) -> tuple[PartitionState, Queue, list[Entry]] | None:
         """What runs of a queue in a place, or on `partition` when that has no time for it between reserved places."""
         host, rows, from_ns = place
@@ -383,7 +388,7 @@ class Dispatcher:
         self._forget_if_empty(queue, model)
         return DispatchBatch(batch.identity, partition.name, queue.model, rows, members, reason, partition.free_at_ns)
 
-    def abandoned(self, now_ns: int, cold_starts: ColdStarts | None) -> list[tuple[Entry, str]]:
+    def abandoned(self, now_ns: int, cold_starts: OnDemandLoader | None) -> list[tuple[Entry, str]]:
         """What waits for models that do not come, and why; wakes up again for those that may."""
         entries, again_ns = self.fleet.abandoned(now_ns, cold_starts)
         if again_ns is not None and (self.agenda.check_ns is None or again_ns < self.agenda.check_ns):

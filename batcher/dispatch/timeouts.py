@@ -4,8 +4,8 @@ import enum
 from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush
 
-from sluice.batcher.queues.priority_queue import LevelQueue
-from sluice.batcher.reservations.reserved_work import BookedWork
+from sluice.batcher.queues.priority_queue import PriorityQueue
+from sluice.batcher.reservations.reserved_work import ReservedWork
 from sluice.batcher.state.model import ModelState
 from sluice.batcher.state.request import Entry
 
@@ -13,7 +13,7 @@ COMPACT = 1024
 """Planned evictions, at least, before those of entries that have left their queues are dropped."""
 
 
-class Fate(enum.IntEnum):
+class TimeoutAction(enum.IntEnum):
     """What becomes of an entry."""
 
     LATE = 0
@@ -24,11 +24,11 @@ class Fate(enum.IntEnum):
     """It waits behind the others of its level."""
 
 
-REASONS = {Fate.LATE: "the deadline is out of reach", Fate.EXPIRED: ""}
+REASONS = {TimeoutAction.LATE: "the deadline is out of reach", TimeoutAction.EXPIRED: ""}
 """What there is to say of each beside that the time is over."""
 
 
-class Evictions:
+class RequestTimeouts:
     """The instants at which something becomes of entries that wait; `agenda` has the first one first.
 
     An entry that would be late and has a place reserved is given up when the place has passed.
@@ -39,23 +39,23 @@ class Evictions:
     def __init__(self, models: Mapping[str, ModelState], hand_off_ns: int) -> None:
         self._models = models
         self._hand_off_ns = hand_off_ns
-        self.booked: BookedWork | None = None
+        self.booked: ReservedWork | None = None
         self._compact_above = COMPACT
-        self.agenda: list[tuple[int, int, Entry, Fate]] = []
+        self.agenda: list[tuple[int, int, Entry, TimeoutAction]] = []
 
     def plan(self, entry: Entry, now_ns: int) -> None:
         """Have an entry looked at when it cannot make it any more."""
         model = self._models[entry.queue.model]
         quickest_ns = min((estimate.service_ns(entry.rows) for estimate in model.estimates.values()), default=0)
-        self._add(entry, max(entry.stage_deadline_ns - self._hand_off_ns - quickest_ns + 1, now_ns), Fate.LATE)
+        self._add(entry, max(entry.stage_deadline_ns - self._hand_off_ns - quickest_ns + 1, now_ns), TimeoutAction.LATE)
 
     def limit(self, entry: Entry, expires_ns: int | None, delay_ns: int | None, now_ns: int) -> None:
         """Bound how long an entry waits, and how long before the others of its level."""
-        for at_ns, fate in ((expires_ns, Fate.EXPIRED), (delay_ns, Fate.DELAYED)):
+        for at_ns, fate in ((expires_ns, TimeoutAction.EXPIRED), (delay_ns, TimeoutAction.DELAYED)):
             if at_ns is not None:
                 self._add(entry, max(at_ns, now_ns + 1), fate)
 
-    def _add(self, entry: Entry, at_ns: int, fate: Fate) -> None:
+    def _add(self, entry: Entry, at_ns: int, fate: TimeoutAction) -> None:
         """Have that become of an entry if it waits at a time."""
         agenda = self.agenda
         if len(agenda) > self._compact_above:
@@ -71,7 +71,7 @@ class Evictions:
             heappop(agenda)
         return agenda[0][0] if agenda else None
 
-    def due(self, now_ns: int) -> Iterator[tuple[Entry, Fate]]:
+    def due(self, now_ns: int) -> Iterator[tuple[Entry, TimeoutAction]]:
         """The entries that something becomes of now."""
         agenda = self.agenda
         while agenda and agenda[0][0] <= now_ns:
@@ -82,8 +82,8 @@ class Evictions:
             if passed_ns is not None and passed_ns > now_ns:
                 heappush(agenda, (passed_ns, entry.sequence, entry, fate))
                 continue
-            if fate is Fate.DELAYED:
-                assert isinstance(entry.queue, LevelQueue), "only levels have entries wait behind others"
+            if fate is TimeoutAction.DELAYED:
+                assert isinstance(entry.queue, PriorityQueue), "only levels have entries wait behind others"
                 entry.queue.delay(entry)
             yield entry, fate
 

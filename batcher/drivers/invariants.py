@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sluice.batcher.queues.priority_queue import LevelQueue
+from sluice.batcher.queues.priority_queue import PriorityQueue
 from sluice.batcher.queues.progress import batch_key_for
 from sluice.batcher.state.model import IN_FLIGHT
 
 if TYPE_CHECKING:
     from sluice.batcher.queues.fair_queue import Queue
-    from sluice.batcher.reservations.reserved_work import BookedWork
+    from sluice.batcher.reservations.reserved_work import ReservedWork
     from sluice.batcher.scheduler.scheduler import Scheduler
-    from sluice.batcher.state.pool import Pool
+    from sluice.batcher.state.pool import PartitionGroup
     from sluice.batcher.state.request import Entry
 
 
@@ -104,7 +104,7 @@ def _check_batches(scheduler: Scheduler) -> None:
         assert batch.rows <= limit, f"a batch of {batch.rows} rows exceeds the maximum of {limit}"
         keys = {
             batch_key_for(entry.request, entry.request.pipeline.stages[entry.stage])
-            if isinstance(entry.queue, LevelQueue)
+            if isinstance(entry.queue, PriorityQueue)
             else entry.queue.batch_key
             for entry in batch.entries
         }
@@ -113,7 +113,7 @@ def _check_batches(scheduler: Scheduler) -> None:
         assert not any(entry.queued for entry in batch.entries), "an entry is queued and running"
 
 
-def _is_known(queue: Queue, pool: Pool) -> bool:
+def _is_known(queue: Queue, pool: PartitionGroup) -> bool:
     """Whether a pool will look at a queue for what comes first in it."""
     if queue in pool.aside:
         return queue in pool.parked or any(item[2] is queue for item in pool.timers)
@@ -134,7 +134,7 @@ def _check_backlogs(scheduler: Scheduler) -> None:
         assert pool.backlog_ns == promised, f"pool {pool.number}: backlog {pool.backlog_ns}, promised {promised}"
 
 
-def _check_booked(scheduler: Scheduler, booked: BookedWork) -> None:
+def _check_booked(scheduler: Scheduler, booked: ReservedWork) -> None:
     for part, entry in booked.waiting.items():
         assert part == (entry.request.identity, entry.stage), f"the entry of {part} waits in the place of another"
         slot = booked.slot(*part)

@@ -12,7 +12,7 @@ from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.errors import ConfigError
 
 
-class Step(msgspec.Struct, frozen=True):
+class JournalStep(msgspec.Struct, frozen=True):
     """One call of the scheduler: an event, or (None) a wake-up, and the decisions that it returned."""
 
     now_ns: int
@@ -30,18 +30,18 @@ class JournalWriter:
 
     def record(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
         """Append one step."""
-        self._write(self._encoder.encode(Step(now_ns, event, tuple(decisions))) + b"\n")
+        self._write(self._encoder.encode(JournalStep(now_ns, event, tuple(decisions))) + b"\n")
 
 
-class Difference(msgspec.Struct, frozen=True):
+class JournalDifference(msgspec.Struct, frozen=True):
     """A step of a journal for which the scheduler decided otherwise."""
 
     line: int
-    step: Step
+    step: JournalStep
     decisions: tuple[AnyDecision, ...]
 
 
-def replay(lines: Iterable[bytes], planner: Planner | None = None) -> Difference | None:
+def replay(lines: Iterable[bytes], planner: Planner | None = None) -> JournalDifference | None:
     """Run a scheduler over a journal; the first step whose decisions differ, None if nothing has changed.
 
     `planner` is what the scheduler that wrote it had.
@@ -49,7 +49,7 @@ def replay(lines: Iterable[bytes], planner: Planner | None = None) -> Difference
     What follows a difference means nothing: later events answer decisions that were not taken. Raises ConfigError for a
     line that is not part of a journal.
     """
-    decoder = msgspec.json.Decoder(Step)
+    decoder = msgspec.json.Decoder(JournalStep)
     scheduler: Scheduler | None = None
     for number, line in enumerate(lines, start=1):
         try:
@@ -65,7 +65,7 @@ def replay(lines: Iterable[bytes], planner: Planner | None = None) -> Difference
         else:
             decisions = scheduler.handle(step.event, step.now_ns)
         if tuple(decisions) != step.decisions:
-            return Difference(number, step, tuple(decisions))
+            return JournalDifference(number, step, tuple(decisions))
     if scheduler is None:
         raise ConfigError("journal line 1: expected the scheduler's spec, the journal is empty")
     return None

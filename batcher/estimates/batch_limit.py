@@ -8,7 +8,7 @@ LAST_RETRY_NS = 3600 * NS_PER_S
 """The longest that they stay: it is twice as long after every attempt that ran out of memory again."""
 
 
-class Ceiling:
+class BatchLimit:
     """The most `rows` of a batch of one model on one kind of partition, since larger ones ran out of memory there.
 
     It is half of what failed, and doubled each time that it has held for a while, up to `most`, the largest batch there

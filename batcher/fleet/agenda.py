@@ -3,10 +3,10 @@
 from heapq import heappop, heappush
 
 from sluice.batcher.queues.fair_queue import Queue
-from sluice.batcher.state.pool import Pool
+from sluice.batcher.state.pool import PartitionGroup
 
 
-class Agenda:
+class WakeupQueue:
     """Pools by the times at which they are to be looked at, the first one first in `items`.
 
     `check_ns` is when to look at what no pool can run, or what was disturbed; None for never.
@@ -15,7 +15,7 @@ class Agenda:
     __slots__ = ("check_ns", "items")
 
     def __init__(self) -> None:
-        self.items: list[tuple[int, int, Pool]] = []
+        self.items: list[tuple[int, int, PartitionGroup]] = []
         self.check_ns: int | None = None
 
     @property
@@ -28,13 +28,13 @@ class Agenda:
             return items[0][0]
         return self.check_ns
 
-    def wake(self, pool: Pool, at_ns: int) -> None:
+    def wake(self, pool: PartitionGroup, at_ns: int) -> None:
         """Make sure that a pool is looked at at `at_ns` or before."""
         if pool.wake_ns is None or at_ns < pool.wake_ns:
             pool.wake_ns = at_ns
             heappush(self.items, (at_ns, pool.number, pool))
 
-    def announce(self, queue: Queue, pool: Pool, now_ns: int) -> None:
+    def announce(self, queue: Queue, pool: PartitionGroup, now_ns: int) -> None:
         """A queue has something new for a pool: have it looked at as soon as a partition can take something."""
         pool.aside.pop(queue, None)
         pool.announce(queue)
@@ -43,10 +43,10 @@ class Agenda:
         elif (partition := pool.opening()) is not None:
             self.wake(pool, max(partition.opening_ns, now_ns))
 
-    def due(self, now_ns: int) -> list[Pool]:
+    def due(self, now_ns: int) -> list[PartitionGroup]:
         """Take off the pools that are to be looked at now."""
         items = self.items
-        due: list[Pool] = []
+        due: list[PartitionGroup] = []
         while items and items[0][0] <= now_ns:
             at_ns, _, pool = heappop(items)
             if pool.wake_ns == at_ns:

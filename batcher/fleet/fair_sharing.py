@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from sluice.batcher.fleet.agenda import Agenda
-from sluice.batcher.fleet.shared_device import SharedDevice, Stake
+from sluice.batcher.fleet.agenda import WakeupQueue
+from sluice.batcher.fleet.shared_device import DeviceAccount, SharedDevice
 from sluice.batcher.interface.config import DeviceShare, PartitionConfig
 from sluice.batcher.interface.decisions import RevokeBatch
 from sluice.batcher.state.model import PartitionState
-from sluice.batcher.state.pool import Pool
+from sluice.batcher.state.pool import PartitionGroup
 from sluice.batcher.state.request import Batch
 
 
@@ -20,11 +20,11 @@ class Sharing:
     What its worker has behind the batch that runs is to be taken back.
     """
 
-    def __init__(self, agenda: Agenda) -> None:
+    def __init__(self, agenda: WakeupQueue) -> None:
         self._agenda = agenda
         self._behind: list[Batch] = []
 
-    def order(self, due: list[Pool], now_ns: int) -> list[Pool]:
+    def order(self, due: list[PartitionGroup], now_ns: int) -> list[PartitionGroup]:
         """Pools that are to be looked at, those last of which some partition borrows."""
         devices = {
             stake.device: None for pool in due for each in pool.partitions.values() if (stake := each.stake) is not None
@@ -33,11 +33,11 @@ class Sharing:
             self._settle(device, now_ns)
         return sorted(due, key=_borrows)
 
-    def started(self, stake: Stake, now_ns: int) -> None:
+    def started(self, stake: DeviceAccount, now_ns: int) -> None:
         """A partition has a batch more."""
         self._settle(stake.device, now_ns)
 
-    def ended(self, stake: Stake, batch: Batch, now_ns: int) -> None:
+    def ended(self, stake: DeviceAccount, batch: Batch, now_ns: int) -> None:
         """A partition has a batch less."""
         stake.ran(now_ns - batch.dispatched_ns, batch.median_ns, now_ns)
         self._settle(stake.device, now_ns)
@@ -59,7 +59,7 @@ class Sharing:
             partition.stake.share = share
             self._settle(partition.stake.device, now_ns)
 
-    def remind(self, due: Iterable[Pool], now_ns: int) -> None:
+    def remind(self, due: Iterable[PartitionGroup], now_ns: int) -> None:
         """Have pools looked at again when partitions of theirs that are held back will be within their share."""
         for pool in due:
             for partition in pool.partitions.values():
@@ -93,7 +93,7 @@ class Sharing:
 
 
 def sharing(
-    configs: Sequence[PartitionConfig], partitions: Mapping[str, PartitionState], agenda: Agenda
+    configs: Sequence[PartitionConfig], partitions: Mapping[str, PartitionState], agenda: WakeupQueue
 ) -> Sharing | None:
     """Gives partitions their stakes on the devices where one of them is elastic; None where none is."""
     elastic = {each.device.name for each in configs if each.device is not None and each.device.elastic}
@@ -101,10 +101,10 @@ def sharing(
     for config in configs:
         if (share := config.device) is not None and share.name in devices:
             device, partition = devices[share.name], partitions[config.name]
-            partition.stake = Stake(device, partition, share)
+            partition.stake = DeviceAccount(device, partition, share)
             device.stakes.append(partition.stake)
     return Sharing(agenda) if devices else None
 
 
-def _borrows(pool: Pool) -> bool:
+def _borrows(pool: PartitionGroup) -> bool:
     return any(partition.stake is not None and partition.stake.is_ahead for partition in pool.partitions.values())

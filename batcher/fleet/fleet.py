@@ -6,17 +6,17 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from sluice.batcher.estimates.latency import LatencyEstimate
-from sluice.batcher.interface.config import ModelConfig, SchedulerSpec
+from sluice.batcher.interface.config import ScheduledModel, SchedulerSpec
 from sluice.batcher.interface.events import PartitionReady, PartitionResized
 from sluice.batcher.policies.select import select_policy
 from sluice.batcher.queues.fair_queue import Queue
 from sluice.batcher.state.model import UNAVAILABLE_NS, ModelState, PartitionState
-from sluice.batcher.state.pool import Pool
+from sluice.batcher.state.pool import PartitionGroup
 from sluice.batcher.state.request import Entry
 from sluice.models.profiles.latency_table import LatencyTable
 
 if TYPE_CHECKING:
-    from sluice.batcher.residency.on_demand import ColdStarts
+    from sluice.batcher.residency.on_demand import OnDemandLoader
 
 
 class Fleet:
@@ -33,14 +33,14 @@ class Fleet:
             config.name: PartitionState(number, config, self.hand_off_ns)
             for number, config in enumerate(spec.partitions)
         }
-        self.pools: list[Pool] = []
+        self.pools: list[PartitionGroup] = []
         self.stranded: dict[ModelState, None] = {}
         self._tables: dict[tuple[str, str], LatencyTable] = {}
         self._next_pool = 0
         for model in spec.models:
             self.add(model)
 
-    def add(self, config: ModelConfig) -> None:
+    def add(self, config: ScheduledModel) -> None:
         """Know one more model, which no partition holds yet."""
         assert config.key not in self.models, f"there is a model {config.key} already"
         model = self.models[config.key] = ModelState(config, select_policy(config.policy, self._limits))
@@ -97,7 +97,7 @@ class Fleet:
         self.touch(partition.models)
         return partition
 
-    def abandoned(self, now_ns: int, cold_starts: ColdStarts | None) -> tuple[list[tuple[Entry, str]], int | None]:
+    def abandoned(self, now_ns: int, cold_starts: OnDemandLoader | None) -> tuple[list[tuple[Entry, str]], int | None]:
         """What waits for models whose workers have been gone for too long, and why; when to look again at the others.
 
         With `cold_starts` it is what waits for models that cannot be loaded, and is late if that may pass.
@@ -142,7 +142,7 @@ class Fleet:
             if not old.partitions:
                 self.pools.remove(old)
         if pool is None or not pool.partitions:
-            pool = Pool(self._next_pool, partition.kind, models, partition.price)
+            pool = PartitionGroup(self._next_pool, partition.kind, models, partition.price)
             self._next_pool += 1
             self.pools.append(pool)
         partition.pool = pool
@@ -151,7 +151,7 @@ class Fleet:
         pool.changed(partition)
         self._holders_changed(pool, before | models)
 
-    def _holders_changed(self, pool: Pool, keys: frozenset[str]) -> None:
+    def _holders_changed(self, pool: PartitionGroup, keys: frozenset[str]) -> None:
         """Other pools than before hold some models; what waits for those that `pool` holds is new to it."""
         for key in sorted(keys):
             model = self.models[key]

@@ -16,7 +16,7 @@ LINGER = 0.1
 """For this part of its last batch's time whoever has nothing to run is taken to be about to have something."""
 
 
-class Stake:
+class DeviceAccount:
     """A partition's part of a device.
 
     `lead_ns` is how far it is ahead: the device's time that it has had, for each part of its share, above the mean of
@@ -89,11 +89,11 @@ class SharedDevice:
     __slots__ = ("_active", "_since_ns", "stakes")
 
     def __init__(self) -> None:
-        self.stakes: list[Stake] = []
-        self._active: list[Stake] = []
+        self.stakes: list[DeviceAccount] = []
+        self._active: list[DeviceAccount] = []
         self._since_ns = 0
 
-    def update(self, now_ns: int) -> Iterator[tuple[Stake, bool]]:
+    def update(self, now_ns: int) -> Iterator[tuple[DeviceAccount, bool]]:
         """Take in which partitions run something now; each that is elastic, and whether it is to be held back.
 
         Held back is who has used up its share while another that has not runs something, and who will have done so with
@@ -117,7 +117,7 @@ class SharedDevice:
                 stake.contended = len(entitled) > (stake in entitled)
                 yield stake, stake.contended and (stake.is_ahead or (stake in running and stake.lead_ns > -1))
 
-    def entitled_ns(self, stake: Stake, now_ns: int) -> int:
+    def entitled_ns(self, stake: DeviceAccount, now_ns: int) -> int:
         """When one that is held back will be within its share again, if all goes on as it is."""
         waiting = stake.share.promised if stake not in self._active else 0.0
         wanted = waiting + sum(each.share.promised for each in self._active)

@@ -61,14 +61,14 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     preserve_ordering: bool = False
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class ConfidenceSpec(msgspec.Struct, frozen=True):
     """A confidence that is computed for every row of an output."""
 
     output: str
     confidence: Confidence
 
 
-class ModelConfig(msgspec.Struct, frozen=True):
+class ScheduledModel(msgspec.Struct, frozen=True):
     """One model version: `max_batch` is at least 1 (1 for an unbatchable model).
 
     `verdicts` are what its batches report, in this order: all that some stage's `when` asks of this model, or of one
@@ -81,7 +81,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     key: str
     max_batch: int
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[ConfidenceSpec, ...] = ()
     policy: PolicyConfig = PolicyConfig()
     memory_bytes: int = 0
     replicas: int = 1
@@ -126,7 +126,7 @@ class StageConfig(msgspec.Struct, frozen=True):
     model: str | None
     sources: tuple[int, ...] = ()
     when: WhenConfig | None = None
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[ConfidenceSpec, ...] = ()
     request_keyed: bool = False
     source_keyed: bool = False
     variants: tuple[str, ...] = ()
@@ -200,7 +200,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SchedulerSpec(msgspec.Struct, frozen=True):
     """All that a scheduler needs to know before the first event; also the first line of a journal."""
 
-    models: tuple[ModelConfig, ...]
+    models: tuple[ScheduledModel, ...]
     pipelines: tuple[PipelineConfig, ...]
     partitions: tuple[PartitionConfig, ...]
     limits: Limits = Limits()

@@ -8,7 +8,7 @@ import enum
 
 import msgspec
 
-from sluice.batcher.interface.config import DeviceShare, ModelConfig, PipelineConfig
+from sluice.batcher.interface.config import DeviceShare, PipelineConfig, ScheduledModel
 from sluice.batcher.interface.plan_data import Plan
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.model_memory import ModelMemory
@@ -60,7 +60,7 @@ class RequestCancelled(Event, frozen=True, gc=False):
 class BatchCompleted(Event, frozen=True, gc=False):
     """The worker ran a batch from `started_ns` to `ended_ns`.
 
-    `verdicts` has one tuple a verdict of the model (`ModelConfig.verdicts`), each with one confidence a row of the
+    `verdicts` has one tuple a verdict of the model (`ScheduledModel.verdicts`), each with one confidence a row of the
     batch. `batch_key` tells apart outputs whose variable dimensions differ.
     """
 
@@ -194,7 +194,7 @@ class ServingChanged(Event, frozen=True):
     A model's key and a pipeline's name are never used again.
     """
 
-    models: tuple[ModelConfig, ...] = ()
+    models: tuple[ScheduledModel, ...] = ()
     pipelines: tuple[PipelineConfig, ...] = ()
     retired: tuple[str, ...] = ()
     residency: dict[str, tuple[str, ...]] = {}

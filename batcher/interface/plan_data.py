@@ -5,11 +5,11 @@ import msgspec
 from sluice.models.profiles.latency_table import LatencyTable
 
 
-class Front(msgspec.Struct, frozen=True):
+class CostToGo(msgspec.Struct, frozen=True):
     """A step function: the least cost of a row that can be had within a time, both (steps,).
 
     `within_ns` ascends and `cost` descends: with at least `within_ns[i]` and less than `within_ns[i + 1]` the cost is
-    `cost[i]`; with less than `within_ns[0]` it cannot be done. Nothing left to do is `Front((0,), (0.0,))`.
+    `cost[i]`; with less than `within_ns[0]` it cannot be done. Nothing left to do is `CostToGo((0,), (0.0,))`.
     """
 
     within_ns: tuple[int, ...]
@@ -28,7 +28,7 @@ class StagePlan(msgspec.Struct, frozen=True):
     kind: str
     latency_ns: int
     cost: float
-    rest: Front
+    rest: CostToGo
 
 
 class PipelinePlan(msgspec.Struct, frozen=True):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from sluice.batcher.interface.plan_data import Front
+from sluice.batcher.interface.plan_data import CostToGo
 
 FAR_NS = 1 << 60
 """Stands for the wait for a pool that has nothing open: whatever has to wait for it is too late."""
@@ -35,6 +35,6 @@ class Ranker(Protocol):
 class Planner(Protocol):
     """Prepares a stage for being ranked."""
 
-    def ranker(self, options: Sequence[LiveOption], rest: Front) -> Ranker:
+    def ranker(self, options: Sequence[LiveOption], rest: CostToGo) -> Ranker:
         """A ranker of these options, after which `rest` is still to be done."""
         ...

@@ -9,7 +9,7 @@ import numpy as np
 from sluice.batcher.planner.conditioning import Opened, open_up
 from sluice.batcher.planner.graph import Residual, Series, Shape, Sources, ancestors, decompose
 from sluice.batcher.planner.pareto import DONE, Indices, Steps, pareto, thinned, up_to
-from sluice.batcher.planner.region import Bounds, Fixed, ParallelRegion, Region, SeriesRegion
+from sluice.batcher.planner.region import Bounds, Fixed, ParallelRegion, SeriesRegion, StageRegion
 
 MAX_CASES = 256
 """Combinations of fixed options that are solved for a region that is not series-parallel."""
@@ -22,7 +22,7 @@ class ResidualRegion:
     that what is found still fits, but may miss the least cost.
     """
 
-    def __init__(self, parts: Sequence[Region], sources: Sources, opened: Opened, bounds: Bounds) -> None:
+    def __init__(self, parts: Sequence[StageRegion], sources: Sources, opened: Opened, bounds: Bounds) -> None:
         self.parts = parts
         self.sources = sources
         self._opened = opened
@@ -49,26 +49,26 @@ class ResidualRegion:
 
     @property
     def front(self) -> Steps:
-        """As in `Region`."""
+        """As in `StageRegion`."""
         return self._solved[0]
 
     @property
     def quickest_ns(self) -> int:
-        """As in `Region`."""
+        """As in `StageRegion`."""
         return int(self.front.latency_ns[0])
 
     def choose(self, within_ns: int, choices: list[int]) -> None:
-        """As in `Region`."""
+        """As in `StageRegion`."""
         front, cases = self._solved
         case = self._cases[cases[front.latency_ns.searchsorted(within_ns, "right") - 1]]
         self._region(case).choose(within_ns, choices)
         for cut, (latency_ns, _) in zip(self._opened.cuts, case, strict=True):
             self.parts[cut].choose(latency_ns, choices)
 
-    def _region(self, case: Sequence[tuple[int, float]]) -> Region:
+    def _region(self, case: Sequence[tuple[int, float]]) -> StageRegion:
         """The series-parallel region that is left when the cut parts are fixed."""
         fixed = dict(zip(self._opened.cuts, case, strict=True))
-        leaves: list[Region] = []
+        leaves: list[StageRegion] = []
         for part in self._opened.origin:
             if part in fixed:
                 leaves.append(Fixed(*fixed[part]))
@@ -85,7 +85,7 @@ def _spread(front: Steps, most: int) -> Iterator[tuple[int, float]]:
     return zip(front.latency_ns[keep].tolist(), front.cost[keep].tolist(), strict=True)
 
 
-def assemble(shape: Shape, leaves: Sequence[Region], bounds: Bounds) -> Region:
+def assemble(shape: Shape, leaves: Sequence[StageRegion], bounds: Bounds) -> StageRegion:
     """The region of a shape whose nodes are `leaves`.
 
     Where a residual part cannot be opened with few cuts it is solved as if it ran level by level, each when all of the
@@ -104,7 +104,7 @@ def assemble(shape: Shape, leaves: Sequence[Region], bounds: Bounds) -> Region:
     return SeriesRegion([_level(parts, level, bounds) for level in _levels(shape.sources)], bounds)
 
 
-def _level(parts: Sequence[Region], level: Sequence[int], bounds: Bounds) -> Region:
+def _level(parts: Sequence[StageRegion], level: Sequence[int], bounds: Bounds) -> StageRegion:
     chosen = [parts[part] for part in level]
     return chosen[0] if len(chosen) == 1 else ParallelRegion(chosen, bounds)
 

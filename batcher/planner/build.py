@@ -1,9 +1,9 @@
 """Builds the plan that the scheduler goes by: the exact planner on every pipeline, at the rates that were seen."""
 
 from sluice.batcher.interface.config import PipelineConfig, SchedulerSpec
-from sluice.batcher.interface.plan_data import Front, Observed, PipelinePlan, Plan, StagePlan
+from sluice.batcher.interface.plan_data import CostToGo, Observed, PipelinePlan, Plan, StagePlan
 from sluice.batcher.interface.residency_config import Loading
-from sluice.batcher.planner.demand import Demand
+from sluice.batcher.planner.demand import DemandTable
 from sluice.batcher.planner.exact import ExactPlanner
 from sluice.batcher.planner.residency import ModelNeed, place_models
 from sluice.batcher.planner.stage_options import pipeline_candidates, problem_of
@@ -16,7 +16,7 @@ def build_plan(spec: SchedulerSpec, observed: Observed) -> Plan:
     Pure, and the same for the same arguments; milliseconds a pipeline, so a driver runs it beside its loop.
     """
     residency = residency_of(spec, observed)
-    demand = Demand(spec, observed, residency)
+    demand = DemandTable(spec, observed, residency)
     plans: list[PipelinePlan] = []
     failed: dict[str, str] = {}
     for pipeline in spec.pipelines:
@@ -41,7 +41,7 @@ def residency_of(spec: SchedulerSpec, observed: Observed) -> dict[str, tuple[str
         return {}
     if spec.residency.loading is Loading.DEMAND:
         return {name: held for name, held in observed.held.items() if name not in observed.gone}
-    demand = Demand(spec, observed)
+    demand = DemandTable(spec, observed)
     slowest: dict[str, float] = {}
     for model in spec.models:
         for kind, capacity in demand.capacities(model.key).items():
@@ -54,7 +54,7 @@ def residency_of(spec: SchedulerSpec, observed: Observed) -> dict[str, tuple[str
     return place_models(needs, there, observed.held).residency
 
 
-def _load(demand: Demand, model: str, slowest: dict[str, float]) -> dict[str, float]:
+def _load(demand: DemandTable, model: str, slowest: dict[str, float]) -> dict[str, float]:
     """By kind the partition-seconds a second that are asked of a model.
 
     One that was never loaded counts as the slowest of the others: if that is too much, its first table will tell.
@@ -65,7 +65,7 @@ def _load(demand: Demand, model: str, slowest: dict[str, float]) -> dict[str, fl
     return {kind: rate * hosts[kind] / capacity for kind, capacity in capacities.items() if capacity}
 
 
-def _plan_pipeline(demand: Demand, pipeline: PipelineConfig) -> PipelinePlan:
+def _plan_pipeline(demand: DemandTable, pipeline: PipelineConfig) -> PipelinePlan:
     candidates = pipeline_candidates(demand, pipeline)
     problem = problem_of(demand, pipeline, candidates, pipeline.slo_ns)
     planner = ExactPlanner(problem)
@@ -88,6 +88,6 @@ def _plan_pipeline(demand: Demand, pipeline: PipelineConfig) -> PipelinePlan:
     return PipelinePlan(pipeline.name, tuple(stages), path.latency_ns, path.cost, bool(paths) and bounded)
 
 
-def _from_here(rest: Front, probability: float) -> Front:
+def _from_here(rest: CostToGo, probability: float) -> CostToGo:
     """What is left to pay for a row that has come to a stage, which is more than what a row pays there on average."""
-    return Front(rest.within_ns, tuple(cost / probability for cost in rest.cost)) if probability else rest
+    return CostToGo(rest.within_ns, tuple(cost / probability for cost in rest.cost)) if probability else rest

@@ -10,7 +10,7 @@ from sluice.mps.partitions.balance import LOOKS, BalanceSettings, Change
 Cores = tuple[int, ...]
 
 
-class Step(NamedTuple):
+class CoreStep(NamedTuple):
     """One core given, taken or moved: what partitions are to have, in the order in which they are to be changed.
 
     `cores` is by how many the partitions have more together. A step that is not `free` takes a core from a partition
@@ -46,20 +46,20 @@ class Reason(enum.StrEnum):
 class Ask(NamedTuple):
     """The plan asks for a step, which takes the judgement from `before` to `after`."""
 
-    step: Step
+    step: CoreStep
     reason: Reason
     before: Judgement
     after: Judgement
 
 
-def steps(held: Mapping[str, Cores], own: Mapping[str, Cores], spare: Cores) -> Iterator[Step]:
+def steps(held: Mapping[str, Cores], own: Mapping[str, Cores], spare: Cores) -> Iterator[CoreStep]:
     """All splits that differ by one core from the one that is `held`; `spare` cores are nobody's.
 
     Every partition keeps a core, and only another partition gets one of what is its `own`.
     """
     if spare:
         for name, cores in held.items():
-            yield Step((Change(name, tuple(sorted((*cores, min(spare))))),), 1)
+            yield CoreStep((Change(name, tuple(sorted((*cores, min(spare))))),), 1)
     for name, cores in held.items():
         if len(cores) < 2:
             continue
@@ -67,10 +67,10 @@ def steps(held: Mapping[str, Cores], own: Mapping[str, Cores], spare: Cores) -> 
         less = Change(name, tuple(each for each in cores if each != core))
         lent = len(cores) > len(own[name])
         if lent:
-            yield Step((less,), -1)
+            yield CoreStep((less,), -1)
         for other, others in held.items():
             if other != name:
-                yield Step((less, Change(other, tuple(sorted((*others, core))))), 0, lent)
+                yield CoreStep((less, Change(other, tuple(sorted((*others, core))))), 0, lent)
 
 
 class StepChoice:
@@ -79,7 +79,7 @@ class StepChoice:
     def __init__(self, settings: BalanceSettings) -> None:
         self._pause_s = settings.pause_s
         self._changed_s = -math.inf
-        self._asked: tuple[Step, Reason] | None = None
+        self._asked: tuple[CoreStep, Reason] | None = None
         self._times = 0
 
     def changed(self, now_s: float) -> None:

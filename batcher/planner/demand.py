@@ -22,7 +22,7 @@ class Equals(NamedTuple):
         return self.models is None or model in self.models
 
 
-class Demand:
+class DemandTable:
     """What all pipelines together ask of the models, and what the partitions can do.
 
     `rates` are rows a second by model; `price` is that of a kind's partitions, their mean where they differ. `reach`

@@ -6,14 +6,14 @@ what the fronts give directly; they are the cost-to-go of dynamic programming, a
 
 from functools import cached_property
 
-from sluice.batcher.interface.plan_data import Front
+from sluice.batcher.interface.plan_data import CostToGo
 from sluice.batcher.planner.assembly import ResidualRegion, assemble, following
 from sluice.batcher.planner.check import check_problem
 from sluice.batcher.planner.graph import decompose, is_series_parallel
 from sluice.batcher.planner.k_best import k_best
 from sluice.batcher.planner.pareto import DONE, Steps, series
 from sluice.batcher.planner.problem import Path, Problem
-from sluice.batcher.planner.region import Bounds, Leaf, ParallelRegion, Region, SeriesRegion
+from sluice.batcher.planner.region import Bounds, Leaf, ParallelRegion, SeriesRegion, StageRegion
 from sluice.batcher.planner.slack import spend_slack
 from sluice.batcher.planner.slo_split import path_of
 
@@ -38,7 +38,7 @@ class ExactPlanner:
         self._shape = decompose(tuple(stage.sources for stage in problem.stages))
 
     @cached_property
-    def _root(self) -> Region:
+    def _root(self) -> StageRegion:
         stages = self._problem.stages
         leaves = [Leaf(index, stage, self._bounds) for index, stage in enumerate(stages)]
         return assemble(self._shape, leaves, self._bounds)
@@ -65,12 +65,12 @@ class ExactPlanner:
         return path_of(self._problem, self._choose(self._quickest_ns))
 
     @property
-    def front(self) -> Front:
+    def front(self) -> CostToGo:
         """The least cost of the whole pipeline, against the time for it; up to the budget, but the quickest always."""
         latency_ns, cost = self._root.front
-        return Front(tuple(latency_ns.tolist()), tuple(cost.tolist()))
+        return CostToGo(tuple(latency_ns.tolist()), tuple(cost.tolist()))
 
-    def rests(self) -> tuple[Front, ...]:
+    def rests(self) -> tuple[CostToGo, ...]:
         """For each stage the least cost of all that comes after it, against the time that is left when it ends.
 
         All its descendants are counted, and nothing else: not what runs beside it, even where a later stage waits for
@@ -81,9 +81,9 @@ class ExactPlanner:
         leaves = self._walk(self._root, DONE)
         for leaf, rest in leaves:
             rests[leaf.index] = rest
-        return tuple(Front(tuple(rest.latency_ns.tolist()), tuple(rest.cost.tolist())) for rest in rests)
+        return tuple(CostToGo(tuple(rest.latency_ns.tolist()), tuple(rest.cost.tolist())) for rest in rests)
 
-    def _walk(self, region: Region, after: Steps) -> list[tuple[Leaf, Steps]]:
+    def _walk(self, region: StageRegion, after: Steps) -> list[tuple[Leaf, Steps]]:
         """Each stage of a region, with what comes after the stage when `after` comes after the region."""
         match region:
             case Leaf():

@@ -6,18 +6,18 @@ from typing import NamedTuple
 import numpy as np
 
 from sluice.batcher.planner.pareto import DONE, Costs, Steps, Times, beside, series
-from sluice.batcher.planner.region import Bounds, Leaf, ParallelRegion, Region, SeriesRegion
+from sluice.batcher.planner.region import Bounds, Leaf, ParallelRegion, SeriesRegion, StageRegion
 
 
 class _Pending(NamedTuple):
     """The leaf to be chosen next, the time left when it begins, and what follows by the time left at its end."""
 
-    leaf: Region
+    leaf: StageRegion
     left_ns: int
     after: Steps
 
 
-def k_best(root: Region, stages: int, budget_ns: int, count: int, bounds: Bounds) -> list[tuple[int, ...]]:
+def k_best(root: StageRegion, stages: int, budget_ns: int, count: int, bounds: Bounds) -> list[tuple[int, ...]]:
     """The choices of the (up to) `count` cheapest paths within the budget.
 
     The budget has to leave time for the quickest. Leaves are chosen one at a time; a partial path is as good as the
@@ -48,19 +48,19 @@ def k_best(root: Region, stages: int, budget_ns: int, count: int, bounds: Bounds
     return found
 
 
-def _alternatives(leaf: Region) -> tuple[Times, Costs]:
+def _alternatives(leaf: StageRegion) -> tuple[Times, Costs]:
     """What there is to choose from: all options of a stage, the front of anything else."""
     return (leaf.latency_ns, leaf.cost) if isinstance(leaf, Leaf) else leaf.front
 
 
-def _leaves(region: Region) -> list[Region]:
+def _leaves(region: StageRegion) -> list[StageRegion]:
     """The regions that are chosen as a whole, in the order of the search."""
     if isinstance(region, SeriesRegion | ParallelRegion):
         return [leaf for part in region.parts for leaf in _leaves(part)]
     return [region]
 
 
-def _choices(leaves: list[Region], picks: tuple[int, ...], stages: int) -> tuple[int, ...]:
+def _choices(leaves: list[StageRegion], picks: tuple[int, ...], stages: int) -> tuple[int, ...]:
     choices = [0] * stages
     for leaf, pick in zip(leaves, picks, strict=True):
         if isinstance(leaf, Leaf):
@@ -70,7 +70,7 @@ def _choices(leaves: list[Region], picks: tuple[int, ...], stages: int) -> tuple
     return tuple(choices)
 
 
-def _descend(region: Region, picks: tuple[int, ...], left_ns: int, after: Steps, bounds: Bounds) -> _Pending:
+def _descend(region: StageRegion, picks: tuple[int, ...], left_ns: int, after: Steps, bounds: Bounds) -> _Pending:
     """Find the next leaf of a region that begins with `left_ns` left and is followed by `after`."""
     if not isinstance(region, SeriesRegion | ParallelRegion):
         return _Pending(region, left_ns, after)
@@ -94,7 +94,7 @@ def _descend(region: Region, picks: tuple[int, ...], left_ns: int, after: Steps,
     raise AssertionError("a leaf is left to choose, but the region has none")
 
 
-def _elapsed(region: Region, picks: tuple[int, ...]) -> int:
+def _elapsed(region: StageRegion, picks: tuple[int, ...]) -> int:
     """The latency of a region all of whose leaves are chosen."""
     if not isinstance(region, SeriesRegion | ParallelRegion):
         return int(_alternatives(region)[0][picks[0]])

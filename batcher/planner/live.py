@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sluice.batcher.interface.plan_data import Front
+from sluice.batcher.interface.plan_data import CostToGo
 from sluice.batcher.interface.planner_protocol import FAR_NS, LiveOption, Ranker
 from sluice.batcher.planner.rank import StageRanker
 
@@ -18,7 +18,7 @@ FEW = 40
 class FewOptionsRanker:
     """Ranks options one by one, and only those of pools that have something open."""
 
-    def __init__(self, options: Sequence[LiveOption], rest: Front) -> None:
+    def __init__(self, options: Sequence[LiveOption], rest: CostToGo) -> None:
         pools = max((option.pool for option in options), default=-1) + 1
         self._of_pool: list[list[tuple[int, int, int, float]]] = [[] for _ in range(pools)]
         for index, option in enumerate(options):
@@ -49,7 +49,7 @@ class FewOptionsRanker:
 class ManyOptionsRanker:
     """Ranks all options at once: a `StageRanker` whose options cost by how many of the waiting rows they can take."""
 
-    def __init__(self, options: Sequence[LiveOption], rest: Front) -> None:
+    def __init__(self, options: Sequence[LiveOption], rest: CostToGo) -> None:
         self._rows = np.array([option.rows for option in options], np.float64)
         self._batch_cost = np.array([option.cost for option in options])
         self._row_cost = np.zeros(len(options))
@@ -71,6 +71,6 @@ class ManyOptionsRanker:
 class LivePlanner:
     """The `sluice.batcher.interface.planner_protocol.Planner` of this package."""
 
-    def ranker(self, options: Sequence[LiveOption], rest: Front) -> Ranker:
+    def ranker(self, options: Sequence[LiveOption], rest: CostToGo) -> Ranker:
         """See `sluice.batcher.interface.planner_protocol.Planner`."""
         return (FewOptionsRanker if len(options) <= FEW else ManyOptionsRanker)(options, rest)

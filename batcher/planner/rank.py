@@ -6,7 +6,7 @@ from operator import neg
 import numpy as np
 import numpy.typing as npt
 
-from sluice.batcher.interface.plan_data import Front
+from sluice.batcher.interface.plan_data import CostToGo
 
 
 class StageRanker:
@@ -20,7 +20,7 @@ class StageRanker:
         self,
         latency_ns: npt.NDArray[np.int64],
         cost: npt.NDArray[np.float64],
-        rest: Front,
+        rest: CostToGo,
         kind: Sequence[int] | None = None,
     ) -> None:
         self._latency_ns = latency_ns

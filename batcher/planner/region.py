@@ -22,7 +22,7 @@ class Bounds(NamedTuple):
         return front if keep is None else Steps(front.latency_ns[keep], front.cost[keep])
 
 
-class Region(Protocol):
+class StageRegion(Protocol):
     """Stages that are entered together and left together."""
 
     @property
@@ -59,7 +59,7 @@ class Leaf:
         self.quickest_ns = int(times[0])
 
     def choose(self, within_ns: int, choices: list[int]) -> None:
-        """As in `Region`."""
+        """As in `StageRegion`."""
         choices[self.index] = int(self._options[self.front.latency_ns.searchsorted(within_ns, "right") - 1])
 
     def take(self, option: int, choices: list[int]) -> None:
@@ -81,7 +81,7 @@ class Fixed:
 class SeriesRegion:
     """Regions one after another."""
 
-    def __init__(self, parts: Sequence[Region], bounds: Bounds) -> None:
+    def __init__(self, parts: Sequence[StageRegion], bounds: Bounds) -> None:
         self.parts = parts
         self._bounds = bounds
 
@@ -95,16 +95,16 @@ class SeriesRegion:
 
     @cached_property
     def front(self) -> Steps:
-        """As in `Region`."""
+        """As in `StageRegion`."""
         return self._bounds.thinned(series(self.parts[0].front, self.rests[0], self._bounds.horizon_ns))
 
     @property
     def quickest_ns(self) -> int:
-        """As in `Region`."""
+        """As in `StageRegion`."""
         return self.parts[0].quickest_ns + int(self.rests[0].latency_ns[0])
 
     def choose(self, within_ns: int, choices: list[int]) -> None:
-        """As in `Region`: what a part and the front of the rest cost together, part after part."""
+        """As in `StageRegion`: what a part and the front of the rest cost together, part after part."""
         for part, rest in zip(self.parts, self.rests, strict=True):
             times, cost = part.front
             left = within_ns - times
@@ -119,7 +119,7 @@ class SeriesRegion:
 class ParallelRegion:
     """Regions side by side."""
 
-    def __init__(self, parts: Sequence[Region], bounds: Bounds) -> None:
+    def __init__(self, parts: Sequence[StageRegion], bounds: Bounds) -> None:
         self.parts = parts
         self._bounds = bounds
 
@@ -133,15 +133,15 @@ class ParallelRegion:
 
     @cached_property
     def front(self) -> Steps:
-        """As in `Region`."""
+        """As in `StageRegion`."""
         return self._bounds.thinned(parallel(self.parts[0].front, self.rests[0]))
 
     @property
     def quickest_ns(self) -> int:
-        """As in `Region`."""
+        """As in `StageRegion`."""
         return max(part.quickest_ns for part in self.parts)
 
     def choose(self, within_ns: int, choices: list[int]) -> None:
-        """As in `Region`: each for itself."""
+        """As in `StageRegion`: each for itself."""
         for part in self.parts:
             part.choose(within_ns, choices)

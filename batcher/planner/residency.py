@@ -32,7 +32,7 @@ class ModelNeed(NamedTuple):
     pinned: bool = False
 
 
-class Placement(NamedTuple):
+class ResidencyPlan(NamedTuple):
     """The keys that each partition is to hold, sorted, by its name; and those of models for which there is no room."""
 
     residency: dict[str, tuple[str, ...]]
@@ -43,7 +43,7 @@ def place_models(
     models: Mapping[str, ModelNeed],
     partitions: Sequence[PartitionConfig],
     present: Mapping[str, Collection[str]] | None = None,
-) -> Placement:
+) -> ResidencyPlan:
     """Place every model once where it costs least, then the replicas that are asked for, then others by load a host.
 
     `present` is what partitions hold now, by name: what is nearly as good stays. The memory of a partition is never
@@ -63,7 +63,7 @@ def place_models(
     placed = {key: need for key, need in models.items() if key not in unplaced}
     _replicate_as_asked(placed, rooms)
     _replicate(placed, rooms)
-    return Placement({room.name: tuple(sorted(room.models)) for room in rooms}, unplaced)
+    return ResidencyPlan({room.name: tuple(sorted(room.models)) for room in rooms}, unplaced)
 
 
 class _Room:

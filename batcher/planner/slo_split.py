@@ -22,7 +22,7 @@ from sluice.batcher.planner.problem import Path, Problem, StageProblem
 _QUANTILES = np.linspace(0.0, 1.0, 33)
 
 
-class Group(NamedTuple):
+class StageGroup(NamedTuple):
     """Stages (ascending) that are planned together, and the time they may take from the first start to the last end."""
 
     stages: tuple[int, ...]
@@ -128,14 +128,14 @@ def subproblem(problem: Problem, stages: Sequence[int], budget_ns: int) -> Probl
     )
 
 
-def split_groups(problem: Problem, lengths: Sequence[float], size: int = 3) -> list[Group]:
+def split_groups(problem: Problem, lengths: Sequence[float], size: int = 3) -> list[StageGroup]:
     """Groups of at most `size` stages, and budgets in proportion to `lengths`; a fork counts its longest branch.
 
     Groups that keep to their budgets keep to the problem's.
     """
     count = len(problem.stages)
     if count <= size:
-        return [Group(tuple(range(count)), problem.budget_ns)]
+        return [StageGroup(tuple(range(count)), problem.budget_ns)]
     sources = [stage.sources for stage in problem.stages]
     if cuts := dominators(sources):
         parts = _series(count, cuts, size)
@@ -144,9 +144,9 @@ def split_groups(problem: Problem, lengths: Sequence[float], size: int = 3) -> l
     elif len(parts := _branches(sources)) > 1:
         budgets = [problem.budget_ns] * len(parts)
     else:
-        return [Group((stage,), budget_ns) for stage, budget_ns in enumerate(stage_budgets(problem, lengths))]
+        return [StageGroup((stage,), budget_ns) for stage, budget_ns in enumerate(stage_budgets(problem, lengths))]
     return [
-        Group(tuple(part[index] for index in group.stages), group.budget_ns)
+        StageGroup(tuple(part[index] for index in group.stages), group.budget_ns)
         for part, budget_ns in zip(parts, budgets, strict=True)
         for group in split_groups(subproblem(problem, part, budget_ns), [lengths[index] for index in part], size)
     ]

@@ -9,8 +9,8 @@ from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
 from sluice.batcher.interface.plan_data import Observed
 from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.check import MAX_LATENCY_NS
-from sluice.batcher.planner.core_steps import Ask, Judgement, Reason, Step
-from sluice.batcher.planner.demand import Demand
+from sluice.batcher.planner.core_steps import Ask, CoreStep, Judgement, Reason
+from sluice.batcher.planner.demand import DemandTable
 from sluice.batcher.planner.stage_latency import RHO_MAX
 
 MARGIN = 0.1
@@ -26,7 +26,7 @@ _replace = msgspec.structs.replace
 class Split(NamedTuple):
     """A step, and the partitions that it changes as they are after it."""
 
-    step: Step
+    step: CoreStep
     partitions: tuple[PartitionConfig, ...]
 
 
@@ -44,7 +44,7 @@ def judge(spec: SchedulerSpec, observed: Observed) -> Judgement | None:
     plan = build_plan(spec, observed)
     if len(plan.pipelines) < len(spec.pipelines):
         return None
-    busiest = Demand(spec, observed, plan.residency).busiest
+    busiest = DemandTable(spec, observed, plan.residency).busiest
     return Judgement(
         tuple(each.pipeline for each in plan.pipelines if not each.feasible),
         busiest,
@@ -94,7 +94,7 @@ def _relieves(before: Judgement, after: Judgement) -> bool:
     return len(after.missed) < len(before.missed)
 
 
-def _saves(step: Step, before: Judgement, after: Judgement) -> bool:
+def _saves(step: CoreStep, before: Judgement, after: Judgement) -> bool:
     if not before.cost:
         return step.cores < 0 and not after.cost
     return after.cost < (1 - MARGIN) * before.cost

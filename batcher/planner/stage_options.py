@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sluice.batcher.interface.config import Objective, PipelineConfig, PolicyConfig, PolicyName, StageConfig
-from sluice.batcher.planner.demand import Demand, waits_for
+from sluice.batcher.planner.demand import DemandTable, waits_for
 from sluice.batcher.planner.graph import Sources
 from sluice.batcher.planner.problem import Option, Problem, StageProblem
 from sluice.batcher.planner.siblings import Sibling, at_once, siblings
@@ -39,7 +39,7 @@ COMBINED = Candidate(Option("", 1, "", 1, 1.0, 0), StageLatency(0, 0, 0.0, 1), 0
 """The one candidate of a combiner, which takes no time on any partition."""
 
 
-def pipeline_candidates(demand: Demand, pipeline: PipelineConfig) -> list[list[Candidate]]:
+def pipeline_candidates(demand: DemandTable, pipeline: PipelineConfig) -> list[list[Candidate]]:
     """For each stage the candidates that can take the rate; if none can, all: the best for what is admitted.
 
     Stages that are there at the same time wait for each other where there are fewer partitions than stages. Raises
@@ -69,7 +69,7 @@ class _SiblingWaits:
     """
 
     def __init__(
-        self, demand: Demand, sources: Sources, reach: Sequence[float], alone: Sequence[Sequence[Candidate]]
+        self, demand: DemandTable, sources: Sources, reach: Sequence[float], alone: Sequence[Sequence[Candidate]]
     ) -> None:
         self._demand = demand
         self._sources = sources
@@ -127,7 +127,7 @@ class _SiblingWaits:
 
 
 def problem_of(
-    demand: Demand,
+    demand: DemandTable,
     pipeline: PipelineConfig,
     candidates: Sequence[Sequence[Candidate]],
     budget_ns: int,
@@ -155,7 +155,7 @@ def problem_of(
     return Problem(tuple(stages), budget_ns)
 
 
-def _candidates(demand: Demand, stage: StageConfig, first: str, rate: float) -> list[Candidate]:
+def _candidates(demand: DemandTable, stage: StageConfig, first: str, rate: float) -> list[Candidate]:
     found = [
         candidate
         for model in stage.variants or (first,)
@@ -170,7 +170,7 @@ def _candidates(demand: Demand, stage: StageConfig, first: str, rate: float) -> 
     return [each for each in found if each.predicted is not None] or found
 
 
-def _on_kind(demand: Demand, model: str, kind: str, moved: tuple[str, float]) -> list[Candidate]:
+def _on_kind(demand: DemandTable, model: str, kind: str, moved: tuple[str, float]) -> list[Candidate]:
     """The candidates of a model on a kind; `moved` rows a second are those of the stage's first variant."""
     table, hosts = demand.tables[model][kind], demand.hosts(model, kind)
     rate = demand.rate_on(model, kind, moved)

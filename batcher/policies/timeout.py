@@ -5,7 +5,7 @@ from sluice.batcher.interface.config import LevelsConfig, PolicyConfig
 from sluice.batcher.interface.decisions import ReleaseReason
 from sluice.batcher.policies.base import Choice
 from sluice.batcher.queues.fair_queue import NOBODY, Queue
-from sluice.batcher.queues.priority_queue import LevelQueue
+from sluice.batcher.queues.priority_queue import PriorityQueue
 from sluice.batcher.state.model import ModelState, PartitionState
 
 
@@ -32,9 +32,9 @@ class TimeoutPolicy:
         self._preserve_ordering = config.preserve_ordering
         self._ahead = config.levels == LevelsConfig()
 
-    def new_queue(self, model: str, batch_key: str) -> LevelQueue:
+    def new_queue(self, model: str, batch_key: str) -> PriorityQueue:
         """A queue for all batch keys."""
-        return LevelQueue(model, self._levels, preserve_ordering=self._preserve_ordering)
+        return PriorityQueue(model, self._levels, preserve_ordering=self._preserve_ordering)
 
     def full_rows(self, estimate: LatencyEstimate) -> int:
         """The largest preferred size, or the maximum."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.state.model import ModelState
-from sluice.batcher.state.pool import Pool
+from sluice.batcher.state.pool import PartitionGroup
 
 if TYPE_CHECKING:
     from sluice.batcher.state.pipeline import StageState
@@ -25,7 +25,7 @@ def lone_run(
     batch if it has any. Partitions count that are up, or all of a model when none is. O(stages^2 * pools).
     """
     spans: list[Span] = []
-    free_ns: dict[Pool, list[int]] = {}
+    free_ns: dict[PartitionGroup, list[int]] = {}
     together: dict[tuple[ModelState, int], Span] = {}
     for stage, counts in zip(stages, in_the_way, strict=True):
         ready_ns = max((spans[source][1] for source in stage.waits_for), default=0)
@@ -50,7 +50,7 @@ def lone_run(
 
 
 def _soonest(
-    free_ns: dict[Pool, list[int]], pool: Pool, most: int, ready_ns: int, took_ns: int
+    free_ns: dict[PartitionGroup, list[int]], pool: PartitionGroup, most: int, ready_ns: int, took_ns: int
 ) -> tuple[Span, list[int], int]:
     """When a stage runs on a pool, and on which of its partitions: of those that are free then the last to be so."""
     if pool not in free_ns:

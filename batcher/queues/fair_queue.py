@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace, merge
 from typing import TYPE_CHECKING
 
-from sluice.batcher.queues.flow import Lane
+from sluice.batcher.queues.flow import Flow
 from sluice.batcher.state.request import Entry
 
 if TYPE_CHECKING:
-    from sluice.batcher.queues.response_order import Ordering
+    from sluice.batcher.queues.response_order import ResponseOrder
 
 CONTENDED = 4
 """Batches of rows that wait from which on pipelines get their shares by weight instead of by deadline."""
@@ -45,7 +45,7 @@ class Queue:
         "rows",
         "wanted_rows",
     )
-    ordering: "Ordering | None" = None
+    ordering: "ResponseOrder | None" = None
 
     def __init__(self, model: str, batch_key: str) -> None:
         self.model = model
@@ -56,8 +56,8 @@ class Queue:
         self.late = 0
         self.wanted_rows = NOBODY
         self.retries: deque[list[Entry]] = deque()
-        self._lanes: dict[int, Lane] = {}
-        self._only: Lane | None = None
+        self._lanes: dict[int, Flow] = {}
+        self._only: Flow | None = None
         self._virtual = 0.0
         self._credit = 0.0
 
@@ -65,7 +65,7 @@ class Queue:
         return self.live > 0 or bool(self.retries)
 
     @property
-    def lanes(self) -> Mapping[int, Lane]:
+    def lanes(self) -> Mapping[int, Flow]:
         """The lanes by the numbers of their pipelines."""
         return self._lanes
 
@@ -93,10 +93,10 @@ class Queue:
         first = lane.push((order_ns, -entry.stage, entry.sequence, entry))
         return first and (self._only is not None or self.head() is entry)
 
-    def _lane(self, number: int, weight: float) -> Lane:
+    def _lane(self, number: int, weight: float) -> Flow:
         lane = self._lanes.get(number)
         if lane is None:
-            lane = self._lanes[number] = Lane(number, weight)
+            lane = self._lanes[number] = Flow(number, weight)
             self._only = lane if len(self._lanes) == 1 else None
         if not lane.live:
             # A lane that had nothing to do has not saved up a right to more than its share.
@@ -208,7 +208,7 @@ class Queue:
         self.live -= len(entries)
         return entries
 
-    def _first_late(self) -> tuple[Lane, Entry] | None:
+    def _first_late(self) -> tuple[Flow, Entry] | None:
         """The first late entry of all lanes, and its lane."""
         found = [(item, lane.number) for lane in self._lanes.values() if lane.late_live and (item := lane.first_late())]
         if not found:
@@ -233,12 +233,12 @@ class Queue:
             found = self._first_late()
         return taken, rows
 
-    def _take_late(self, lane: Lane) -> Entry:
+    def _take_late(self, lane: Flow) -> Entry:
         self.late -= 1
         return lane.take_late()
 
     def _take_shared(self, max_rows: int, from_ns: int, *, whatever: bool) -> tuple[list[Entry], int]:
-        """As `Lane.take`, of several lanes: by order while little waits, else from the lane that was served least."""
+        """As `Flow.take`, of several lanes: by order while little waits, else from the lane that was served least."""
         fair = self.rows > CONTENDED * max_rows
         order = [
             ((lane.served if fair else 0.0, *item[:3]), number)

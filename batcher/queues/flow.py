@@ -13,7 +13,7 @@ COMPACT_ABOVE = 64
 """Dead items tolerated before a lane is compacted (when they are also half of it)."""
 
 
-class Lane:
+class Flow:
     """Entries of one pipeline, earliest first, and behind them those that are late whatever is done.
 
     An entry that was settled meanwhile stays as a dead item until it comes to the front or too many are dead.

@@ -9,9 +9,9 @@ from operator import attrgetter
 from sluice.batcher.interface.config import LevelsConfig
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.queues.fair_queue import CONTENDED, NOBODY, Queue
-from sluice.batcher.queues.flow import Lane
+from sluice.batcher.queues.flow import Flow
 from sluice.batcher.queues.progress import batch_key_for
-from sluice.batcher.queues.response_order import Ordering
+from sluice.batcher.queues.response_order import ResponseOrder
 from sluice.batcher.state.request import Entry
 from sluice.models.dynamic_batching import TimeoutAction
 from sluice.models.units import NS_PER_US
@@ -74,7 +74,7 @@ class _Level:
             del self.fresh[entry.lane]
 
 
-class LevelQueue(Queue):
+class PriorityQueue(Queue):
     """All entries of a model, whatever their pipelines and batch keys, level by level from 1 on.
 
     Entries of unequal batch keys do not share a batch, and none overtakes another for that. Without levels, pipelines
@@ -87,14 +87,14 @@ class LevelQueue(Queue):
     def __init__(self, model: str, config: LevelsConfig, *, preserve_ordering: bool) -> None:
         super().__init__(model, "")
         self.last_ns = NOBODY  # an entry may come before others whatever its deadline
-        self.ordering = Ordering() if preserve_ordering else None
+        self.ordering = ResponseOrder() if preserve_ordering else None
         self._config = config
         self._levels: dict[int, _Level] = {}
         self._numbers: list[int] = []
         self._keys: dict[int, str] = {}
 
     @property
-    def lanes(self) -> Mapping[int, Lane]:
+    def lanes(self) -> Mapping[int, Flow]:
         """The lanes by the numbers of their pipelines, where these have shares."""
         return {} if self._config.count else self._lanes
 

@@ -9,11 +9,11 @@ from sluice.batcher.interface.events import BatchCompleted
 from sluice.batcher.state.model import PartitionState
 from sluice.batcher.state.request import Batch, Entry
 
-Done = tuple[Sequence[Entry], BatchCompleted, PartitionState]
+FinishedEntries = tuple[Sequence[Entry], BatchCompleted, PartitionState]
 """(entries that have run, what was reported of exactly their rows, where they ran)."""
 
 
-class Ordering:
+class ResponseOrder:
     """Entries in the order of their dispatch, those that are tried again included, until they may go on.
 
     One whose request is settled holds nobody back.
@@ -23,7 +23,7 @@ class Ordering:
 
     def __init__(self) -> None:
         self._order: OrderedDict[int, Entry] = OrderedDict()
-        self._done: dict[int, Done] = {}
+        self._done: dict[int, FinishedEntries] = {}
 
     @property
     def held(self) -> list[Entry]:
@@ -39,9 +39,9 @@ class Ordering:
         for entry in entries:
             self._order[entry.sequence] = entry
 
-    def completed(self, batch: Batch, event: BatchCompleted) -> list[Done]:
+    def completed(self, batch: Batch, event: BatchCompleted) -> list[FinishedEntries]:
         """A batch has run: what may go on now, of this and of earlier ones."""
-        free: list[Done] = []
+        free: list[FinishedEntries] = []
         first = 0
         for entry in batch.entries:
             last = first + entry.rows
@@ -55,9 +55,9 @@ class Ordering:
             first = last
         return free + self.release()
 
-    def release(self) -> list[Done]:
+    def release(self) -> list[FinishedEntries]:
         """What may go on now that some request is settled."""
-        free: list[Done] = []
+        free: list[FinishedEntries] = []
         while self._order:
             sequence, entry = next(iter(self._order.items()))
             done = self._done.pop(sequence, None)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from sluice.batcher.reservations.slots import Reservation
-from sluice.batcher.reservations.timeline import Ledger
+from sluice.batcher.reservations.timeline import Timeline
 from sluice.models.units import NS_PER_S
 
 ALTERNATIVES = 64
@@ -18,7 +18,7 @@ CHEAPEST_EVERY = 8
 """One in as many requests is tried in the cheapest placement first, so that they come back to it after a rush."""
 
 
-class Alternative(NamedTuple):
+class Assignment(NamedTuple):
     """One placement: `hosts` has, by stage, the partitions to choose from, which are equally fast and dear.
 
     `latency_ns` and `cost` are those of a request that runs by itself on an idle machine; `heads_ns` is when each
@@ -29,15 +29,15 @@ class Alternative(NamedTuple):
     latency_ns: int
     heads_ns: tuple[int, ...]
     ends_ns: tuple[int, ...]
-    hosts: tuple[Sequence[Ledger], ...]
+    hosts: tuple[Sequence[Timeline], ...]
 
 
-def cost_of(ledger: Ledger, length_ns: int) -> float:
+def cost_of(ledger: Timeline, length_ns: int) -> float:
     """The price of as much of a partition's time."""
     return ledger.price * length_ns / NS_PER_S
 
 
-class Alternatives:
+class Assignments:
     """The placements of requests that are alike, and the order in which to try them.
 
     `by_cost` has the cheapest first. Under load many of those fail one after the other, so what the last such request
@@ -46,32 +46,32 @@ class Alternatives:
 
     __slots__ = ("_asked", "_first", "by_cost", "least_ns")
 
-    def __init__(self, ledgers: Collection[Ledger], reservation: Reservation) -> None:
+    def __init__(self, ledgers: Collection[Timeline], reservation: Reservation) -> None:
         self.by_cost = _placements(ledgers, reservation)
         self.least_ns = min((alternative.latency_ns for alternative in self.by_cost), default=0)
         self._first = 0
         self._asked = 0
 
-    def in_order(self) -> list[Alternative]:
+    def in_order(self) -> list[Assignment]:
         """All of them, in the order in which to try them when cost is no limit."""
         self._asked += 1
         if self._asked % CHEAPEST_EVERY == 0:
             self._first = 0
         return self.by_cost[self._first :] + self.by_cost[: self._first] if self._first else self.by_cost
 
-    def took(self, alternative: Alternative) -> None:
+    def took(self, alternative: Assignment) -> None:
         """A request got this one."""
         if alternative is not self.by_cost[self._first]:
             self._first = self.by_cost.index(alternative)
 
 
-def _placements(ledgers: Collection[Ledger], reservation: Reservation) -> list[Alternative]:
+def _placements(ledgers: Collection[Timeline], reservation: Reservation) -> list[Assignment]:
     """Placements of what is pending, the cheapest first and of equal ones the quickest; none when a stage has no host.
 
     All of them when there are at most `ALTERNATIVES`, else as many of the Pareto optimal ones, the cheapest and the
     quickest among them. O(stages * ALTERNATIVES * groups).
     """
-    found = [Alternative(0.0, 0, (), (), ())]
+    found = [Assignment(0.0, 0, (), (), ())]
     for stage, model in enumerate(reservation.models):
         if model is None or stage not in reservation.pending:
             found = [_with_stage(kept, 0, 0.0, 0, ()) for kept in found]
@@ -88,17 +88,17 @@ def _placements(ledgers: Collection[Ledger], reservation: Reservation) -> list[A
     return found
 
 
-def _groups(ledgers: Iterable[Ledger], model: str, rows: int) -> Iterable[Sequence[Ledger]]:
-    groups: dict[tuple[str, float], list[Ledger]] = {}
+def _groups(ledgers: Iterable[Timeline], model: str, rows: int) -> Iterable[Sequence[Timeline]]:
+    groups: dict[tuple[str, float], list[Timeline]] = {}
     for ledger in ledgers:
         if ledger.takes(model, rows):
             groups.setdefault((ledger.kind, ledger.price), []).append(ledger)
     return groups.values()
 
 
-def _with_stage(kept: Alternative, head_ns: int, cost: float, length_ns: int, hosts: Sequence[Ledger]) -> Alternative:
+def _with_stage(kept: Assignment, head_ns: int, cost: float, length_ns: int, hosts: Sequence[Timeline]) -> Assignment:
     end_ns = head_ns + length_ns
-    return Alternative(
+    return Assignment(
         kept.cost + cost,
         max(kept.latency_ns, end_ns),
         (*kept.heads_ns, head_ns),
@@ -107,9 +107,9 @@ def _with_stage(kept: Alternative, head_ns: int, cost: float, length_ns: int, ho
     )
 
 
-def _thinned(ordered: Sequence[Alternative]) -> list[Alternative]:
+def _thinned(ordered: Sequence[Assignment]) -> list[Assignment]:
     """As many as are kept of the Pareto optimal ones of alternatives in order of cost, evenly."""
-    front: list[Alternative] = []
+    front: list[Assignment] = []
     for alternative in ordered:
         if not front or alternative.latency_ns < front[-1].latency_ns:
             front.append(alternative)

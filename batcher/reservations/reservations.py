@@ -15,10 +15,10 @@ from itertools import accumulate, islice
 from typing import NamedTuple
 
 from sluice.batcher.interface.config import PartitionConfig
-from sluice.batcher.reservations.assignments import Alternatives
-from sluice.batcher.reservations.search import Refusal, book
+from sluice.batcher.reservations.assignments import Assignments
+from sluice.batcher.reservations.search import ReservationRefusal, book
 from sluice.batcher.reservations.slots import Precedence, QueueKey, Reservation, Slot
-from sluice.batcher.reservations.timeline import Ledger, Part
+from sluice.batcher.reservations.timeline import Part, Timeline
 
 Rows = Callable[[int, int], int]
 """How many rows of (request, stage) wait in a queue; 0 when it is not there."""
@@ -30,7 +30,7 @@ DEMANDS = 1024
 """Queues whose demand is remembered: those that were asked for last."""
 
 
-class Run(NamedTuple):
+class ReservedBatch(NamedTuple):
     """A batch to start now: its members as (request, stage), their rows, and by when it has to be over."""
 
     members: tuple[Part, ...]
@@ -47,12 +47,12 @@ class Reservations:
     def __init__(self, partitions: Iterable[PartitionConfig]) -> None:
         self._lengths: dict[str, dict[str, tuple[int, ...]]] = {}
         self.ledgers = {
-            config.name: Ledger(config.name, config.kind, config.price, self._lengths.setdefault(config.kind, {}))
+            config.name: Timeline(config.name, config.kind, config.price, self._lengths.setdefault(config.kind, {}))
             for config in partitions
         }
         self._reservations: dict[int, Reservation] = {}
         self._demand: dict[QueueKey, tuple[int, float | None]] = {}
-        self._known: dict[tuple[Precedence, tuple[str | None, ...], int], Alternatives] = {}
+        self._known: dict[tuple[Precedence, tuple[str | None, ...], int], Assignments] = {}
 
     def __contains__(self, request: int) -> bool:
         return request in self._reservations
@@ -119,7 +119,7 @@ class Reservations:
         deadline_ns: int,
         now_ns: int,
         max_cost: float | None = None,
-    ) -> Refusal | None:
+    ) -> ReservationRefusal | None:
         """Reserve a place for every model stage; with a refusal nothing is reserved.
 
         `queues` has the queue of each stage, None for a combiner; a batch key that is not known yet has to be one
@@ -132,7 +132,7 @@ class Reservations:
         key = (precedence, reservation.models, rows)
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = Alternatives(self.ledgers.values(), reservation)
+            known = self._known[key] = Assignments(self.ledgers.values(), reservation)
         refusal = book(self.ledgers.values(), reservation, known, now_ns, max_cost)
         if refusal is None:
             self._reservations[request] = reservation
@@ -179,7 +179,7 @@ class Reservations:
 
     # -- dispatch
 
-    def runnable(self, partition: str, start_ns: int, waiting: Rows) -> Run | None:
+    def runnable(self, partition: str, start_ns: int, waiting: Rows) -> ReservedBatch | None:
         """The batch that a partition can start at `start_ns` without taking the time of what it leaves.
 
         The members of a slot that wait already, in order of slots, and those of later slots of the queue that fit in
@@ -200,18 +200,18 @@ class Reservations:
                         return run
         return None
 
-    def _peers(self, ledger: Ledger) -> Iterator[Ledger]:
+    def _peers(self, ledger: Timeline) -> Iterator[Timeline]:
         yield ledger
         for other in self.ledgers.values():
             if other is not ledger and other.kind == ledger.kind and other.price == ledger.price:
                 yield other
 
     def _gather(
-        self, ledger: Ledger, slots: Iterable[Slot], queue: QueueKey, start_ns: int, waiting: Rows
-    ) -> Run | None:
+        self, ledger: Timeline, slots: Iterable[Slot], queue: QueueKey, start_ns: int, waiting: Rows
+    ) -> ReservedBatch | None:
         """What waits of the first slot, and what can be added to it of the others of its queue."""
         lengths = ledger.lengths[queue[0]]
-        run: Run | None = None
+        run: ReservedBatch | None = None
         rows = limit_ns = 0
         for slot in slots:
             if slot.queue != queue:
@@ -226,7 +226,7 @@ class Reservations:
                     break
                 rows += more
                 limit_ns = within_ns
-                run = Run(members, rows, until_ns)
+                run = ReservedBatch(members, rows, until_ns)
             if run is None or rows == len(lengths):
                 break
         return run
@@ -262,7 +262,7 @@ class Reservations:
 
     # -- places
 
-    def _withdraw(self, ledger: Ledger) -> list[Reservation]:
+    def _withdraw(self, ledger: Timeline) -> list[Reservation]:
         """Take all slots from the reservations that have one in a ledger; the most urgent of them first."""
         self._known.clear()
         hit = {reservation.request: reservation for slot in ledger.slots for reservation, _ in slot.members}
@@ -279,7 +279,7 @@ class Reservations:
 
     def _replace(self, reservation: Reservation, now_ns: int) -> bool:
         """Find new places for all that is pending, at any cost; without them the reservation is over."""
-        known = Alternatives(self.ledgers.values(), reservation)
+        known = Assignments(self.ledgers.values(), reservation)
         if book(self.ledgers.values(), reservation, known, now_ns, None) is None:
             return True
         del self._reservations[reservation.request]

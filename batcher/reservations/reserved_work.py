@@ -15,12 +15,12 @@ from sluice.batcher.interface.planner_protocol import FAR_NS
 from sluice.batcher.queues.fair_queue import Queue
 from sluice.batcher.queues.progress import request_batch_key
 from sluice.batcher.reservations.reservations import Reservations
-from sluice.batcher.reservations.search import Refusal
+from sluice.batcher.reservations.search import ReservationRefusal
 from sluice.batcher.reservations.slots import QueueKey, Slot
 from sluice.batcher.reservations.timeline import Part
 from sluice.batcher.state.model import HAND_OFF_WEIGHT, MAX_HAND_OFF_NS, ModelState, PartitionState
 from sluice.batcher.state.pipeline import PipelineState
-from sluice.batcher.state.pool import Pool
+from sluice.batcher.state.pool import PartitionGroup
 from sluice.batcher.state.request import Batch, Entry
 
 DRIFT = 0.05
@@ -34,7 +34,7 @@ Chosen = tuple[PartitionState, Queue, list[Entry], ReleaseReason]
 """(partition, queue, entries taken, why now) of a batch that is to be closed."""
 
 
-class BookedWork:
+class ReservedWork:
     """Entries with a reserved place, by (request, stage) in `waiting`, and the `ledgers` that hold their places.
 
     `wake` has a pool looked at, at a time; `release` has an entry queued that lost its place. A place counts as kept
@@ -45,7 +45,7 @@ class BookedWork:
         self,
         spec: SchedulerSpec,
         fleet: Fleet,
-        wake: Callable[[Pool, int], None],
+        wake: Callable[[PartitionGroup, int], None],
         release: Callable[[Entry, int], None],
     ) -> None:
         self._hand_off_ns = self._least_ns = spec.limits.hand_off_ns
@@ -60,7 +60,7 @@ class BookedWork:
 
     # -- requests
 
-    def reserve(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> Refusal | None:
+    def reserve(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> ReservationRefusal | None:
         """Reserve a place for every stage of a request, by its deadline and cost."""
         for partition in self._fleet.partitions.values():
             self._expire(partition, now_ns)
@@ -241,7 +241,7 @@ class BookedWork:
         due_ns = ledger.due_ns()
         return due_ns if due_ns is not None and due_ns < begin_ns <= due_ns + self._hand_off_ns else begin_ns
 
-    def form_in(self, pool: Pool, ahead: bool, before_ns: int, now_ns: int) -> Iterator[Chosen]:
+    def form_in(self, pool: PartitionGroup, ahead: bool, before_ns: int, now_ns: int) -> Iterator[Chosen]:
         """The batches of reserved work to be closed on the partitions of a pool; each has to be before the next.
 
         What is not due yet counts only if it has to be over before `before_ns`.
@@ -287,13 +287,13 @@ class BookedWork:
         entry = self.waiting.get((request, stage))
         return 0 if entry is None else entry.rows
 
-    def soonest_ns(self, pool: Pool, order_ns: int, now_ns: int) -> int:
+    def soonest_ns(self, pool: PartitionGroup, order_ns: int, now_ns: int) -> int:
         """When an entry of that order could start in a pool, which goes before all that has its place later."""
         later_ns = sum([self.ledgers[partition.name].after_ns(order_ns) for partition in pool.partitions.values()])
         start_ns = pool.start_after_backlog_ns(now_ns) - later_ns // (pool.ready_count or len(pool.partitions))
         return max(start_ns, pool.start_ns(now_ns))
 
-    def roomiest(self, pool: Pool, ahead: bool, now_ns: int) -> PartitionState | None:
+    def roomiest(self, pool: PartitionGroup, ahead: bool, now_ns: int) -> PartitionState | None:
         """Of the partitions of a pool that are idle (`ahead`: about to be), the one with the furthest first place."""
         best: PartitionState | None = None
         best_ns = -1
@@ -334,12 +334,12 @@ class BookedWork:
         rows = sum(entry.rows for entry in queue.retries[0])
         return rows <= self.room(partition, self._fleet.models[queue.model], now_ns)
 
-    def put_off(self, queue: Queue, pool: Pool, now_ns: int) -> None:
+    def put_off(self, queue: Queue, pool: PartitionGroup, now_ns: int) -> None:
         """Have a queue that nothing fits in for looked at again when the first place of a pool is due."""
         pool.put_off(queue, max(self.next_ns(pool, now_ns) or 0, now_ns + 1))
         pool.park(queue, 0)
 
-    def next_ns(self, pool: Pool, now_ns: int) -> int | None:
+    def next_ns(self, pool: PartitionGroup, now_ns: int) -> int | None:
         """When a pool is to be looked at for the sake of what is reserved, unless something happens before."""
         looks = []
         for partition in pool.partitions.values():

@@ -3,12 +3,12 @@
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from sluice.batcher.reservations.assignments import Alternative, Alternatives, cost_of
+from sluice.batcher.reservations.assignments import Assignment, Assignments, cost_of
 from sluice.batcher.reservations.slots import Reservation
-from sluice.batcher.reservations.timeline import Ledger, Moved
+from sluice.batcher.reservations.timeline import Moved, Timeline
 
 
-class Refusal(NamedTuple):
+class ReservationRefusal(NamedTuple):
     """The best that a refused request could have had: the soonest end found and the least cost in time.
 
     None where no partition that is up can run it at all. With `hopeless` it would be too dear on an idle machine, too.
@@ -19,7 +19,7 @@ class Refusal(NamedTuple):
     hopeless: bool = False
 
 
-class Step(NamedTuple):
+class PlacedStage(NamedTuple):
     """A stage was placed, and these slots were moved for it."""
 
     stage: int
@@ -27,12 +27,12 @@ class Step(NamedTuple):
 
 
 def book(
-    ledgers: Collection[Ledger],
+    ledgers: Collection[Timeline],
     reservation: Reservation,
-    known: Alternatives,
+    known: Assignments,
     now_ns: int,
     max_cost: float | None,
-) -> Refusal | None:
+) -> ReservationRefusal | None:
     """Put all that is pending into the ledgers, or nothing.
 
     Alternatives are tried one after the other, each as late as possible. When the first does not fit, it is found out
@@ -42,8 +42,8 @@ def book(
     deadline_ns = reservation.deadline_ns
     stages = max(len(reservation.pending), 1)
     least_cost: float | None = None
-    soonest: Refusal | None = None
-    full: list[tuple[Sequence[Ledger], ...]] = []
+    soonest: ReservationRefusal | None = None
+    full: list[tuple[Sequence[Timeline], ...]] = []
     for alternative in known.in_order() if max_cost is None else known.by_cost:
         spare_ns = deadline_ns - now_ns - alternative.latency_ns
         if spare_ns < 0 or any(alternative.hosts[-len(hosts) :] == hosts for hosts in full):
@@ -72,14 +72,14 @@ def book(
     hopeless = max_cost is not None and not any(each.cost <= max_cost for each in in_time)
     if least_cost is None:
         return soonest._replace(hopeless=hopeless)
-    return Refusal(min(soonest.completion_ns, deadline_ns), min(soonest.cost, least_cost), hopeless)
+    return ReservationRefusal(min(soonest.completion_ns, deadline_ns), min(soonest.cost, least_cost), hopeless)
 
 
 def _place_late(
-    reservation: Reservation, alternative: Alternative, spare_ns: int, now_ns: int
-) -> tuple[list[Step], int | None]:
+    reservation: Reservation, alternative: Assignment, spare_ns: int, now_ns: int
+) -> tuple[list[PlacedStage], int | None]:
     """Place the pending stages backwards from the deadline, or nothing: then the stage that does not fit is told."""
-    trail: list[Step] = []
+    trail: list[PlacedStage] = []
     for stage in reversed(reservation.precedence.stages):
         if stage in reservation.pending:
             floor_ns = max(now_ns + alternative.heads_ns[stage], reservation.ready_ns(stage))
@@ -93,15 +93,15 @@ def _place_late(
             if best is None:
                 _undo(reservation, trail)
                 return [], stage
-            trail.append(Step(stage, host.put(chosen, reservation, stage)))
+            trail.append(PlacedStage(stage, host.put(chosen, reservation, stage)))
     return trail, None
 
 
 def _place_soon(
-    ledgers: Collection[Ledger], reservation: Reservation, spare_ns: int, now_ns: int
-) -> tuple[list[Step], Refusal]:
+    ledgers: Collection[Timeline], reservation: Reservation, spare_ns: int, now_ns: int
+) -> tuple[list[PlacedStage], ReservationRefusal]:
     """Place the pending stages forwards, each where it ends first, and tell what comes of it."""
-    trail: list[Step] = []
+    trail: list[PlacedStage] = []
     cost = 0.0
     for stage in reservation.precedence.stages:
         if stage in reservation.pending:
@@ -116,13 +116,15 @@ def _place_soon(
                         host, chosen = ledger, place
             if best is None:
                 _undo(reservation, trail)
-                return [], Refusal(None, None)
-            trail.append(Step(stage, host.put(chosen, reservation, stage)))
+                return [], ReservationRefusal(None, None)
+            trail.append(PlacedStage(stage, host.put(chosen, reservation, stage)))
             cost += cost_of(host, host.lengths[queue[0]][reservation.rows - 1])
-    return trail, Refusal(max((slot.end_ns for slot in reservation.slots if slot is not None), default=now_ns), cost)
+    return trail, ReservationRefusal(
+        max((slot.end_ns for slot in reservation.slots if slot is not None), default=now_ns), cost
+    )
 
 
-def _undo(reservation: Reservation, trail: Sequence[Step]) -> None:
+def _undo(reservation: Reservation, trail: Sequence[PlacedStage]) -> None:
     """Take steps back, the last one first, so that everything is as it was."""
     for step in reversed(trail):
         reservation.vacate(step.stage)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sluice.batcher.reservations.timeline import Ledger
+    from sluice.batcher.reservations.timeline import Timeline
 
 QueueKey = tuple[str, str]
 """(model key, batch key): what two requests must have in common to share a batch."""
@@ -44,7 +44,7 @@ class Slot:
 
     __slots__ = ("end_ns", "ledger", "members", "queue", "rows", "start_ns")
 
-    def __init__(self, ledger: Ledger, queue: QueueKey, start_ns: int, end_ns: int) -> None:
+    def __init__(self, ledger: Timeline, queue: QueueKey, start_ns: int, end_ns: int) -> None:
         self.ledger = ledger
         self.queue = queue
         self.start_ns = start_ns

@@ -17,7 +17,7 @@ Part = tuple[int, int]
 """(request, stage): what has a place in a slot."""
 
 
-class Place(NamedTuple):
+class SlotProposal(NamedTuple):
     """Where a stage of a request could go: `slot` at these times, or a new one when it is None, after some `moves`."""
 
     start_ns: int
@@ -34,7 +34,7 @@ class Moved(NamedTuple):
     end_ns: int
 
 
-class Ledger:
+class Timeline:
     """The reserved slots of one partition.
 
     `lengths` says, by model, how much of its time a batch of 1, 2, … rows takes at most, up to the largest batch; it
@@ -62,7 +62,7 @@ class Ledger:
 
     def latest(
         self, reservation: Reservation, stage: int, spare_ns: int, floor_ns: int, limit_ns: int, now_ns: int
-    ) -> Place | None:
+    ) -> SlotProposal | None:
         """The latest place in a slot of its queue, or, when it joins none for less time, in one of its own.
 
         It begins at `floor_ns` or later and ends by `limit_ns`. Others are moved earlier if need be. A new slot may be
@@ -89,7 +89,7 @@ class Ledger:
             if start_ns >= slot.floor_ns():
                 moves = make_room((before, *slot.sources()), start_ns, now_ns)
                 if moves is not None:
-                    return Place(start_ns, end_ns, slot, moves)
+                    return SlotProposal(start_ns, end_ns, slot, moves)
         return self._latest_gap(new_ns, floor_ns, limit_ns, now_ns) if new_ns <= idle_ns else None
 
     def _idle_ns(self, start_ns: int, end_ns: int) -> int:
@@ -99,23 +99,23 @@ class Ledger:
         idle_ns = end_ns - start_ns - sum([slot.end_ns - slot.start_ns for slot in slots[:index]])
         return idle_ns + max(slots[index - 1].end_ns - end_ns, 0) if index else idle_ns
 
-    def _latest_gap(self, length_ns: int, floor_ns: int, limit_ns: int, now_ns: int) -> Place | None:
+    def _latest_gap(self, length_ns: int, floor_ns: int, limit_ns: int, now_ns: int) -> SlotProposal | None:
         slots = self.slots
         end_ns = limit_ns
         index = bisect_left(slots, limit_ns, key=START)
         if index and end_ns - length_ns >= floor_ns:
             moves = make_room((slots[index - 1],), end_ns - length_ns, now_ns)
             if moves is not None:
-                return Place(end_ns - length_ns, end_ns, None, moves)
+                return SlotProposal(end_ns - length_ns, end_ns, None, moves)
         while end_ns - length_ns >= floor_ns:
             if not index or slots[index - 1].end_ns <= end_ns - length_ns:
-                return Place(end_ns - length_ns, end_ns, None, {})
+                return SlotProposal(end_ns - length_ns, end_ns, None, {})
             index -= 1
             if slots[index].start_ns < end_ns:
                 end_ns = slots[index].start_ns
         return None
 
-    def earliest(self, reservation: Reservation, stage: int, spare_ns: int, floor_ns: int, now_ns: int) -> Place:
+    def earliest(self, reservation: Reservation, stage: int, spare_ns: int, floor_ns: int, now_ns: int) -> SlotProposal:
         """The place with the earliest end that begins at `floor_ns` or later, others moved earlier if need be."""
         queue = reservation.queue(stage)
         new_ns = self._new_ns(reservation, stage, spare_ns)
@@ -126,7 +126,7 @@ class Ledger:
             if start_ns + new_ns <= slot.start_ns:
                 moves = make_room((before,), start_ns, now_ns)
                 if moves is not None:
-                    return Place(start_ns, start_ns + new_ns, None, moves)
+                    return SlotProposal(start_ns, start_ns + new_ns, None, moves)
             ready_ns = slot.ready_ns()
             if ready_ns > packed_ns:
                 packed_ns = ready_ns
@@ -139,11 +139,11 @@ class Ledger:
                 if start_ns + length_ns <= limit_ns:
                     moves = make_room((before,), start_ns, now_ns)
                     if moves is not None:
-                        return Place(start_ns, start_ns + length_ns, slot, moves)
+                        return SlotProposal(start_ns, start_ns + length_ns, slot, moves)
             packed_ns += slot.end_ns - slot.start_ns
             before = slot
         start_ns = max(self.free_ns if before is None else before.end_ns, floor_ns)
-        return Place(start_ns, start_ns + new_ns, None, {})
+        return SlotProposal(start_ns, start_ns + new_ns, None, {})
 
     def _new_ns(self, reservation: Reservation, stage: int, spare_ns: int) -> int:
         """How long a new slot is: for as many rows as come while it runs, as long as they make it worth while.
@@ -183,7 +183,7 @@ class Ledger:
 
     # -- change
 
-    def put(self, place: Place, reservation: Reservation, stage: int) -> list[Moved]:
+    def put(self, place: SlotProposal, reservation: Reservation, stage: int) -> list[Moved]:
         """Reserve a place that was just found; returns where the slots were that it moved."""
         slot = place.slot
         moved = [Moved(other, other.start_ns, other.end_ns) for other in place.moves]

@@ -7,8 +7,8 @@ from sluice.batcher.dispatch.dispatcher import Dispatcher
 from sluice.batcher.estimates.latency import QUANTILE
 from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.residency_config import Eviction
-from sluice.batcher.residency.partition_memory import Shelf
-from sluice.batcher.residency.reconciler import Residency
+from sluice.batcher.residency.partition_memory import PartitionMemory
+from sluice.batcher.residency.reconciler import ResidencyReconciler
 from sluice.batcher.residency.victims import choose_victims
 from sluice.batcher.state.model import ModelState
 from sluice.batcher.state.pipeline import PipelineState
@@ -17,15 +17,15 @@ from sluice.batcher.state.pool import NEVER_NS
 _MIB = 1 << 20
 
 
-class Offer(NamedTuple):
+class LoadCandidate(NamedTuple):
     """A partition that can load a model, which is there at `ready_ns`, once those in `leaving` have gone."""
 
     ready_ns: int
-    shelf: Shelf
+    shelf: PartitionMemory
     leaving: tuple[str, ...]
 
 
-class Refusal(NamedTuple):
+class LoadRefusal(NamedTuple):
     """Why no partition can load a model now, and whether that may be otherwise soon.
 
     `ready_ns` is when it is predicted to be there if it is waited for that others may go; None where they never may.
@@ -58,15 +58,15 @@ def asked_for(model: ModelState, now_ns: int) -> float:
     return sum(each.demand.rows(now_ns) * each.reach.get(model, 0.0) for each in model.pipelines)
 
 
-class Offers:
+class LoadCandidates:
     """Looks for room; `shelves` are the partitions by name, `waiting` the models that found none."""
 
     def __init__(
         self,
         spec: SchedulerSpec,
         dispatcher: Dispatcher,
-        residency: Residency,
-        shelves: Mapping[str, Shelf],
+        residency: ResidencyReconciler,
+        shelves: Mapping[str, PartitionMemory],
         waiting: Collection[ModelState],
     ) -> None:
         self._config = spec.residency
@@ -78,7 +78,7 @@ class Offers:
 
     def find(
         self, model: ModelState, now_ns: int, claim: Claim = UNDER_WAY, ahead_ns: Mapping[str, int] = {}
-    ) -> Offer | Refusal:
+    ) -> LoadCandidate | LoadRefusal:
         """The partition that can run a model the soonest, of equal ones that where nothing has to go.
 
         `ahead_ns` is what partitions load first beside what they were ordered to.
@@ -87,9 +87,9 @@ class Offers:
         able = [shelf for shelf in self._shelves.values() if shelf.may_hold(model)]
         if not able or key in self._residency.unwanted:
             found = f"the {model.config.most_bytes / _MIB:.3g} MiB that it was found to take"
-            return Refusal(f"no partition has room for {found if model.config.weighed else 'it'}", passing=False)
-        ranked: list[tuple[int, bool, int, int, Shelf]] = []
-        coming: list[tuple[Shelf, int]] = []
+            return LoadRefusal(f"no partition has room for {found if model.config.weighed else 'it'}", passing=False)
+        ranked: list[tuple[int, bool, int, int, PartitionMemory]] = []
+        coming: list[tuple[PartitionMemory, int]] = []
         barred = busy = False
         for shelf in able:
             partition = shelf.partition
@@ -112,19 +112,19 @@ class Offers:
         for _, lacks, _, ready_ns, shelf in sorted(ranked, key=lambda each: each[:3]):
             leaving = self._leaving(shelf, model, now_ns, claim) if lacks else ()
             if leaving is not None:
-                return Offer(ready_ns, shelf, leaving)
+                return LoadCandidate(ready_ns, shelf, leaving)
         if busy:
-            return Refusal("as many others are being loaded as may be", True, self._later_ns(model, coming, now_ns))
+            return LoadRefusal("as many others are being loaded as may be", True, self._later_ns(model, coming, now_ns))
         if ranked:
             later_ns = self._later_ns(model, coming, now_ns)
             reason = "all that partitions hold is in use, or stays in their memory"
-            return Refusal(reason, later_ns is not None, later_ns)
+            return LoadRefusal(reason, later_ns is not None, later_ns)
         if barred:
-            return Refusal("it could not be loaded", passing=False)
+            return LoadRefusal("it could not be loaded", passing=False)
         passing = any(not shelf.partition.ready and not shelf.partition.is_gone(now_ns) for shelf in able)
-        return Refusal("no partition that has room for it is up", passing)
+        return LoadRefusal("no partition that has room for it is up", passing)
 
-    def surplus(self, shelf: Shelf, now_ns: int) -> tuple[str, ...]:
+    def surplus(self, shelf: PartitionMemory, now_ns: int) -> tuple[str, ...]:
         """What is to leave a partition that holds more than it has memory for, as a model takes more than was believed.
 
         That is what nobody needs, else what others are only on their way to, else what is waited for as well; all that
@@ -143,7 +143,7 @@ class Offers:
                 return leaving
         return tuple(each.key for each in residents)
 
-    def _later_ns(self, model: ModelState, coming: Iterable[tuple[Shelf, int]], now_ns: int) -> int | None:
+    def _later_ns(self, model: ModelState, coming: Iterable[tuple[PartitionMemory, int]], now_ns: int) -> int | None:
         """When a model is there that waits until others may go, after all that waits already; None if they never may.
 
         `coming` are the partitions that may load it, and how long that is expected to take.
@@ -160,7 +160,7 @@ class Offers:
                 times_ns.append(max(shelf.settled_ns(min_resident_ns, now_ns), backlog_ns) + ahead_ns + coming_ns)
         return min(times_ns, default=None)
 
-    def _leaving(self, shelf: Shelf, model: ModelState, now_ns: int, claim: Claim) -> tuple[str, ...] | None:
+    def _leaving(self, shelf: PartitionMemory, model: ModelState, now_ns: int, claim: Claim) -> tuple[str, ...] | None:
         """What is to leave a partition for a model; None if not enough may."""
         if self._config.eviction is Eviction.NONE:
             return None
@@ -187,7 +187,7 @@ class Offers:
             return None
         return leaving
 
-    def _may_go(self, model: ModelState, shelf: Shelf, now_ns: int, claim: Claim) -> bool:
+    def _may_go(self, model: ModelState, shelf: PartitionMemory, now_ns: int, claim: Claim) -> bool:
         """Whether nothing waits for a model, nor is on its way to it, and it has been there for a while."""
         if any(model.queues.values()) or shelf.young(model, self._config.min_resident_ns, now_ns):
             return False

@@ -12,10 +12,17 @@ from sluice.batcher.estimates.latency import QUANTILE
 from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision
 from sluice.batcher.interface.residency_config import Prewarm
-from sluice.batcher.residency.load_candidates import UNDER_WAY, Claim, Offer, Offers, Refusal, asked_for
-from sluice.batcher.residency.partition_memory import Shelf
+from sluice.batcher.residency.load_candidates import (
+    UNDER_WAY,
+    Claim,
+    LoadCandidate,
+    LoadCandidates,
+    LoadRefusal,
+    asked_for,
+)
+from sluice.batcher.residency.partition_memory import PartitionMemory
 from sluice.batcher.residency.prewarm import likely_stages
-from sluice.batcher.residency.reconciler import Residency
+from sluice.batcher.residency.reconciler import ResidencyReconciler
 from sluice.batcher.state.model import UNAVAILABLE_NS, ModelState
 from sluice.batcher.state.pipeline import PipelineState, StageState
 from sluice.models.units import NS_PER_MS, NS_PER_S
@@ -40,10 +47,10 @@ class Forecast(NamedTuple):
     done_ns: int
     model: str
     wanted: list[tuple[int, ModelState]]
-    refusal: Refusal | None = None
+    refusal: LoadRefusal | None = None
 
 
-class ColdStarts:
+class OnDemandLoader:
     """Finds out what cold starts take, and orders loads; all orders are carried out by `attend`, at `wake_ns`.
 
     A model is loaded by one partition at a time; of those who want it for later stages the first one has it loaded.
@@ -52,23 +59,23 @@ class ColdStarts:
     of pinned models.
     """
 
-    def __init__(self, spec: SchedulerSpec, dispatcher: Dispatcher, residency: Residency) -> None:
+    def __init__(self, spec: SchedulerSpec, dispatcher: Dispatcher, residency: ResidencyReconciler) -> None:
         self._config = spec.residency
         self._dispatcher = dispatcher
         self._fleet = dispatcher.fleet
         self._residency = residency
         self._hand_off_ns = spec.limits.hand_off_ns
         bounded = (config for config in spec.partitions if config.memory_bytes)
-        self.shelves: dict[str, Shelf] = {}
+        self.shelves: dict[str, PartitionMemory] = {}
         for config in bounded:
-            self.shelves[config.name] = Shelf(config, self._fleet, residency, self.shelves)
+            self.shelves[config.name] = PartitionMemory(config, self._fleet, residency, self.shelves)
         self._pinned = [model for model in self._fleet.models.values() if model.config.pinned]
         self._absent: list[ModelState] = []
         self._restore_ns, self._restores = 0, False
         self._later_ns: dict[str, int] = {}
-        self._refused: dict[ModelState, Refusal] = {}
+        self._refused: dict[ModelState, LoadRefusal] = {}
         self._in_vain: dict[ModelState, tuple[int, float]] = {}
-        self._offers = Offers(spec, dispatcher, residency, self.shelves, self._refused.keys())
+        self._offers = LoadCandidates(spec, dispatcher, residency, self.shelves, self._refused.keys())
         self.wake_ns: int | None = None
         self.loads = self.evictions = self.prewarms = self.replicas = self.returns = self.restored = 0
 
@@ -106,8 +113,8 @@ class ColdStarts:
             reach[index] = stage.probability * min((reach[source] for source in stage.waits_for), default=1.0)
             if model is not None and not model.served:
                 found = self._soonest(model, now_ns, Claim(pipeline), ahead_ns)
-                refused = isinstance(found, Refusal)
-                if isinstance(found, Refusal):
+                refused = isinstance(found, LoadRefusal)
+                if isinstance(found, LoadRefusal):
                     certain = not stage.waits_for or (reach[index] == 1 and not found.passing)
                     if certain and found.ready_ns is None:
                         return Forecast(pipeline, 0, model.config.key, wanted, found)
@@ -147,7 +154,7 @@ class ColdStarts:
         if model is None or self._coming_ns(model, now_ns) is not None:
             return
         offer = self._offers.find(model, now_ns, Claim(before_ns=start_ns))
-        if isinstance(offer, Offer):
+        if isinstance(offer, LoadCandidate):
             self.replicas += 1
             self._order(model, offer, now_ns)
 
@@ -225,7 +232,7 @@ class ColdStarts:
         self._residency.issue(decisions)
         self.wake_ns = min([*again_ns, *self._later_ns.values()], default=None)
 
-    def refusal(self, model: ModelState, now_ns: int) -> Refusal | None:
+    def refusal(self, model: ModelState, now_ns: int) -> LoadRefusal | None:
         """Why what waits for a model is to be given up, now or when it is late; None if the model is to come."""
         if model not in self._refused and self._coming_ns(model, now_ns) is None:
             self.wake_ns = now_ns + 1  # it is waited for since `attend`
@@ -291,17 +298,17 @@ class ColdStarts:
         elif self._require(model, now_ns, claim) is None:
             self.prewarms += need_ns > now_ns
 
-    def _require(self, model: ModelState, now_ns: int, claim: Claim = UNDER_WAY) -> Refusal | None:
+    def _require(self, model: ModelState, now_ns: int, claim: Claim = UNDER_WAY) -> LoadRefusal | None:
         """Have a model loaded as soon as can be."""
         if model.served or self._coming_ns(model, now_ns) is not None:
             return None
         offer = self._offers.find(model, now_ns, claim)
-        if isinstance(offer, Refusal):
+        if isinstance(offer, LoadRefusal):
             return offer
         self._order(model, offer, now_ns)
         return None
 
-    def _order(self, model: ModelState, offer: Offer, now_ns: int) -> None:
+    def _order(self, model: ModelState, offer: LoadCandidate, now_ns: int) -> None:
         key, shelf = model.config.key, offer.shelf
         self._residency.exchange(shelf.partition.name, key, offer.leaving)
         shelf.ordered(key, offer.ready_ns, now_ns)
@@ -311,12 +318,12 @@ class ColdStarts:
             self._dispatcher.look_at(shelf.partition.name, now_ns)
         self.wake_ns = now_ns
 
-    def _soonest(self, model: ModelState, now_ns: int, claim: Claim, ahead_ns: dict[str, int]) -> int | Refusal:
+    def _soonest(self, model: ModelState, now_ns: int, claim: Claim, ahead_ns: dict[str, int]) -> int | LoadRefusal:
         """When a model can be there, after loads that partitions do first; that of this one is added to these."""
         if (coming_ns := self._coming_ns(model, now_ns)) is not None:
             return coming_ns
         offer = self._offers.find(model, now_ns, claim, ahead_ns)
-        if isinstance(offer, Refusal):
+        if isinstance(offer, LoadRefusal):
             return offer
         name = offer.shelf.partition.name
         ahead_ns[name] = ahead_ns.get(name, 0) + offer.shelf.load_ns(model, self._config.load_ns)

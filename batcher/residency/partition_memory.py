@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.interface.config import PartitionConfig
-from sluice.batcher.residency.reconciler import Residency
+from sluice.batcher.residency.reconciler import ResidencyReconciler
 from sluice.batcher.residency.victims import Resident
 from sluice.batcher.state.model import ModelState, PartitionState
 from sluice.batcher.state.pool import NEVER_NS
@@ -15,7 +15,7 @@ LOAD_WEIGHT = 0.3
 """Weight of one load in the smoothed time that a model takes to be loaded."""
 
 
-class Shelf:
+class PartitionMemory:
     """Counts the bytes of the models of a partition whose memory is bounded, and when those on their way are there.
 
     `shelves` are all of them, by partition. A model is `young` from when it is loaded until it has run a batch or its
@@ -23,7 +23,11 @@ class Shelf:
     """
 
     def __init__(
-        self, config: PartitionConfig, fleet: Fleet, residency: Residency, shelves: Mapping[str, Shelf]
+        self,
+        config: PartitionConfig,
+        fleet: Fleet,
+        residency: ResidencyReconciler,
+        shelves: Mapping[str, PartitionMemory],
     ) -> None:
         self.partition: PartitionState = fleet.partitions[config.name]
         self.allow(config)

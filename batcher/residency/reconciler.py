@@ -24,7 +24,7 @@ class _Failure(NamedTuple):
     retry_ns: int
 
 
-class Residency:
+class ResidencyReconciler:
     """Loads first; when all that was to be loaded is there (or failed), takes the rest out of use and unloads it.
 
     A model that the plan has a place for is not unloaded from the last partition that holds it. One that could not be

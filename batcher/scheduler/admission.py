@@ -7,8 +7,8 @@ from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.prediction.fair_share import beyond_share, rows_ahead
 from sluice.batcher.queues.progress import request_batch_key
-from sluice.batcher.reservations.reserved_work import BookedWork
-from sluice.batcher.residency.on_demand import ColdStarts
+from sluice.batcher.reservations.reserved_work import ReservedWork
+from sluice.batcher.residency.on_demand import OnDemandLoader
 from sluice.batcher.state.model import UNAVAILABLE_NS
 from sluice.batcher.state.pipeline import PipelineState
 from sluice.models.units import NS_PER_S, ns_to_ms
@@ -33,8 +33,8 @@ class Admission:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self.booked: BookedWork | None = None
-        self.cold_starts: ColdStarts | None = None
+        self.booked: ReservedWork | None = None
+        self.cold_starts: OnDemandLoader | None = None
         self.memory_bytes = 0
         self.draining = False
 
@@ -71,7 +71,7 @@ class Admission:
         return self._judge_late(event, pipeline, now_ns, done_ns)
 
     def _judge_cold(
-        self, event: RequestArrived, pipeline: PipelineState, cold_starts: ColdStarts, now_ns: int
+        self, event: RequestArrived, pipeline: PipelineState, cold_starts: OnDemandLoader, now_ns: int
     ) -> RejectRequest | None:
         """Admit what is in time although models have to be loaded first; no place can be reserved before they are."""
         forecast = cold_starts.forecast(pipeline, now_ns)
@@ -153,7 +153,7 @@ class Admission:
 
     @staticmethod
     def _completion_ns(
-        event: RequestArrived, pipeline: PipelineState, now_ns: int, booked: BookedWork | None = None
+        event: RequestArrived, pipeline: PipelineState, now_ns: int, booked: ReservedWork | None = None
     ) -> int:
         """When the request is predicted to be complete.
 

@@ -15,14 +15,14 @@ from sluice.batcher.interface.events import (
     PlanBuilt,
 )
 from sluice.batcher.interface.residency_config import Loading
-from sluice.batcher.residency.on_demand import ColdStarts
-from sluice.batcher.residency.reconciler import Residency
+from sluice.batcher.residency.on_demand import OnDemandLoader
+from sluice.batcher.residency.reconciler import ResidencyReconciler
 from sluice.batcher.residency.weighing import weigh
 from sluice.batcher.scheduler.replanner import Replanner
 from sluice.models.profiles.model_memory import ModelMemory
 
 
-class Holdings:
+class PartitionEvents:
     """Takes in what is told of partitions, of their models, and of the plan that says what these are to be.
 
     With `cold_starts` it is demand that says so; they are there when models are loaded on demand. `grown` is told when
@@ -35,10 +35,10 @@ class Holdings:
         self._dispatcher = dispatcher
         self._grown = grown
         self._replanner = replanner
-        self.residency = Residency(dispatcher.fleet, self._unloading)
-        self.cold_starts: ColdStarts | None = None
+        self.residency = ResidencyReconciler(dispatcher.fleet, self._unloading)
+        self.cold_starts: OnDemandLoader | None = None
         if spec.residency.loading is Loading.DEMAND:
-            self.cold_starts = ColdStarts(spec, dispatcher, self.residency)
+            self.cold_starts = OnDemandLoader(spec, dispatcher, self.residency)
 
     def partition_ready(self, event: PartitionReady, now_ns: int, decisions: list[AnyDecision]) -> None:
         """A partition's worker is up; what it holds of models that are not served any more, it is to give up."""

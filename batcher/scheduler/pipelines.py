@@ -19,7 +19,7 @@ from sluice.batcher.interface.events import (
     ServingChanged,
 )
 from sluice.batcher.interface.residency_config import Loading
-from sluice.batcher.scheduler.partition_events import Holdings
+from sluice.batcher.scheduler.partition_events import PartitionEvents
 from sluice.batcher.scheduler.replanner import Replanner
 from sluice.batcher.state.model import ModelState
 from sluice.batcher.state.pipeline import PipelineState
@@ -29,7 +29,7 @@ Handlers = Mapping[type[Any], Callable[[Any, int, list[AnyDecision]], None]]
 """What is to be done on an event of a type, at a time, with the decisions that it leads to."""
 
 
-class Served:
+class PipelineRegistry:
     """Keeps `pipelines`, by name, and the models that they need; `spec` is all that takes requests now.
 
     A pipeline that is retired is among `retiring` until its last request has its outcome. `handlers` are for the events
@@ -50,7 +50,7 @@ class Served:
             self._add(config)
         on_demand = spec.residency.loading is Loading.DEMAND
         self.replanner = Replanner(self._fleet, self.pipelines, for_objectives=on_demand) if planned else None
-        holdings = Holdings(spec, dispatcher, self.replanner, lambda: self._specify({}))
+        holdings = PartitionEvents(spec, dispatcher, self.replanner, lambda: self._specify({}))
         self._holdings = holdings
         self.residency = holdings.residency
         self.cold_starts = holdings.cold_starts

@@ -5,7 +5,7 @@ from typing import Any
 
 from sluice.batcher.dispatch.dispatcher import Dispatcher
 from sluice.batcher.dispatch.retries import Failures
-from sluice.batcher.dispatch.timeouts import REASONS, Fate
+from sluice.batcher.dispatch.timeouts import REASONS, TimeoutAction
 from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import (
@@ -37,10 +37,10 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.interface.planner_protocol import Planner
 from sluice.batcher.queues.priority_queue import RefusedError
 from sluice.batcher.queues.progress import observe_share, rows_for
-from sluice.batcher.queues.response_order import Done
-from sluice.batcher.reservations.reserved_work import BookedWork
+from sluice.batcher.queues.response_order import FinishedEntries
+from sluice.batcher.reservations.reserved_work import ReservedWork
 from sluice.batcher.scheduler.admission import Admission
-from sluice.batcher.scheduler.pipelines import Served
+from sluice.batcher.scheduler.pipelines import PipelineRegistry
 from sluice.batcher.state.pipeline import StageState
 from sluice.batcher.state.request import Request, StageRun
 from sluice.models.pipelines.pipeline import Late
@@ -60,12 +60,12 @@ class Scheduler:
     def __init__(self, spec: SchedulerSpec, planner: Planner | None = None) -> None:
         self._limits = spec.limits
         self.dispatcher = Dispatcher(spec, planner, self._evict, self._progress)
-        self.served = Served(spec, self.dispatcher, self._reserve, planned=planner is not None)
+        self.served = PipelineRegistry(spec, self.dispatcher, self._reserve, planned=planner is not None)
         self.pipelines = self.served.pipelines
         self._retiring = self.served.retiring
         self._unwanted = self.served.residency.unwanted
         self.requests: dict[int, Request] = {}
-        self._booked: BookedWork | None = None
+        self._booked: ReservedWork | None = None
         self.admission = Admission(spec.limits)
         if any(pipeline.late is Late.EVICT for pipeline in spec.pipelines):
             self._reserve(0)
@@ -124,7 +124,7 @@ class Scheduler:
         dispatcher = self.dispatcher
         if self._evictions.agenda:
             for entry, fate in self._evictions.due(now_ns):
-                if fate is Fate.DELAYED:
+                if fate is TimeoutAction.DELAYED:
                     dispatcher.disturb(entry.queue)
                 else:
                     self._evict(entry.request, decisions, reason=REASONS[fate])
@@ -215,7 +215,7 @@ class Scheduler:
         request: Request,
         decisions: list[AnyDecision],
         outcome: Outcome = Outcome.EVICTED_DEADLINE,
-        reason: str = REASONS[Fate.LATE],
+        reason: str = REASONS[TimeoutAction.LATE],
     ) -> None:
         backlog_ns = max((pool.backlog_ns for pool, _ in request.work.total), default=0)
         decisions.append(EvictRequest(request.identity, outcome, reason, backlog_ns))
@@ -369,7 +369,7 @@ class Scheduler:
             for done in ordering.completed(batch, event):
                 self._progress(done, now_ns, decisions)
 
-    def _progress(self, done: Done, now_ns: int, decisions: list[AnyDecision]) -> None:
+    def _progress(self, done: FinishedEntries, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Entries have run: their requests go on, or are complete."""
         entries, event, partition = done
         last = 0

@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from sluice.batcher.interface.config import (
+    ConfidenceSpec,
     Limits,
-    ModelConfig,
     PartitionConfig,
     PipelineConfig,
     PolicyConfig,
+    ScheduledModel,
     SchedulerSpec,
     StageConfig,
-    Verdict,
     WhenConfig,
 )
 from sluice.models.pipelines.pipeline import REQUEST, Pipeline, Stage
@@ -34,7 +34,7 @@ def build_spec(
     policies: Mapping[str, PolicyConfig] | None = None,
     default_policy: PolicyConfig | None = None,
     memory_of: Mapping[str, int] | None = None,
-    verdicts_of: Mapping[str, Sequence[Verdict]] | None = None,
+    verdicts_of: Mapping[str, Sequence[ConfidenceSpec]] | None = None,
     recalls: bool = False,
 ) -> SchedulerSpec:
     """The one spec that both drivers build their scheduler from.
@@ -50,7 +50,7 @@ def build_spec(
     verdicts = _verdicts_of_models(pipelines, verdicts_of or {})
     return SchedulerSpec(
         tuple(
-            ModelConfig(
+            ScheduledModel(
                 key,
                 max(spec.max_batch_size, 1),
                 tuple(verdicts.get(key, ())),
@@ -67,13 +67,13 @@ def build_spec(
 
 
 def _verdicts_of_models(
-    pipelines: Sequence[Pipeline], known: Mapping[str, Sequence[Verdict]]
-) -> dict[str, list[Verdict]]:
+    pipelines: Sequence[Pipeline], known: Mapping[str, Sequence[ConfidenceSpec]]
+) -> dict[str, list[ConfidenceSpec]]:
     """All that some stage's condition asks of each model, each once.
 
     A condition names a verdict by its number, whichever variant ran: models that may run the same stage have one list.
     """
-    verdicts: dict[str, list[Verdict]] = {}
+    verdicts: dict[str, list[ConfidenceSpec]] = {}
     groups: dict[str, list[str]] = {}
     for pipeline in pipelines:
         for stage in pipeline.stages:
@@ -85,14 +85,14 @@ def _verdicts_of_models(
         stages = {stage.name: stage for stage in pipeline.stages}
         for stage in pipeline.stages:
             if stage.when is not None and (model := stages[stage.when.stage].model) is not None:
-                asked = Verdict(stage.when.output, stage.when.confidence)
+                asked = ConfidenceSpec(stage.when.output, stage.when.confidence)
                 if asked not in verdicts[model]:
                     verdicts[model].append(asked)
     return verdicts
 
 
 def _pipeline_config(
-    pipeline: Pipeline, specs: Mapping[str, ModelSpec], verdicts: Mapping[str, list[Verdict]], recalls: bool
+    pipeline: Pipeline, specs: Mapping[str, ModelSpec], verdicts: Mapping[str, list[ConfidenceSpec]], recalls: bool
 ) -> PipelineConfig:
     recalled = _recalled(pipeline, specs) if recalls else ()
     index = {stage.name: position for position, stage in enumerate(pipeline.stages)}
@@ -103,7 +103,7 @@ def _pipeline_config(
         if stage.when is not None:
             asked = pipeline.stages[index[stage.when.stage]]
             known = verdicts[asked.model] if asked.model is not None else combiners[asked.name]
-            verdict = known.index(Verdict(stage.when.output, stage.when.confidence))
+            verdict = known.index(ConfidenceSpec(stage.when.output, stage.when.confidence))
             when = WhenConfig(index[asked.name], verdict, stage.when.below)
         sources = sorted({index[source.stage] for source in stage.inputs.values() if source.stage != REQUEST})
         variable = _variable_inputs(stage, specs)
@@ -125,9 +125,9 @@ def _pipeline_config(
     return PipelineConfig(pipeline_key(pipeline), tuple(configs), pipeline.late, slo_ns, pipeline.weight)
 
 
-def _combiner_verdicts(name: str, pipeline: Pipeline) -> list[Verdict]:
+def _combiner_verdicts(name: str, pipeline: Pipeline) -> list[ConfidenceSpec]:
     asked = [stage.when for stage in pipeline.stages if stage.when is not None and stage.when.stage == name]
-    return list(dict.fromkeys(Verdict(when.output, when.confidence) for when in asked))
+    return list(dict.fromkeys(ConfidenceSpec(when.output, when.confidence) for when in asked))
 
 
 def _recalled(pipeline: Pipeline, specs: Mapping[str, ModelSpec]) -> set[str]:

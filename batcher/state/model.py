@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sluice.batcher.estimates.batch_limit import Ceiling
+from sluice.batcher.estimates.batch_limit import BatchLimit
 from sluice.batcher.estimates.latency import LatencyEstimate
-from sluice.batcher.interface.config import ModelConfig, PartitionConfig
+from sluice.batcher.interface.config import PartitionConfig, ScheduledModel
 
 if TYPE_CHECKING:
-    from sluice.batcher.fleet.shared_device import Stake
+    from sluice.batcher.fleet.shared_device import DeviceAccount
     from sluice.batcher.policies.base import BatchPolicy
     from sluice.batcher.queues.fair_queue import Queue
     from sluice.batcher.state.pipeline import PipelineState
-    from sluice.batcher.state.pool import Pool
+    from sluice.batcher.state.pool import PartitionGroup
     from sluice.batcher.state.request import Batch
 
 IN_FLIGHT = 2
@@ -72,10 +72,10 @@ class PartitionState:
         self.idle_since_ns = 0
         self.opening_ns = 0
         self.listed_idle = False
-        self.pool: Pool | None = None
+        self.pool: PartitionGroup | None = None
         self.ended_ns = 0
         self.held = False
-        self.stake: Stake | None = None
+        self.stake: DeviceAccount | None = None
         self.hand_off_ns = self._least_hand_off_ns = hand_off_ns
 
     def start_ns(self, now_ns: int) -> int:
@@ -129,15 +129,15 @@ class ModelState:
         "typical_rows",
     )
 
-    def __init__(self, config: ModelConfig, policy: BatchPolicy) -> None:
+    def __init__(self, config: ScheduledModel, policy: BatchPolicy) -> None:
         self.config = config
         self.policy = policy
         self.by_deadline = policy.by_deadline
         self.mixes_keys = policy.mixes_keys
-        self.pools: list[Pool] = []
+        self.pools: list[PartitionGroup] = []
         self.hosts = 0
         self.estimates: dict[str, LatencyEstimate] = {}
-        self.ceilings: dict[str, Ceiling] = {}
+        self.ceilings: dict[str, BatchLimit] = {}
         self.queues: dict[str, Queue] = {}
         self.pipelines: list[PipelineState] = []
         self.outstanding = 0
@@ -177,7 +177,7 @@ class ModelState:
 
     def ran_out_of_memory(self, kind: str, rows: int, now_ns: int) -> bool:
         """Note that a batch had no memory on a kind of partition; whether smaller ones are to be made there now."""
-        ceiling = self.ceilings.setdefault(kind, Ceiling(self.config.max_batch))
+        ceiling = self.ceilings.setdefault(kind, BatchLimit(self.config.max_batch))
         if not ceiling.ran_out(rows, now_ns):
             return False
         self._limit(kind, ceiling)
@@ -205,7 +205,7 @@ class ModelState:
         ceiling = self.ceilings.get(kind)
         return self.config.max_batch if ceiling is None else ceiling.room
 
-    def _limit(self, kind: str, ceiling: Ceiling) -> None:
+    def _limit(self, kind: str, ceiling: BatchLimit) -> None:
         if (estimate := self.estimates.get(kind)) is not None:
             estimate.limit(ceiling.rows)
             self.outdated()

@@ -9,24 +9,24 @@ from sluice.batcher.estimates.latency import QUANTILE, LatencyEstimate
 from sluice.batcher.estimates.rate import RateEstimate
 from sluice.batcher.estimates.recent_rows import Inflow
 from sluice.batcher.interface.config import PipelineConfig, StageConfig
-from sluice.batcher.interface.plan_data import Front
+from sluice.batcher.interface.plan_data import CostToGo
 from sluice.batcher.interface.planner_protocol import LiveOption, Planner, Ranker
 from sluice.batcher.prediction.lone_run import Span, lone_run
 from sluice.batcher.queues.fair_queue import Queue
 from sluice.batcher.reservations.slots import Precedence
 from sluice.batcher.state.model import ModelState
-from sluice.batcher.state.pool import Pool
+from sluice.batcher.state.pool import PartitionGroup
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.units import NS_PER_S
 
 RANKED_BATCHES = 16
 """A stage is ranked by estimates that are this many batches of its model old at most."""
-NOTHING_LEFT = Front((0,), (0.0,))
+NOTHING_LEFT = CostToGo((0,), (0.0,))
 
 PROBABILITY_WEIGHT = 0.02
 """Weight of one request in the smoothed share of rows that a conditional stage runs for."""
 
-Shares = tuple[tuple[Pool, int], ...]
+Shares = tuple[tuple[PartitionGroup, int], ...]
 """(pool, expected nanoseconds of its partitions that one row of a request takes)."""
 
 
@@ -41,7 +41,7 @@ class Work:
     def __init__(self, expected: tuple[Shares, ...], whole: tuple[Shares, ...]) -> None:
         self.stages = stages = expected
         self._whole = whole
-        sums: dict[Pool, int] = {}
+        sums: dict[PartitionGroup, int] = {}
         for shares in stages:
             for pool, row_ns in shares:
                 sums[pool] = sums.get(pool, 0) + row_ns
@@ -89,9 +89,9 @@ class StageState:
         self.probability = 1.0
         self.tail_ns = 0
         self.queue: Queue | None = None
-        self.rest: Front | None = None
+        self.rest: CostToGo | None = None
         self._options: list[LiveOption] = []
-        self._pools: list[Pool] = []
+        self._pools: list[PartitionGroup] = []
         self._ranker: Ranker | None = None
         self._ranked_batches = 0
         self.run(model)
@@ -104,7 +104,7 @@ class StageState:
         if model is not None and (model.mixes_keys or not (self.config.request_keyed or self.config.source_keyed)):
             self.queue = model.queue_of("")
 
-    def follow(self, rest: Front | None) -> None:
+    def follow(self, rest: CostToGo | None) -> None:
         """Go by another plan."""
         self.rest = rest
         self._ranker = None
@@ -259,7 +259,7 @@ class PipelineState:
         `spans`, those of a lone request, the others of the request that run there after it are to come as well.
         """
         steps: list[Step] = []
-        longest_ns: dict[frozenset[Pool], int] = {}
+        longest_ns: dict[frozenset[PartitionGroup], int] = {}
         for stage in self.stages:
             model = stage.model
             if model is None or not model.pools:

@@ -23,7 +23,7 @@ COMPACT_FACTOR = 8
 """Items about partitions, at least and for each of them, before those out of date are dropped."""
 
 
-class Pool:
+class PartitionGroup:
     """The partitions of one kind and price that hold the same models: what one of them can run, any of them can.
 
     `waiting` has an item for the head of every queue that has work for this pool, the most urgent first, but for those

@@ -33,7 +33,7 @@ _RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxrunt
 """Distributions that all install the import name `onnxruntime`."""
 
 
-class Verdict(StrEnum):
+class Severity(StrEnum):
     """How a finding is."""
 
     OK = "ok"
@@ -45,7 +45,7 @@ class Finding(msgspec.Struct, frozen=True):
     """A sentence of the part `part` of the examination."""
 
     part: str
-    verdict: Verdict
+    verdict: Severity
     text: str
 
 
@@ -54,7 +54,7 @@ def examine(config: ServerConfig, *, with_layout: bool = True) -> Iterator[Findi
     try:
         partitions = configured_partitions(config)
     except ServingError as error:
-        yield Finding("partitions", Verdict.WRONG, str(error))
+        yield Finding("partitions", Severity.WRONG, str(error))
         partitions = ()
     yield from packages()
     yield from providers(partitions)
@@ -71,9 +71,9 @@ def packages() -> Iterator[Finding]:
     listed = ", ".join(f"{name} {version}" for name, version in found.items())
     if len(found) > 1:
         text = f"{listed} are installed into the same place, in part each; uninstall all and install one of them"
-        yield Finding("packages", Verdict.WRONG, text)
+        yield Finding("packages", Severity.WRONG, text)
     elif found:
-        yield Finding("packages", Verdict.OK, listed)
+        yield Finding("packages", Severity.OK, listed)
 
 
 def providers(partitions: Sequence[Partition]) -> Iterator[Finding]:
@@ -82,14 +82,14 @@ def providers(partitions: Sequence[Partition]) -> Iterator[Finding]:
         from sluice.models.backends.onnxruntime import available_providers
     except ImportError as error:
         hint = "install 'sluice-gateway[cpu]' or 'sluice-gateway[gpu]'"
-        yield Finding("providers", Verdict.WRONG, f"ONNX Runtime cannot be imported ({error}); {hint}")
+        yield Finding("providers", Severity.WRONG, f"ONNX Runtime cannot be imported ({error}); {hint}")
         return
     version, found = available_providers()
-    yield Finding("providers", Verdict.OK, f"ONNX Runtime {version}: {', '.join(found)}")
+    yield Finding("providers", Severity.OK, f"ONNX Runtime {version}: {', '.join(found)}")
     gpus = [each.name for each in partitions if not isinstance(each, CpuPartition)]
     if gpus and CUDA not in found:
         text = f"partition {gpus[0]} is of a GPU, and this ONNX Runtime has no {CUDA}"
-        yield Finding("providers", Verdict.WRONG, text)
+        yield Finding("providers", Severity.WRONG, text)
 
 
 def drivers(partitions: Sequence[Partition]) -> Iterator[Finding]:
@@ -98,19 +98,19 @@ def drivers(partitions: Sequence[Partition]) -> Iterator[Finding]:
     try:
         with open_nvml() as nvml:
             for gpu in nvml.gpus():
-                verdict = Verdict.WRONG if gpu.lost else Verdict.OK
+                verdict = Severity.WRONG if gpu.lost else Severity.OK
                 yield Finding("drivers", verdict, "; ".join(line.strip() for line in gpu_lines(gpu)))
     except ControlFailed as error:
         if wanted:
-            yield Finding("drivers", Verdict.WRONG, f"partition {wanted[0]} needs a GPU: {error}")
+            yield Finding("drivers", Severity.WRONG, f"partition {wanted[0]} needs a GPU: {error}")
         else:
-            yield Finding("drivers", Verdict.NOTE, f"no GPUs: {error}")
+            yield Finding("drivers", Severity.NOTE, f"no GPUs: {error}")
     shared = [each.name for each in partitions if isinstance(each, MpsPartition)]
     program = shutil.which(PROGRAM)
     if program is not None:
-        yield Finding("drivers", Verdict.OK, f"MPS: {program}")
+        yield Finding("drivers", Severity.OK, f"MPS: {program}")
     elif shared:
-        yield Finding("drivers", Verdict.WRONG, f"partition {shared[0]} needs MPS, and there is no {PROGRAM}")
+        yield Finding("drivers", Severity.WRONG, f"partition {shared[0]} needs MPS, and there is no {PROGRAM}")
 
 
 def limits(partitions: Sequence[Partition]) -> Iterator[Finding]:
@@ -121,25 +121,25 @@ def limits(partitions: Sequence[Partition]) -> Iterator[Finding]:
     text = f"open files: {files}"
     if files < needed:
         text += f", expected at least {needed} (ulimit -n; at most {most} are allowed here)"
-    too_few = Verdict.WRONG if shared else Verdict.NOTE
-    yield Finding("limits", Verdict.OK if files >= needed else too_few, text)
+    too_few = Severity.WRONG if shared else Severity.NOTE
+    yield Finding("limits", Severity.OK if files >= needed else too_few, text)
     memory = memory_limit_bytes()
-    yield Finding("limits", Verdict.OK, f"memory: {memory // _MIB} MiB")
+    yield Finding("limits", Severity.OK, f"memory: {memory // _MIB} MiB")
     data, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if data != resource.RLIM_INFINITY:
-        yield Finding("limits", Verdict.NOTE, f"data of each process: {data // _MIB} MiB (ulimit -d)")
+        yield Finding("limits", Severity.NOTE, f"data of each process: {data // _MIB} MiB (ulimit -d)")
     cores = len({core for each in partitions for core in each.cores} or available_cores())
     quota = cpu_quota()
     if quota is None or quota >= cores:
-        yield Finding("limits", Verdict.OK, f"cores: {cores}")
+        yield Finding("limits", Severity.OK, f"cores: {cores}")
     else:
         text = f"cores: {cores}, but the cgroup gives the time of {quota:g}: batches will be held up when it is used up"
-        yield Finding("limits", Verdict.WRONG, text)
+        yield Finding("limits", Severity.WRONG, text)
     try:
         os.close(os.memfd_create("sluice-doctor"))
-        yield Finding("limits", Verdict.OK, "memfd: tensors can be shared with workers")
+        yield Finding("limits", Severity.OK, "memfd: tensors can be shared with workers")
     except OSError as error:
-        yield Finding("limits", Verdict.WRONG, f"memfd: no memory can be shared with workers: {error}")
+        yield Finding("limits", Severity.WRONG, f"memfd: no memory can be shared with workers: {error}")
 
 
 def layout(partitions: Sequence[Partition]) -> Iterator[Finding]:
@@ -148,17 +148,17 @@ def layout(partitions: Sequence[Partition]) -> Iterator[Finding]:
         check_partitions(partitions)
         check_shares(partitions, free_capacity(partitions))
     except ServingError as error:
-        yield Finding("partitions", Verdict.WRONG, str(error))
+        yield Finding("partitions", Severity.WRONG, str(error))
         return
     for partition, line in zip(partitions, partition_lines(partitions), strict=True):
         if isinstance(partition, MpsPartition):
-            yield Finding("partitions", Verdict.NOTE, f"{line}: proved by a server only, which has the MPS daemon")
+            yield Finding("partitions", Severity.NOTE, f"{line}: proved by a server only, which has the MPS daemon")
             continue
         try:
             reasons = shortfalls(partition, try_out(partition))
         except ServingError as error:
             reasons = [str(error)]
         if reasons:
-            yield Finding("partitions", Verdict.WRONG, f"{line}: unenforced: {'; '.join(reasons)}")
+            yield Finding("partitions", Severity.WRONG, f"{line}: unenforced: {'; '.join(reasons)}")
         else:
-            yield Finding("partitions", Verdict.OK, f"{line}: enforced")
+            yield Finding("partitions", Severity.OK, f"{line}: enforced")

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from sluice.gateway.cli.checks import Verdict, examine
+    from sluice.gateway.cli.checks import Severity, examine
     from sluice.gateway.cli.running_server import served
     from sluice.gateway.cli.text.text_table import aligned
     from sluice.gateway.config.server_config import ServerConfig, read_config
@@ -27,7 +27,7 @@ def _doctor(options: argparse.Namespace) -> int:
     findings = list(examine(config, with_layout=options.url is None))
     if options.url is not None:
         findings += served(options.url)
-    wrong = any(each.verdict is Verdict.WRONG for each in findings)
+    wrong = any(each.verdict is Severity.WRONG for each in findings)
     if options.json:
         print(msgspec.json.encode({"ok": not wrong, "findings": findings}).decode())
     else:

@@ -20,7 +20,7 @@ from sluice.gateway.what_if.question import Question, answer
 from sluice.models.errors import ConfigError, ModelNotFound
 from sluice.models.pipelines.check import single_model
 from sluice.models.pipelines.pipeline import Pipeline
-from sluice.models.profiles.file import Entry
+from sluice.models.profiles.file import ProfileEntry
 from sluice.models.repository.scan import ModelEntry, Repository
 from sluice.models.slo import MAX_SLO_MS
 from sluice.models.units import ms_to_ns
@@ -182,7 +182,7 @@ def _memory(models: list[ModelEntry], partitions: list[PartitionConfig], assumpt
     for model in models:
         found = look_up(model, {partition.kind for partition in partitions})
         memory[model.spec.key] = model_memory(
-            model, {kind: entry for kind, entry in found.items() if isinstance(entry, Entry)}
+            model, {kind: entry for kind, entry in found.items() if isinstance(entry, ProfileEntry)}
         )
         assumptions.append(f"{model.spec.key} takes {memory[model.spec.key] / _MIB:.3g} MiB where it is held")
     return memory

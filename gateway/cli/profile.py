@@ -17,10 +17,10 @@ from sluice.gateway.what_if.profiled_partitions import profiled_partitions
 from sluice.models.errors import ConfigError, ServingError
 from sluice.models.profiles.csv_format import read_csv, write_csv
 from sluice.models.profiles.file import (
-    Entry,
-    Profile,
+    FigureSource,
+    ModelProfile,
+    ProfileEntry,
     ProfileMissing,
-    Source,
     model_hash,
     profile_path,
     read_profile,
@@ -108,25 +108,27 @@ def _measure(entry: ModelEntry, partition: Partition, batches: tuple[int, ...] |
     measured = measure_on(partition, file, strict=strict)
     assert measured.measurement is not None, "what cannot be measured is raised"
     reasons = tuple(shortfalls(measured_as(partition), measured.evidence))
-    _store(entry, fingerprint(), partition.profile_kind, Source.MEASURED, measured.measurement, reasons)
+    _store(entry, fingerprint(), partition.profile_kind, FigureSource.MEASURED, measured.measurement, reasons)
 
 
 def _simulate(entry: ModelEntry, name: str, kinds: Iterable[str], batches: tuple[int, ...] | None) -> None:
     for kind in kinds:
-        _store(entry, SIMULATED, kind, Source.SIMULATED, simulate(name, kind, _batches(entry, batches)))
+        _store(entry, SIMULATED, kind, FigureSource.SIMULATED, simulate(name, kind, _batches(entry, batches)))
 
 
 def _store(
     entry: ModelEntry,
     hardware: str,
     kind: str,
-    source: Source,
+    source: FigureSource,
     measurement: Measurement,
     unenforced: tuple[str, ...] = (),
 ) -> None:
     fields = {name: getattr(measurement, name) for name in measurement.__struct_fields__}
     sha256 = model_hash(entry.path)
-    measured = Entry(fingerprint=hardware, kind=kind, source=source, sha256=sha256, unenforced=unenforced, **fields)
+    measured = ProfileEntry(
+        fingerprint=hardware, kind=kind, source=source, sha256=sha256, unenforced=unenforced, **fields
+    )
     path = profile_path(entry.path, entry.spec.name)
     write_profile(path, _stored(entry).merged([measured]))
     print(f"{entry.spec.key}: {summary(measured)} -> {path}")
@@ -162,12 +164,12 @@ def _only(options: argparse.Namespace) -> ModelEntry:
     return entries[0]
 
 
-def _stored(entry: ModelEntry) -> Profile:
+def _stored(entry: ModelEntry) -> ModelProfile:
     """The profile beside a model, an empty one if there is none."""
     try:
         return read_profile(profile_path(entry.path, entry.spec.name))
     except ProfileMissing:
-        return Profile(entries=())
+        return ModelProfile(entries=())
 
 
 def _config(options: argparse.Namespace) -> ServerConfig:

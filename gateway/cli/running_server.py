@@ -5,23 +5,23 @@ from collections.abc import Iterator
 
 import msgspec
 
-from sluice.gateway.cli.checks import Finding, Verdict
+from sluice.gateway.cli.checks import Finding, Severity
 from sluice.gateway.cli.http_client import check_url, open_url, unreachable
-from sluice.gateway.partitions.states import Enforcement, PartitionState
+from sluice.gateway.partitions.states import Enforcement, PartitionStatus
 from sluice.models.errors import ServingError
 
 TIMEOUT_S = 10
 MAX_BODY_BYTES = 16 << 20
 
 _VERDICTS = {
-    Enforcement.ENFORCED: Verdict.OK,
-    Enforcement.UNENFORCED: Verdict.WRONG,
-    Enforcement.UNKNOWN: Verdict.NOTE,
+    Enforcement.ENFORCED: Severity.OK,
+    Enforcement.UNENFORCED: Severity.WRONG,
+    Enforcement.UNKNOWN: Severity.NOTE,
 }
 
 
 class _Partitions(msgspec.Struct):
-    partitions: tuple[PartitionState, ...]
+    partitions: tuple[PartitionStatus, ...]
 
 
 def served(url: str) -> Iterator[Finding]:
@@ -40,4 +40,4 @@ def served(url: str) -> Iterator[Finding]:
         worker = "no worker is up" if state.worker is None else f"worker {state.worker}"
         why = [*state.reasons, state.lost] if state.lost else state.reasons
         text = f"{state.partition.name}: {'; '.join([state.enforcement.value, *why])} ({worker})"
-        yield Finding("server", Verdict.WRONG if state.lost else _VERDICTS[state.enforcement], text)
+        yield Finding("server", Severity.WRONG if state.lost else _VERDICTS[state.enforcement], text)

@@ -13,7 +13,7 @@ GRPC_PREFIX = "triton-grpc-protocol-"
 _HEADER = re.compile(r"[a-z0-9-]+")
 
 
-class Group(enum.StrEnum):
+class ApiGroup(enum.StrEnum):
     """The parts of the API that can be restricted, over HTTP and gRPC alike."""
 
     HEALTH = "health"
@@ -31,7 +31,7 @@ class Group(enum.StrEnum):
 class RestrictedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Groups for which a request must have the header `header` with the value `value`."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[ApiGroup, ...]
     header: str
     value: str
 
@@ -46,7 +46,7 @@ class Restrictions:
     """The keys of all restricted groups. Raises ValueError for a group that has two."""
 
     def __init__(self, settings: Sequence[RestrictedSettings] = ()) -> None:
-        self._keys: dict[Group, RestrictedSettings] = {}
+        self._keys: dict[ApiGroup, RestrictedSettings] = {}
         for each in settings:
             for group in each.groups:
                 if group in self._keys:
@@ -56,7 +56,7 @@ class Restrictions:
     def __bool__(self) -> bool:
         return bool(self._keys)
 
-    def refusal(self, group: Group, headers: Mapping[str, str], prefix: str = "") -> str:
+    def refusal(self, group: ApiGroup, headers: Mapping[str, str], prefix: str = "") -> str:
         """Why a request with these headers may not use a group; "" when it may."""
         key = self._keys.get(group)
         if key is None:
@@ -66,7 +66,7 @@ class Restrictions:
             return ""
         return f"This protocol is restricted, expecting header '{name}'"
 
-    def bars(self, group: Group, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    def bars(self, group: ApiGroup, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Whether a request with these raw headers may not use a group."""
         key = self._keys.get(group)
         if key is None:

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Mapping
 
 from sluice.gateway.deployment.override import Override
-from sluice.gateway.deployment.revision import Deployed, Source
+from sluice.gateway.deployment.revision import Deployed, RevisionSource
 
 
-class Names:
+class DependencyGraph:
     """What is `served`, and what is not only because something that it needs was unloaded: it returns with that."""
 
     def __init__(self, served: Mapping[str, Deployed]) -> None:
@@ -54,7 +54,7 @@ class Names:
             found |= more
         return found - set(names)
 
-    def involved(self, source: Source, name: str, overrides: Mapping[str, Override]) -> set[str]:
+    def involved(self, source: RevisionSource, name: str, overrides: Mapping[str, Override]) -> set[str]:
         """All names that a change of one may have to do with; reads what it needs."""
         known = {**self._stranded, **self.served}
         needed = source.needed({name}, {}, overrides)

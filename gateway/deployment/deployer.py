@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sluice.gateway.deployment.dependencies import Names
-from sluice.gateway.deployment.load_waiter import Loads
+from sluice.gateway.deployment.dependencies import DependencyGraph
+from sluice.gateway.deployment.load_waiter import LoadWaiter
 from sluice.gateway.deployment.override import Override
-from sluice.gateway.deployment.registry import Catalogue, ModelState
-from sluice.gateway.deployment.revision import Deployed, Revision, Source, read_revision
+from sluice.gateway.deployment.registry import ModelRegistry, VersionStatus
+from sluice.gateway.deployment.revision import Deployed, Revision, RevisionSource, read_revision
 from sluice.gateway.deployment.rollout import Deployment, Prepared
 from sluice.gateway.observability.logs import log
 from sluice.models.errors import (
@@ -33,7 +33,7 @@ LOAD_TIMEOUT_S = 600.0
 RECYCLE_TIMEOUT_S = 300.0
 
 
-class Lifecycle:
+class Deployer:
     """Changes what is served; calls about names that have to do with each other wait for each other, others do not.
 
     `names` has what is served by name. With `recycle`, the workers that held a model are replaced after an unload.
@@ -41,11 +41,11 @@ class Lifecycle:
 
     def __init__(
         self,
-        source: Source,
-        names: Names,
-        catalogue: Catalogue,
+        source: RevisionSource,
+        names: DependencyGraph,
+        catalogue: ModelRegistry,
         deployment: Deployment,
-        loads: Loads,
+        loads: LoadWaiter,
         *,
         recycle: bool,
     ) -> None:
@@ -88,9 +88,9 @@ class Lifecycle:
             if name not in leaving:
                 self._catalogue.give_up(name)
             for each, was in leaving.items():
-                state = ModelState.UNLOADING, ""
+                state = VersionStatus.UNLOADING, ""
                 if each in stranded:
-                    state = ModelState.UNAVAILABLE, f"model '{name}', which it needs, was unloaded"
+                    state = VersionStatus.UNAVAILABLE, f"model '{name}', which it needs, was unloaded"
                 self._catalogue.set_aside(each, {str(pipeline.version): state for pipeline in was.pipelines})
                 log(logger, logging.INFO, "unloading", name=each)
             holders = {holder for key in _models(leaving) for holder in self._loads.holders(key)}
@@ -142,7 +142,7 @@ class Lifecycle:
                 reason = override.told(reason)
             if name not in served:
                 unsupported = isinstance(error, UnsupportedModel)
-                self._catalogue.set_aside(name, {"": (ModelState.UNAVAILABLE, reason)}, unsupported=unsupported)
+                self._catalogue.set_aside(name, {"": (VersionStatus.UNAVAILABLE, reason)}, unsupported=unsupported)
             log(logger, logging.ERROR, "load failed", name=name, reason=reason)
             if not isinstance(error, ConfigError | RejectedError | OSError):
                 raise
@@ -187,7 +187,7 @@ class Lifecycle:
             for name in prepared.deployed.keys() - self.names.served.keys():
                 before[name] = {version: (state, reason) for version, state, reason in self._catalogue.states(name)}
                 versions = [str(pipeline.version) for pipeline in prepared.deployed[name].pipelines]
-                self._catalogue.set_aside(name, dict.fromkeys(versions, (ModelState.LOADING, "")))
+                self._catalogue.set_aside(name, dict.fromkeys(versions, (VersionStatus.LOADING, "")))
             self._deployment.begin(prepared)
             begun = True
             async with asyncio.timeout(LOAD_TIMEOUT_S):
@@ -246,8 +246,8 @@ class Lifecycle:
             now = self.names.served.get(name)
             if each.override is not None and (now is None or now.override is not each.override):
                 await asyncio.to_thread(each.override.discard)
-            if any(state is ModelState.UNLOADING for _, state, _ in self._catalogue.states(name)):
-                states = {str(pipeline.version): (ModelState.UNAVAILABLE, "unloaded") for pipeline in each.pipelines}
+            if any(state is VersionStatus.UNLOADING for _, state, _ in self._catalogue.states(name)):
+                states = {str(pipeline.version): (VersionStatus.UNAVAILABLE, "unloaded") for pipeline in each.pipelines}
                 self._catalogue.set_aside(name, states)
 
     # -- turns

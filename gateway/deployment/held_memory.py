@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple
 
-from sluice.batcher.interface.config import ModelConfig
+from sluice.batcher.interface.config import ScheduledModel
 from sluice.batcher.scheduler.scheduler import Scheduler
 
 Source = Literal["profile", "load", "file"]
@@ -23,7 +23,7 @@ def held_memory(scheduler: Scheduler, partition: str) -> dict[str, Held]:
     return {key: Held(model.memory_on(state.kind), _source(model, state.kind)) for key, model in models.items()}
 
 
-def _source(model: ModelConfig, kind: str) -> Source:
+def _source(model: ScheduledModel, kind: str) -> Source:
     if kind in model.footprints:
         return "profile"
     return "load" if kind in model.weighed else "file"

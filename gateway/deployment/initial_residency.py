@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from sluice.batcher.interface.config import ModelConfig, PartitionConfig, SchedulerSpec
+from sluice.batcher.interface.config import PartitionConfig, ScheduledModel, SchedulerSpec
 from sluice.batcher.interface.residency_config import Loading
 from sluice.batcher.planner.residency import ModelNeed, place_models
 from sluice.batcher.settings.residency import LoadingMode, ResidencySettings
 from sluice.gateway.deployment.instance_counts import log_missing_instances
-from sluice.gateway.deployment.registry import Catalogue
+from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.observability.logs import log
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class InitialResidency(NamedTuple):
     residency: Mapping[str, tuple[str, ...]]
     unplaced: tuple[str, ...]
 
-    def announce(self, catalogue: Catalogue) -> None:
+    def announce(self, catalogue: ModelRegistry) -> None:
         """Tell which models wait for demand, and which have no place anywhere."""
         largest = max(partition.memory_bytes for partition in self.spec.partitions)
         sizes = {model.key: model.memory_bytes for model in self.spec.models}
@@ -82,7 +82,7 @@ def initial_residency(spec: SchedulerSpec, settings: ResidencySettings) -> Initi
     return InitialResidency(spec, placement.residency, placement.unplaced)
 
 
-def model_needs(models: Iterable[ModelConfig], partitions: Iterable[PartitionConfig]) -> dict[str, ModelNeed]:
+def model_needs(models: Iterable[ScheduledModel], partitions: Iterable[PartitionConfig]) -> dict[str, ModelNeed]:
     """What models take; what they are asked for is not known yet, and is taken to be as they rank."""
     models = tuple(models)
     kinds = {partition.kind for partition in partitions}

@@ -3,13 +3,13 @@
 import logging
 from collections.abc import Collection, Iterable, Mapping
 
-from sluice.batcher.interface.config import ModelConfig
+from sluice.batcher.interface.config import ScheduledModel
 from sluice.gateway.observability.logs import log
 
 logger = logging.getLogger(__name__)
 
 
-def log_missing_instances(models: Iterable[ModelConfig], residency: Mapping[str, Collection[str]]) -> None:
+def log_missing_instances(models: Iterable[ScheduledModel], residency: Mapping[str, Collection[str]]) -> None:
     """Warn of models that fewer partitions hold than are asked for; `residency` has the models of each partition."""
     for model in models:
         partitions = sum(model.key in keys for keys in residency.values())

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from sluice.gateway.deployment.dependencies import Names
+from sluice.gateway.deployment.dependencies import DependencyGraph
 from sluice.gateway.deployment.stored_profiles import stored_entries, stored_tables
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.repository.scan import REMOTE, ModelEntry
@@ -18,7 +18,7 @@ Tables = Mapping[str, Mapping[str, LatencyTable]]
 class KnownSizes:
     """Reads profiles when other models are served than before, and only then."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: DependencyGraph) -> None:
         self._names = names
         self._read_for: tuple[frozenset[str], frozenset[str]] | None = None
         self._tables: dict[str, dict[str, LatencyTable]] = {}

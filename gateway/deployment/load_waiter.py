@@ -42,7 +42,7 @@ class _Expected:
             self.ended.set_result("" if self.held else self.reasons[0])
 
 
-class Loads:
+class LoadWaiter:
     """Is told what partitions hold; all methods belong to the event loop."""
 
     def __init__(self) -> None:

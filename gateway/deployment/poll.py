@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 
-from sluice.gateway.deployment.deployer import Lifecycle
+from sluice.gateway.deployment.deployer import Deployer
 from sluice.gateway.deployment.revision import Deployed
 from sluice.gateway.observability.logs import log
 from sluice.models.errors import RejectedError, ServingError
@@ -21,7 +21,7 @@ class Poll:
     what there is no room for just now is tried at every look.
     """
 
-    def __init__(self, lifecycle: Lifecycle, interval_s: float) -> None:
+    def __init__(self, lifecycle: Deployer, interval_s: float) -> None:
         self._lifecycle = lifecycle
         self._interval_s = interval_s
         self._seen: dict[str, Fingerprint] = {}

@@ -8,7 +8,7 @@ from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.repository.scan import Broken
 
 
-class ModelState(enum.StrEnum):
+class VersionStatus(enum.StrEnum):
     """How a version of a model or pipeline is."""
 
     READY = "READY"
@@ -17,7 +17,7 @@ class ModelState(enum.StrEnum):
     UNAVAILABLE = "UNAVAILABLE"
 
 
-class Catalogue:
+class ModelRegistry:
     """The pipelines (a model by itself is one, too) that clients may name.
 
     A pipeline is served once some worker has loaded a model for each of its stages, or is to on demand; one that is
@@ -48,7 +48,7 @@ class Catalogue:
             self._broken.setdefault(each.name, {})["" if each.version is None else str(each.version)] = each.reason
             if each.unsupported:
                 self._unsupported.add(each.name)
-        self._aside: dict[str, dict[str, tuple[ModelState, str]]] = {}
+        self._aside: dict[str, dict[str, tuple[VersionStatus, str]]] = {}
         self._failed: dict[str, str] = {}
         self._loaded_once: set[str] = set()
         self._holds: dict[str, frozenset[str]] = {partition: frozenset() for partition in partitions}
@@ -67,7 +67,9 @@ class Catalogue:
         self._known[name] = {pipeline.version: pipeline for pipeline in pipelines}
         self._find_serving()
 
-    def set_aside(self, name: str, states: Mapping[str, tuple[ModelState, str]], *, unsupported: bool = False) -> None:
+    def set_aside(
+        self, name: str, states: Mapping[str, tuple[VersionStatus, str]], *, unsupported: bool = False
+    ) -> None:
         """Serve nothing under a name; `states` say of its versions how they are, and why.
 
         `unsupported` says that it is of a kind that is not served.
@@ -166,21 +168,21 @@ class Catalogue:
         """The versions of a pipeline that have been loaded, ascending."""
         return [version for version in self.versions(name) if (name, version) in self._serving]
 
-    def states(self, name: str) -> list[tuple[str, ModelState, str]]:
+    def states(self, name: str) -> list[tuple[str, VersionStatus, str]]:
         """Every version of a name ("" for all that could not be read), how it is, and why when it is not ready."""
         states = []
         for version in self.versions(name):
             pipeline = self._known[name][int(version)]
-            state, reason = ModelState.READY, self._trouble(pipeline)
+            state, reason = VersionStatus.READY, self._trouble(pipeline)
             if reason:
-                state = ModelState.UNAVAILABLE if self._hopeless(pipeline) else ModelState.LOADING
+                state = VersionStatus.UNAVAILABLE if self._hopeless(pipeline) else VersionStatus.LOADING
             elif not self.ready(name, version):
-                state = ModelState.UNAVAILABLE
+                state = VersionStatus.UNAVAILABLE
                 reason = "the server is stopping" if self.draining else "no worker that holds it is up"
             states.append((version, state, reason))
         states += [(version, *how) for version, how in self._aside.get(name, {}).items()]
         broken = self._broken.get(name, {}).items()
-        return states + [(version, ModelState.UNAVAILABLE, reason) for version, reason in broken]
+        return states + [(version, VersionStatus.UNAVAILABLE, reason) for version, reason in broken]
 
     def ready(self, name: str, version: str) -> bool:
         """Whether workers that are up hold a model for each stage of the pipeline, or load it when it is asked for.

@@ -26,7 +26,7 @@ class Deployed(NamedTuple):
     override: Override | None = None
 
 
-class Source(NamedTuple):
+class RevisionSource(NamedTuple):
     """Where revisions are read from; `remote` are models that have no files here, `kinds` what the partitions are."""
 
     directories: Sequence[Path]
@@ -82,7 +82,7 @@ class Revision(NamedTuple):
 
 
 def read_revision(
-    source: Source,
+    source: RevisionSource,
     names: Collection[str],
     number: int,
     deployed: Mapping[str, Deployed],
@@ -125,7 +125,7 @@ def read_revision(
     return Revision(revision, broken, frozenset(each.name for each in found.broken if each.unsupported))
 
 
-def deployed_from(repository: Repository, source: Source) -> dict[str, Deployed]:
+def deployed_from(repository: Repository, source: RevisionSource) -> dict[str, Deployed]:
     """What a server begins with."""
     entries = [entry for key, entry in repository.models.items() if key not in source.remote]
     names = {entry.spec.name for entry in entries} | repository.pipelines.keys()

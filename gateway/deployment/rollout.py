@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from sluice.batcher.interface.config import ModelConfig, SchedulerSpec
+from sluice.batcher.interface.config import ScheduledModel, SchedulerSpec
 from sluice.batcher.interface.events import ServingChanged
 from sluice.batcher.interface.residency_config import Loading
 from sluice.batcher.scheduler.scheduler import Scheduler
@@ -14,22 +14,22 @@ from sluice.batcher.settings.spec_builder import build_spec
 from sluice.gateway.config.server_config import ServerConfig
 from sluice.gateway.deployment.initial_residency import model_needs
 from sluice.gateway.deployment.instance_counts import log_missing_instances
-from sluice.gateway.deployment.load_waiter import Loads
+from sluice.gateway.deployment.load_waiter import LoadWaiter
 from sluice.gateway.deployment.placement import Room, find_room
-from sluice.gateway.deployment.registry import Catalogue
+from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.deployment.revision import Deployed
 from sluice.gateway.deployment.stored_profiles import footprints, model_memory, stored_entries
 from sluice.gateway.deployment.worker_files import worker_files
 from sluice.gateway.executors.triton.executor import MixedExecutor
 from sluice.gateway.executors.worker.executor import WorkerExecutor
-from sluice.gateway.observability.metrics import Metrics
+from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.partitions.states import PartitionStates
 from sluice.gateway.runtime.driver import Runtime
-from sluice.gateway.tensors.pipeline_wiring import PipelinePlan, plan_pipeline
+from sluice.gateway.tensors.pipeline_wiring import PipelineWiring, plan_pipeline
 from sluice.models.errors import ConfigError, RejectedError
 from sluice.models.pipelines.check import single_model
 from sluice.models.pipelines.pipeline import Pipeline
-from sluice.models.profiles.file import Entry
+from sluice.models.profiles.file import ProfileEntry
 from sluice.models.repository.scan import ModelEntry
 from sluice.models.spec import ModelSpec
 from sluice.mps.ipc.messages import ModelFile
@@ -47,7 +47,7 @@ class Prepared(NamedTuple):
 
     deployed: Mapping[str, Deployed]
     change: ServingChanged
-    plans: Mapping[str, PipelinePlan]
+    plans: Mapping[str, PipelineWiring]
     specs: Mapping[str, ModelSpec]
     files: Mapping[str, Mapping[str, ModelFile]]
     placed: Sequence[tuple[str, Sequence[str]]]
@@ -68,9 +68,9 @@ class Deployment:
         scheduler: Scheduler,
         runtime: Runtime,
         executor: WorkerExecutor | MixedExecutor,
-        catalogue: Catalogue,
-        metrics: Metrics,
-        loads: Loads,
+        catalogue: ModelRegistry,
+        metrics: ServerMetrics,
+        loads: LoadWaiter,
     ) -> None:
         self._config = config
         self._remote = remote
@@ -134,7 +134,7 @@ class Deployment:
         )
 
     def begin(self, prepared: Prepared) -> None:
-        """Have everything loaded; `Loads.come` tells when it is there."""
+        """Have everything loaded; `LoadWaiter.come` tells when it is there."""
         self._executor.add(prepared.plans, prepared.specs, prepared.files)
         self._runtime.serve(prepared.change)
 
@@ -171,7 +171,7 @@ class Deployment:
         self,
         specs: Mapping[str, ModelSpec],
         pipelines: Sequence[Pipeline],
-        stored: Mapping[str, Mapping[str, Entry]],
+        stored: Mapping[str, Mapping[str, ProfileEntry]],
         new: Mapping[str, ModelEntry],
     ) -> SchedulerSpec:
         config = self._config
@@ -187,7 +187,7 @@ class Deployment:
         )
         return config.residency.apply(spec, {key: footprints(new[key], entries) for key, entries in stored.items()})
 
-    def _place(self, models: Sequence[ModelConfig], reloaded: Collection[str]) -> Room:
+    def _place(self, models: Sequence[ScheduledModel], reloaded: Collection[str]) -> Room:
         """Where new models are to be held; one that there is no room for beside the others waits for demand.
 
         Raises ConfigError for what no partition has room for, and RejectedError where what is served would have to go

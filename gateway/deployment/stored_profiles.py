@@ -7,10 +7,10 @@ from sluice.batcher.interface.residency_config import Footprint
 from sluice.gateway.observability.logs import log
 from sluice.models.errors import ConfigError
 from sluice.models.profiles.file import (
-    Entry,
+    FigureSource,
+    ProfileEntry,
     ProfileMissing,
     ProfileStale,
-    Source,
     model_hash,
     profile_path,
     read_profile,
@@ -22,7 +22,7 @@ from sluice.models.repository.scan import ModelEntry
 logger = logging.getLogger(__name__)
 
 
-def look_up(model: ModelEntry, kinds: Iterable[str]) -> dict[str, Entry | Exception]:
+def look_up(model: ModelEntry, kinds: Iterable[str]) -> dict[str, ProfileEntry | Exception]:
     """What is stored for each of these kinds of partitions, simulated entries included, or why nothing can be used."""
     kinds = sorted(set(kinds))
     try:
@@ -32,7 +32,7 @@ def look_up(model: ModelEntry, kinds: Iterable[str]) -> dict[str, Entry | Except
         return dict.fromkeys(kinds, ProfileMissing("there is no stored profile"))
     except (ConfigError, OSError) as error:
         return dict.fromkeys(kinds, error)
-    found: dict[str, Entry | Exception] = {}
+    found: dict[str, ProfileEntry | Exception] = {}
     for kind in kinds:
         try:
             found[kind] = profile.of_kind(kind).usable(hardware, sha256).entry(kind)
@@ -41,13 +41,13 @@ def look_up(model: ModelEntry, kinds: Iterable[str]) -> dict[str, Entry | Except
     return found
 
 
-def shortfall(model: ModelEntry, entry: Entry) -> str:
+def shortfall(model: ModelEntry, entry: ProfileEntry) -> str:
     """In what a profile falls short of the model's largest batch, beyond which it would promise too much; "" if not."""
     last, largest = entry.cells[-1].batch, model.spec.menu[-1]
     return f"ends at batch {last}, and batches may have {largest}" if last < largest else ""
 
 
-def stored_entries(model: ModelEntry, kinds: Iterable[str]) -> dict[str, Entry]:
+def stored_entries(model: ModelEntry, kinds: Iterable[str]) -> dict[str, ProfileEntry]:
     """What `look_up` finds; what is broken or stale is logged and left out."""
     found = look_up(model, kinds)
     reasons: list[str] = []
@@ -58,14 +58,14 @@ def stored_entries(model: ModelEntry, kinds: Iterable[str]) -> dict[str, Entry]:
             reasons.append(str(error))
     for reason in dict.fromkeys(reasons):  # a broken file is so for all kinds
         _not_used(model, reason)
-    return {kind: entry for kind, entry in found.items() if isinstance(entry, Entry)}
+    return {kind: entry for kind, entry in found.items() if isinstance(entry, ProfileEntry)}
 
 
-def stored_tables(model: ModelEntry, entries: Mapping[str, Entry]) -> dict[str, LatencyTable]:
+def stored_tables(model: ModelEntry, entries: Mapping[str, ProfileEntry]) -> dict[str, LatencyTable]:
     """Of what is stored, the median latencies that were measured; what cannot be used is logged and left out."""
     tables: dict[str, LatencyTable] = {}
     for kind, entry in entries.items():
-        if entry.source is not Source.MEASURED:
+        if entry.source is not FigureSource.MEASURED:
             _not_used(model, f"the one for {kind} is simulated")
         elif entry.unenforced:
             _not_used(model, f"the one for {kind} was measured where the partition did not hold: {entry.unenforced[0]}")
@@ -76,7 +76,7 @@ def stored_tables(model: ModelEntry, entries: Mapping[str, Entry]) -> dict[str, 
     return tables
 
 
-def model_memory(model: ModelEntry, entries: Mapping[str, Entry]) -> int:
+def model_memory(model: ModelEntry, entries: Mapping[str, ProfileEntry]) -> int:
     """Bytes that a model takes where it is held: by what is stored, with its largest batch, else the size of its file.
 
     A worker runs every size once when it loads a model, and keeps the memory that this took.
@@ -90,11 +90,11 @@ def model_memory(model: ModelEntry, entries: Mapping[str, Entry]) -> int:
     return max(stored) if stored else model.path.stat().st_size
 
 
-def footprints(model: ModelEntry, entries: Mapping[str, Entry]) -> dict[str, Footprint]:
+def footprints(model: ModelEntry, entries: Mapping[str, ProfileEntry]) -> dict[str, Footprint]:
     """What a model takes where it is held, by kind of partition, as far as that was measured."""
     found: dict[str, Footprint] = {}
     for kind, entry in entries.items():
-        if entry.source is Source.MEASURED and entry.memory_rest_bytes is not None:
+        if entry.source is FigureSource.MEASURED and entry.memory_rest_bytes is not None:
             table = None if entry.unenforced or shortfall(model, entry) else entry.table(50)
             # A worker runs every size once before it says that the model is there.
             load_ns = (entry.load_ns or 0) + (entry.warm_up_ns or 0) + sum(cell.p50_ns for cell in entry.cells)

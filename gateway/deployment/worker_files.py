@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from sluice.batcher.interface.config import ModelConfig
+from sluice.batcher.interface.config import ScheduledModel
 from sluice.gateway.deployment.stored_profiles import stored_tables
-from sluice.models.profiles.file import Entry
+from sluice.models.profiles.file import ProfileEntry
 from sluice.models.repository.scan import ModelEntry
 from sluice.mps.ipc.messages import ModelFile
 from sluice.mps.partitions.partition import Partition
@@ -19,9 +19,9 @@ def file_to_measure(entry: ModelEntry, menu: tuple[int, ...]) -> ModelFile:
 
 
 def worker_files(
-    models: Iterable[ModelConfig],
+    models: Iterable[ScheduledModel],
     entries: Mapping[str, ModelEntry],
-    stored: Mapping[str, Mapping[str, Entry]],
+    stored: Mapping[str, Mapping[str, ProfileEntry]],
     partitions: Iterable[Partition],
 ) -> dict[str, dict[str, ModelFile]]:
     """The files of models, by partition and key; every partition is told what its stored profiles say.

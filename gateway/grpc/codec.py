@@ -6,7 +6,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from sluice.gateway.protocol.request import InferRequest, InferResponse, Parameters, Placed, WireTensor
-from sluice.gateway.protocol.shared_memory import Place
+from sluice.gateway.protocol.shared_memory import SharedMemoryRef
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.errors import BadTensor, RequestError
 from sluice.models.tensors.arrays import WireBytes, numpy_dtype
@@ -52,7 +52,7 @@ def decode_request(message: Any) -> InferRequest:
         whose = "inputs that are not in shared memory" if shared else "inputs"
         raise RequestError(f"raw_input_contents has {len(raw)} entries, but the request has {used} {whose}")
     outputs = []
-    deliveries: dict[str, Place | int] = {}
+    deliveries: dict[str, SharedMemoryRef | int] = {}
     for output in message.outputs:
         outputs.append(output.name)
         if output.parameters and (delivery := _delivery(output)) is not None:
@@ -112,7 +112,7 @@ def _parameters(fields: Any) -> Parameters:
     return parameters
 
 
-def _place(tensor: str, fields: Any) -> Place | None:
+def _place(tensor: str, fields: Any) -> SharedMemoryRef | None:
     """Where a tensor lies in shared memory; None when its parameters do not say that it does."""
     if "shared_memory_region" not in fields:
         if "shared_memory_byte_size" in fields or "shared_memory_offset" in fields:
@@ -123,10 +123,10 @@ def _place(tensor: str, fields: Any) -> Place | None:
     if "shared_memory_byte_size" not in fields:
         raise RequestError(f"{tensor} must have the parameter 'shared_memory_byte_size' as well")
     sizes = {name: _integer(tensor, fields, f"shared_memory_{name}") for name in ("byte_size", "offset")}
-    return Place(fields["shared_memory_region"].string_param, **sizes)
+    return SharedMemoryRef(fields["shared_memory_region"].string_param, **sizes)
 
 
-def _delivery(output: Any) -> Place | int | None:
+def _delivery(output: Any) -> SharedMemoryRef | int | None:
     """How an output is wanted otherwise than in the response."""
     name, fields = f"output '{output.name}'", output.parameters
     place = _place(name, fields)
@@ -151,7 +151,7 @@ def _integer(tensor: str, fields: Any, name: str) -> int:
     return value
 
 
-def _tell_place(fields: Any, place: Place) -> None:
+def _tell_place(fields: Any, place: SharedMemoryRef) -> None:
     """Say in a response where an output lies."""
     fields["shared_memory_region"].string_param = place.region
     fields["shared_memory_byte_size"].int64_param = place.byte_size

@@ -5,13 +5,13 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from sluice.gateway.deployment.registry import Catalogue
+from sluice.gateway.deployment.registry import ModelRegistry
 
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     """SERVING while the server is ready; `services` are the names it may be asked for, beside "" for all."""
 
-    def __init__(self, catalogue: Catalogue, services: tuple[str, ...]) -> None:
+    def __init__(self, catalogue: ModelRegistry, services: tuple[str, ...]) -> None:
         self._catalogue = catalogue
         self._names = ("", *services)
 

@@ -13,7 +13,7 @@ from sluice.gateway.grpc.errors import parse_version, status_of
 from sluice.gateway.grpc.stream import Told
 from sluice.gateway.grpc.transport.call import ServerCall
 from sluice.gateway.inference.dataplane import EXPLAIN_HEADER, DataPlane, Terms, asks_for_explanation, respond
-from sluice.gateway.inference.request_template import Form
+from sluice.gateway.inference.request_template import RequestTemplate
 from sluice.gateway.protocol.answer import Answer
 from sluice.gateway.protocol.request import InferResponse
 from sluice.gateway.protocol.signature import Signature
@@ -76,7 +76,7 @@ class Known(NamedTuple):
 
     model: str
     version: str
-    form: Form
+    form: RequestTemplate
     head_bytes: int
     replies: Replies
 
@@ -151,7 +151,7 @@ class Inference:
         raw = request.raw_input_contents
         if budget_ns is None and not request.id and len(raw) == len(inputs) == 1:  # ids differ from call to call
             head_bytes = len(body) - len(raw[0])
-            form = Form(body, head_bytes, signature, inputs, replies.terms, ())
+            form = RequestTemplate(body, head_bytes, signature, inputs, replies.terms, ())
             if form.repeatable and body.endswith(_frame(_RAW_INPUTS, len(raw[0])), 0, head_bytes):
                 if len(self._known) >= MAX_FORMS:
                     self._known.clear()

@@ -1,20 +1,20 @@
 """Refuses gRPC calls of restricted groups that come without the key."""
 
-from sluice.gateway.config.restricted import GRPC_PREFIX, Group, Restrictions
+from sluice.gateway.config.restricted import GRPC_PREFIX, ApiGroup, Restrictions
 from sluice.gateway.grpc.transport.call import Metadata
 
 _GROUPS = {
-    Group.HEALTH: ("ServerLive", "ServerReady", "ModelReady", "Check", "Watch"),
-    Group.METADATA: ("ServerMetadata", "ModelMetadata"),
-    Group.INFERENCE: ("ModelInfer", "ModelStreamInfer"),
-    Group.SHARED_MEMORY: tuple(
+    ApiGroup.HEALTH: ("ServerLive", "ServerReady", "ModelReady", "Check", "Watch"),
+    ApiGroup.METADATA: ("ServerMetadata", "ModelMetadata"),
+    ApiGroup.INFERENCE: ("ModelInfer", "ModelStreamInfer"),
+    ApiGroup.SHARED_MEMORY: tuple(
         f"{kind}SharedMemory{what}" for kind in ("System", "Cuda") for what in ("Status", "Register", "Unregister")
     ),
-    Group.MODEL_CONFIG: ("ModelConfig",),
-    Group.MODEL_REPOSITORY: ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
-    Group.STATISTICS: ("ModelStatistics",),
-    Group.TRACE: ("TraceSetting",),
-    Group.LOGGING: ("LogSettings",),
+    ApiGroup.MODEL_CONFIG: ("ModelConfig",),
+    ApiGroup.MODEL_REPOSITORY: ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
+    ApiGroup.STATISTICS: ("ModelStatistics",),
+    ApiGroup.TRACE: ("TraceSetting",),
+    ApiGroup.LOGGING: ("LogSettings",),
 }
 _GROUP_OF = {method: group for group, methods in _GROUPS.items() for method in methods}
 

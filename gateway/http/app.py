@@ -6,8 +6,8 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from sluice.gateway.config.restricted import Group, Restrictions
-from sluice.gateway.deployment.registry import Catalogue
+from sluice.gateway.config.restricted import ApiGroup, Restrictions
+from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.http.exchange import error_response
 from sluice.gateway.http.model_routes import model_routers
 from sluice.gateway.http.openapi import inference_router
@@ -16,7 +16,7 @@ from sluice.gateway.http.routes import Version, router
 from sluice.gateway.http.settings_routes import settings_routers
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.observability.explanation import explain
-from sluice.gateway.observability.metrics import Metrics
+from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.trace import Traces
 from sluice.models.errors import BackendUnavailable, NotFoundError, ServingError
 from sluice.models.pipelines.pipeline import Pipeline
@@ -57,7 +57,7 @@ class ErrorMessage(BaseModel):
 
 def build_app(
     control: ControlPlane,
-    metrics: Metrics,
+    metrics: ServerMetrics,
     traces: Traces,
     max_upload_bytes: int,
     restrictions: Restrictions | None = None,
@@ -75,7 +75,7 @@ def build_app(
         responses={"4XX": {"model": ErrorMessage}},
     )
     # Restricted like settings of traces: it tells what became of others' requests.
-    explanations = router(Group.TRACE, restrictions)
+    explanations = router(ApiGroup.TRACE, restrictions)
 
     @app.get("/metrics")
     async def metrics_exposition() -> Response:
@@ -109,8 +109,8 @@ def _make_routes(app: FastAPI) -> None:
         route.matches(nowhere)
 
 
-def _health(catalogue: Catalogue, restrictions: Restrictions) -> APIRouter:
-    routes = router(Group.HEALTH, restrictions)
+def _health(catalogue: ModelRegistry, restrictions: Restrictions) -> APIRouter:
+    routes = router(ApiGroup.HEALTH, restrictions)
 
     @routes.get("/v2/health/live")
     async def server_live() -> Response:
@@ -140,7 +140,7 @@ def _health(catalogue: Catalogue, restrictions: Restrictions) -> APIRouter:
 
 
 def _server_metadata(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
-    routes = router(Group.METADATA, restrictions)
+    routes = router(ApiGroup.METADATA, restrictions)
     catalogue = control.catalogue
 
     @routes.get("/v2")

@@ -8,7 +8,7 @@ import numpy as np
 
 from sluice.gateway.protocol.json_data import decode_data, encode_data
 from sluice.gateway.protocol.request import InferRequest, InferResponse, Placed, WireTensor
-from sluice.gateway.protocol.shared_memory import Place
+from sluice.gateway.protocol.shared_memory import SharedMemoryRef
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.errors import BadTensor, RequestError
 from sluice.models.tensors.arrays import WireBytes
@@ -81,7 +81,7 @@ class _Response(msgspec.Struct, omit_defaults=True):
     id: str = ""
 
 
-class Encoded(NamedTuple):
+class EncodedBody(NamedTuple):
     """A body of `length` bytes: JSON, and the tensors in wire form that follow it, as buffers."""
 
     head: bytes
@@ -116,7 +116,7 @@ def decode_request(
         size = _blob_size(tensor)
         if size is None:
             data: Any = decode_data(tensor.name, tensor.datatype, tensor.data)
-        elif isinstance(size, Place):
+        elif isinstance(size, SharedMemoryRef):
             data, shared = size, True
         else:
             if header_length is None:
@@ -142,7 +142,7 @@ def decode_request(
     return InferRequest(inputs, names, message.id, parameters, shared, deliveries), flags
 
 
-def encode_response(response: InferResponse, flags: tuple[bool, ...], signature: Signature) -> Encoded:
+def encode_response(response: InferResponse, flags: tuple[bool, ...], signature: Signature) -> EncodedBody:
     """The body of a response; its tensors in wire form are not copied."""
     tensors: list[_Tensor] = []
     blobs: list[Any] = []
@@ -166,7 +166,7 @@ def encode_response(response: InferResponse, flags: tuple[bool, ...], signature:
         blob_bytes += size
         tensors.append(_Tensor(name, datatype, values.shape, _Blob(size)))
     head = _encode(_Response(signature.name, signature.version, tensors, response.id))
-    return Encoded(head, blobs, len(head) + blob_bytes)
+    return EncodedBody(head, blobs, len(head) + blob_bytes)
 
 
 def _parse(text: bytes | bytearray | memoryview) -> _Request:
@@ -189,7 +189,7 @@ def _parse_leniently(text: bytes) -> _Request:
         raise RequestError(f"the body is not an inference request in JSON: {error}") from error
 
 
-def _blob_size(tensor: _Input) -> int | Place | None:
+def _blob_size(tensor: _Input) -> int | SharedMemoryRef | None:
     """How many bytes of the body are this tensor's, or where in shared memory it lies; None when it has JSON data.
 
     It must have exactly one of them.
@@ -211,20 +211,20 @@ def _blob_size(tensor: _Input) -> int | Place | None:
     return size
 
 
-def _place(tensor: str, parameters: _InputParameters | _OutputParameters) -> Place | None:
+def _place(tensor: str, parameters: _InputParameters | _OutputParameters) -> SharedMemoryRef | None:
     region, byte_size = parameters.shared_memory_region, parameters.shared_memory_byte_size
     if region is None and byte_size is None:
         return None
     if region is None or byte_size is None:
         raise RequestError(f"{tensor} must have both 'shared_memory_region' and 'shared_memory_byte_size', or neither")
-    return Place(region, byte_size, parameters.shared_memory_offset)
+    return SharedMemoryRef(region, byte_size, parameters.shared_memory_offset)
 
 
 def _wishes(
     outputs: list[_Output], binary: bool, signature: Signature
-) -> tuple[tuple[bool, ...], dict[str, Place | int]]:
+) -> tuple[tuple[bool, ...], dict[str, SharedMemoryRef | int]]:
     """Whether each output is wanted in wire form, and what is wanted of those that are not to be given as they are."""
-    deliveries: dict[str, Place | int] = {}
+    deliveries: dict[str, SharedMemoryRef | int] = {}
     if outputs:
         flags = tuple([_flag(output, binary, deliveries) for output in outputs])
     else:
@@ -238,7 +238,7 @@ def _wishes(
     return flags, deliveries
 
 
-def _flag(output: _Output, binary: bool, deliveries: dict[str, Place | int]) -> bool:
+def _flag(output: _Output, binary: bool, deliveries: dict[str, SharedMemoryRef | int]) -> bool:
     parameters = output.parameters
     if parameters is None:
         return binary

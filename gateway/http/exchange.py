@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import httptools
 import orjson
 
-from sluice.gateway.http.codec import Encoded, decode_request, encode_response
+from sluice.gateway.http.codec import EncodedBody, decode_request, encode_response
 from sluice.gateway.http.compression import (
     ENCODINGS,
     MIN_BYTES,
@@ -20,7 +20,7 @@ from sluice.gateway.http.compression import (
     is_encoded,
 )
 from sluice.gateway.inference.dataplane import EXPLAIN_HEADER, REQUEST_HEADER, DataPlane, asks_for_explanation, respond
-from sluice.gateway.inference.request_template import Form, JsonForm
+from sluice.gateway.inference.request_template import JsonTemplate, RequestTemplate
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request import MAX_VERSION_DIGITS
 from sluice.gateway.protocol.signature import Signature
@@ -46,11 +46,11 @@ _BINARY_HEAD = (
 _ENCODING_LINE = b"content-encoding: %s\r\n"
 
 
-class Client(Protocol):
+class ClientConnection(Protocol):
     """What an exchange needs of its client's connection."""
 
     transport: asyncio.Transport
-    form: Form | JsonForm | None
+    form: RequestTemplate | JsonTemplate | None
     """That of the request before, if the next one may have it again."""
 
     def common_headers(self) -> bytes:
@@ -116,7 +116,12 @@ class Exchange:
     """What uvicorn sets when the connection is lost; no exchange waits for it."""
 
     def __init__(
-        self, route: InferRoute, client: Client, path: tuple[str, str], headers: Headers, expects_continue: bool
+        self,
+        route: InferRoute,
+        client: ClientConnection,
+        path: tuple[str, str],
+        headers: Headers,
+        expects_continue: bool,
     ) -> None:
         self._route = route
         self._client = client
@@ -192,14 +197,16 @@ class Exchange:
         else:
             self._submission.future.add_done_callback(self._answered)
 
-    def _read(self, body: bytes | bytearray, signature: Signature) -> tuple[Form | JsonForm, dict[str, Tensor]]:
+    def _read(
+        self, body: bytes | bytearray, signature: Signature
+    ) -> tuple[RequestTemplate | JsonTemplate, dict[str, Tensor]]:
         request, flags = decode_request(body, self._json_length, signature)
         inputs, terms = self._route.dataplane.check(signature, request)
-        form: Form | JsonForm
+        form: RequestTemplate | JsonTemplate
         if self._json_length is None and not request.shared:
-            form = JsonForm(body, signature, inputs, terms, flags)
+            form = JsonTemplate(body, signature, inputs, terms, flags)
         else:
-            form = Form(body, self._json_length, signature, inputs, terms, flags)
+            form = RequestTemplate(body, self._json_length, signature, inputs, terms, flags)
         self._client.form = form if form.repeatable else None
         return form, inputs
 
@@ -239,7 +246,7 @@ class Exchange:
             answer.release()
         self._send(response)
 
-    def _compress(self, encoded: Encoded) -> None:
+    def _compress(self, encoded: EncodedBody) -> None:
         """Compress a response beside the loop, and send it then."""
         json, blobs, _ = encoded
         # A copy: what the blobs are views on is about to be released.

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 from sluice.gateway.http.listener import listen
-from sluice.gateway.observability.metrics import Metrics
+from sluice.gateway.observability.metrics import ServerMetrics
 
 MAX_CONNECTIONS = 64
 MAX_HEAD_BYTES = 16 << 10
@@ -18,7 +18,7 @@ class MetricsServer:
     Port 0 takes a free one. Raises ConfigError if it cannot be bound.
     """
 
-    def __init__(self, metrics: Metrics, host: str, port: int) -> None:
+    def __init__(self, metrics: ServerMetrics, host: str, port: int) -> None:
         self._metrics = metrics
         self._listener = listen("metrics", host, port)
         self.port: int = self._listener.getsockname()[1]

@@ -4,7 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from sluice.gateway.config.restricted import Group, Restrictions
+from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.http.routes import MAX_BODY_BYTES, Version, documented, json_body, router
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.models.errors import RequestError
@@ -23,7 +23,7 @@ def model_routers(control: ControlPlane, restrictions: Restrictions, max_upload_
 
 
 def _config(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
-    routes = router(Group.MODEL_CONFIG, restrictions)
+    routes = router(ApiGroup.MODEL_CONFIG, restrictions)
 
     @routes.get("/v2/models/{name}/config")
     async def model_config(name: str) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def _config(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
 
 
 def _statistics(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
-    routes = router(Group.STATISTICS, restrictions)
+    routes = router(ApiGroup.STATISTICS, restrictions)
 
     @routes.get("/v2/models/stats")
     async def statistics() -> dict[str, Any]:
@@ -55,7 +55,7 @@ def _statistics(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
 
 
 def _repository(control: ControlPlane, restrictions: Restrictions, max_upload_bytes: int) -> APIRouter:
-    routes = router(Group.MODEL_REPOSITORY, restrictions)
+    routes = router(ApiGroup.MODEL_REPOSITORY, restrictions)
     repository = control.repository
 
     @routes.post("/v2/repository/index", openapi_extra=documented(_READY))

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 from starlette.exceptions import HTTPException
 
-from sluice.gateway.config.restricted import Group, Restrictions
+from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.http.routes import router
 from sluice.models.tensors.spec import DataType
 
@@ -78,7 +78,7 @@ _OPERATION: dict[str, Any] = {
 
 def inference_router(restrictions: Restrictions) -> APIRouter:
     """Routes that are reached by what is no inference request: one without the key, or of an impossible version."""
-    routes = router(Group.INFERENCE, restrictions)
+    routes = router(ApiGroup.INFERENCE, restrictions)
 
     @routes.post("/v2/models/{name}/infer", openapi_extra=_OPERATION)
     async def infer(name: str) -> Response:

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from sluice.gateway.config.restricted import Group, Restrictions
+from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.http.routes import documented, json_body, router
 from sluice.gateway.partitions.states import PartitionStates
 from sluice.gateway.resizing.resizing import Resizing
@@ -19,7 +19,7 @@ _SHARE = {
 
 def partition_router(states: PartitionStates, restrictions: Restrictions) -> APIRouter:
     """The partitions of our workers, with the proof that each of them holds or the reasons why it does not."""
-    routes = router(Group.STATISTICS, restrictions)
+    routes = router(ApiGroup.STATISTICS, restrictions)
 
     @routes.get("/v2/sluice/partitions")
     async def partitions() -> Response:
@@ -31,7 +31,7 @@ def partition_router(states: PartitionStates, restrictions: Restrictions) -> API
 
 def resize_router(resizing: Resizing, restrictions: Restrictions) -> APIRouter:
     """The route that gives a partition another share of the machine; it is answered when it serves there."""
-    routes = router(Group.PARTITIONS, restrictions)
+    routes = router(ApiGroup.PARTITIONS, restrictions)
 
     @routes.post("/v2/sluice/partitions/{name}/resize", openapi_extra=documented(_SHARE))
     async def resize(name: str, request: Request) -> Response:

@@ -6,7 +6,7 @@ import orjson
 from fastapi import APIRouter, Depends, Path, Request
 from starlette.exceptions import HTTPException
 
-from sluice.gateway.config.restricted import Group, Restrictions
+from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.protocol.request import MAX_VERSION_DIGITS
 from sluice.models.errors import RequestError
 
@@ -16,7 +16,7 @@ MAX_BODY_BYTES = 1 << 20
 """Of a request that has no tensors and no files."""
 
 
-def router(group: Group, restrictions: Restrictions) -> APIRouter:
+def router(group: ApiGroup, restrictions: Restrictions) -> APIRouter:
     """A router for the routes of a group, which are answered 403 without the key where there is one."""
 
     def check(request: Request) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from sluice.gateway.config.restricted import Group, Restrictions
+from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.http.exchange import Exchange, InferRoute
 from sluice.gateway.http.listener import listen
-from sluice.gateway.inference.request_template import Form, JsonForm
+from sluice.gateway.inference.request_template import JsonTemplate, RequestTemplate
 
 KEEP_ALIVE_S = 75
 LAST_REQUESTS_S = 0.3
@@ -35,7 +35,7 @@ class Connection(HttpToolsProtocol):
         self._restrictions = restrictions
         self._turn: Exchange | None = None
         self._last_path: tuple[bytes, tuple[str, str] | None] = b"", None
-        self.form: Form | JsonForm | None = None
+        self.form: RequestTemplate | JsonTemplate | None = None
         self._default_headers: list[tuple[bytes, bytes]] = []
         self._common_headers = b""
 
@@ -68,7 +68,7 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()  # a request sent ahead of the last response
         parser = self.parser
         path = self._match() if parser.get_method() == b"POST" else None
-        if self._restrictions is not None and self._restrictions.bars(Group.INFERENCE, self.headers):
+        if self._restrictions is not None and self._restrictions.bars(ApiGroup.INFERENCE, self.headers):
             path = None
         if path is None:
             self._begin_cycle()

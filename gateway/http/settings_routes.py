@@ -4,7 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from sluice.gateway.config.restricted import Group, Restrictions
+from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.http.routes import documented, json_body, router
 from sluice.gateway.management.controlplane import NO_CUDA, ControlPlane
 from sluice.gateway.observability.log_settings import LogValue
@@ -37,7 +37,7 @@ def settings_routers(control: ControlPlane, restrictions: Restrictions) -> list[
 
 
 def _shared_memory(memory: SharedMemory, restrictions: Restrictions) -> APIRouter:
-    routes = router(Group.SHARED_MEMORY, restrictions)
+    routes = router(ApiGroup.SHARED_MEMORY, restrictions)
 
     @routes.get("/v2/systemsharedmemory/status")
     async def regions() -> list[dict[str, Any]]:
@@ -96,7 +96,7 @@ def _bytes(body: dict[str, Any], name: str, default: int | None) -> int:
 
 
 def _trace(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
-    routes = router(Group.TRACE, restrictions)
+    routes = router(ApiGroup.TRACE, restrictions)
     traces = control.traces
 
     @routes.get("/v2/trace/setting")
@@ -121,7 +121,7 @@ def _trace(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
 
 
 def _logging(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
-    routes = router(Group.LOGGING, restrictions)
+    routes = router(ApiGroup.LOGGING, restrictions)
     logs = control.logs
 
     @routes.get("/v2/logging")

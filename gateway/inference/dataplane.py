@@ -7,12 +7,12 @@ from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from sluice.gateway.config.status_settings import TRITONS, StatusSettings
-from sluice.gateway.deployment.registry import Catalogue
+from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.observability.explanation import explain as explain_trace
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.classification import Classes
 from sluice.gateway.protocol.request import InferRequest, InferResponse, Parameters, Placed
-from sluice.gateway.protocol.shared_memory import Place, SharedMemory, Window
+from sluice.gateway.protocol.shared_memory import SharedMemory, SharedMemoryRef, Window
 from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.protocol.status import outcome_error
 from sluice.gateway.runtime.driver import Runtime
@@ -71,7 +71,7 @@ class DataPlane:
 
     def __init__(
         self,
-        catalogue: Catalogue,
+        catalogue: ModelRegistry,
         runtime: Runtime,
         default_slo_ms: float,
         clock: Callable[[], int],
@@ -89,7 +89,7 @@ class DataPlane:
         self._signatures: dict[tuple[str, int], Signature] = {}
 
     def signature(self, name: str, version: str) -> Signature:
-        """What requests to a pipeline must look like; version "" is the latest. Raises as `Catalogue.pipeline`."""
+        """What requests to a pipeline must look like; version "" is the latest. Raises as `ModelRegistry.pipeline`."""
         pipeline = self._catalogue.pipeline(name, version)
         revision = (pipeline.name, pipeline.version)
         signature = self._signatures.get(revision)
@@ -119,7 +119,7 @@ class DataPlane:
             priority = _priority(request.parameters)
         if request.shared:
             for tensor in request.inputs:
-                if isinstance(tensor.data, Place):
+                if isinstance(tensor.data, SharedMemoryRef):
                     tensor.data = self.shared_memory.input_window(tensor.data)
         inputs, rows, batch_key, memory_bytes = signature.accept(request.inputs)
         names = signature.select(request.outputs)
@@ -139,11 +139,11 @@ class DataPlane:
             timeout_ns,
         )
 
-    def _deliveries(self, signature: Signature, wanted: Mapping[str, Place | int]) -> Deliveries:
+    def _deliveries(self, signature: Signature, wanted: Mapping[str, SharedMemoryRef | int]) -> Deliveries:
         batchable = signature.pipeline.batchable
         return {
             name: self.shared_memory.window(each)
-            if isinstance(each, Place)
+            if isinstance(each, SharedMemoryRef)
             else Classes(each, signature.outputs[name], batchable)
             for name, each in wanted.items()
         }

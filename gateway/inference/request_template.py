@@ -18,7 +18,7 @@ MAX_HEAD_BYTES = 4096
 _KEY = b'"data"'
 
 
-class Form:
+class RequestTemplate:
     """What a checked request has said. One with the same JSON and length differs in its tensors' contents only.
 
     That goes for a form that is `repeatable`: all tensors came in wire form, none of them are BYTES, and all outputs go
@@ -68,7 +68,7 @@ class Form:
         return {name: np.ndarray(shape, dtype, body, offset) for name, shape, dtype, offset in self._layout}
 
 
-class JsonForm:
+class JsonTemplate:
     """What a checked request has said that is all JSON, its data too. One with the same text has other numbers only.
 
     That goes for a form that is `repeatable`: the one input is of numbers, and all outputs go into the response as they

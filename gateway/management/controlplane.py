@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sluice.gateway.deployment.registry import Catalogue
+from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.inference.dataplane import EXTENSIONS
 from sluice.gateway.management.repository_api import RepositoryApi
 from sluice.gateway.observability.log_settings import LogSettings
@@ -37,7 +37,7 @@ NO_CUDA = "CUDA shared memory is not supported; use system shared memory, or sen
 class ControlPlane:
     """What there is to ask and tell; `epoch_ns` is the time of day at 0 of the clock of all times."""
 
-    catalogue: Catalogue
+    catalogue: ModelRegistry
     repository: RepositoryApi
     statistics: Statistics
     shared_memory: SharedMemory
@@ -61,13 +61,13 @@ class ControlPlane:
         return sorted(served, key=_ORDER.index)
 
     def model_config(self, name: str, version: str) -> dict[str, Any]:
-        """The configuration of a pipeline as Triton prints it. Raises as `Catalogue.pipeline`."""
+        """The configuration of a pipeline as Triton prints it. Raises as `ModelRegistry.pipeline`."""
         return model_config_json(self.catalogue.pipeline(name, version))
 
     def model_statistics(self, name: str, version: str) -> dict[str, Any]:
         """The statistics of a version, of all ready ones of a name, or, for "", of all that is ready.
 
-        Raises as `Catalogue.pipeline`.
+        Raises as `ModelRegistry.pipeline`.
         """
         if version:
             wanted = [(name, str(self.catalogue.pipeline(name, version).version))]

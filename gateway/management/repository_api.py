@@ -6,9 +6,9 @@ from collections.abc import Mapping
 import msgspec
 
 from sluice.gateway.config.server_config import Control
-from sluice.gateway.deployment.deployer import Lifecycle
+from sluice.gateway.deployment.deployer import Deployer
 from sluice.gateway.deployment.override import read_override
-from sluice.gateway.deployment.registry import Catalogue, ModelState
+from sluice.gateway.deployment.registry import ModelRegistry, VersionStatus
 from sluice.models.errors import RejectedError, RequestError, UnsupportedRequest
 
 
@@ -25,7 +25,7 @@ class RepositoryApi:
     """Tells what is in the repository and, with control `explicit`, has the `lifecycle` load and unload it."""
 
     def __init__(
-        self, catalogue: Catalogue, lifecycle: Lifecycle | None = None, control: Control = Control.NONE
+        self, catalogue: ModelRegistry, lifecycle: Deployer | None = None, control: Control = Control.NONE
     ) -> None:
         self._catalogue = catalogue
         self._lifecycle = lifecycle
@@ -46,7 +46,7 @@ class RepositoryApi:
             IndexEntry(name, version, state, reason)
             for name in self._catalogue.names()
             for version, state, reason in self._catalogue.states(name)
-            if state is ModelState.READY or not ready_only
+            if state is VersionStatus.READY or not ready_only
         ]
         if self._lifecycle is None or self._control is Control.NONE or ready_only:
             return entries

@@ -10,7 +10,7 @@ import msgspec
 from sluice.batcher.interface.config import StageConfig
 from sluice.batcher.interface.decisions import Member, ReleaseReason
 from sluice.batcher.interface.outcome import Outcome
-from sluice.gateway.observability.trace import BatchRun, Trace
+from sluice.gateway.observability.trace import BatchTrace, Trace
 from sluice.models.units import NS_PER_MS
 
 IN_PROGRESS = "in_progress"
@@ -102,7 +102,7 @@ class Explanation(msgspec.Struct, frozen=True):
 class _Step(NamedTuple):
     """A stage's run, from when its inputs were there; `before` is what it had to wait for last."""
 
-    run: BatchRun
+    run: BatchTrace
     member: Member
     ready_ns: int
     before: "_Step | None"

@@ -95,7 +95,7 @@ class Remote(Collector):
         """Ask for them; returns in a short while, whether there was an answer or not."""
 
 
-class Metrics(Collector):
+class ServerMetrics(Collector):
     """All metrics of one server; `stages` are the names of the stages of each pipeline, by `name:version`.
 
     `queue_depths` (requests waiting, by model), `arena_bytes`, and `corrections` (by model and kind of partition: how

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sluice.batcher.interface.outcome import Outcome
-from sluice.gateway.observability.trace import BatchRun, Trace
+from sluice.gateway.observability.trace import BatchTrace, Trace
 from sluice.models.spec import public_key
 from sluice.models.units import NS_PER_MS
 
@@ -83,7 +83,7 @@ class ModelStatistics:
         self.batches: dict[int, Phases] = {}
         self.failures = dict.fromkeys(FailureReason, 0)
 
-    def batch_ran(self, run: BatchRun, requests: int, rows: int, ready_ns: int) -> None:
+    def batch_ran(self, run: BatchTrace, requests: int, rows: int, ready_ns: int) -> None:
         """Count a batch for `requests` that are still wanted, of `rows` in all, and the sum of when they were ready."""
         open_ns, started_ns, ended_ns, told_ns = run.open_ns, run.started_ns, run.ended_ns, run.told_ns
         input_ns, infer_ns, output_ns = started_ns - open_ns, ended_ns - started_ns, told_ns - ended_ns

@@ -14,7 +14,7 @@ TRACE_REQUESTS = 2000
 """Requests that are remembered: so few that they stay in the processor's cache, where forgetting them is cheap."""
 
 
-class BatchRun(msgspec.Struct, eq=False, gc=False):
+class BatchTrace(msgspec.Struct, eq=False, gc=False):
     """One batch: when it was dispatched, when its worker was free for it, ran it, and when its end was told.
 
     `expected_ns` is when its worker was expected to be free. `failed` says why it has no result ("" when it has); then
@@ -41,7 +41,7 @@ class BatchRun(msgspec.Struct, eq=False, gc=False):
         open_ns = free_ns if free_ns < started_ns else started_ns
         return open_ns if open_ns > dispatched_ns else dispatched_ns
 
-    def follow(self, previous: "BatchRun | None") -> None:
+    def follow(self, previous: "BatchTrace | None") -> None:
         """Take note of the batch that the worker ran before."""
         self.free_ns = self.expected_ns = self.dispatched_ns
         if previous is not None and previous.ended_ns > self.dispatched_ns:
@@ -59,7 +59,7 @@ class Trace(msgspec.Struct, eq=False, gc=False):
     arrival: RequestArrived
     arrived_ns: int
     stages: tuple[StageConfig, ...]
-    runs: tuple[BatchRun, ...] = ()
+    runs: tuple[BatchTrace, ...] = ()
     outcome: Outcome | None = None
     reason: str = ""
     ended_ns: int = 0

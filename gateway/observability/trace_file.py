@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from sluice.gateway.observability.trace import BatchRun, Trace
+from sluice.gateway.observability.trace import BatchTrace, Trace
 from sluice.models.spec import public_key
 
 _END = b"\n]\n"
@@ -67,7 +67,7 @@ def _model(key: str) -> dict[str, Any]:
     return {"model_name": name, "model_version": int(version)}
 
 
-def _compute(run: BatchRun) -> list[tuple[str, int]]:
+def _compute(run: BatchTrace) -> list[tuple[str, int]]:
     return [
         ("COMPUTE_START", run.open_ns),
         ("COMPUTE_INPUT_END", run.started_ns),

@@ -18,7 +18,7 @@ class Enforcement(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
-class PartitionState(msgspec.Struct, frozen=True):
+class PartitionStatus(msgspec.Struct, frozen=True):
     """A partition; `reasons` tell why it is unenforced, `worker` is its process while one is up.
 
     `evidence` is that of the latest worker, and `lost` how that came to its end, and what follows from it. `models` are
@@ -42,13 +42,13 @@ class PartitionStates:
         self, partitions: Sequence[Partition], held: Callable[[str], dict[str, int]] = lambda name: {}
     ) -> None:
         self._held = held
-        self._states = {each.name: PartitionState(each, each.profile_kind) for each in partitions}
+        self._states = {each.name: PartitionStatus(each, each.profile_kind) for each in partitions}
 
-    def all(self) -> Mapping[str, PartitionState]:
+    def all(self) -> Mapping[str, PartitionStatus]:
         """The states as they are now."""
         return self._states
 
-    def report(self) -> list[PartitionState]:
+    def report(self) -> list[PartitionStatus]:
         """The states with the models that are held."""
         return [msgspec.structs.replace(state, models=self._held(name)) for name, state in self._states.items()]
 
@@ -60,26 +60,26 @@ class PartitionStates:
             if state.enforcement is not Enforcement.UNKNOWN
         }
 
-    def ready(self, partition: str, ready: Ready) -> PartitionState:
+    def ready(self, partition: str, ready: Ready) -> PartitionStatus:
         """A worker is up: weigh its evidence."""
         self._set(partition, worker=ready.pid, lost="")
         return self.proved(partition, ready.evidence)
 
-    def proved(self, partition: str, evidence: Evidence) -> PartitionState:
+    def proved(self, partition: str, evidence: Evidence) -> PartitionStatus:
         """A worker that is up has found this of itself: weigh it."""
         reasons = tuple(shortfalls(self._states[partition].partition, evidence))
         found = Enforcement.UNENFORCED if reasons else Enforcement.ENFORCED
         return self._set(partition, enforcement=found, reasons=reasons, evidence=evidence)
 
-    def replaced(self, partition: Partition, ready: Ready) -> PartitionState:
+    def replaced(self, partition: Partition, ready: Ready) -> PartitionStatus:
         """A worker is up on another share of a partition: weigh its evidence."""
-        self._states[partition.name] = PartitionState(partition, partition.profile_kind)
+        self._states[partition.name] = PartitionStatus(partition, partition.profile_kind)
         return self.ready(partition.name, ready)
 
     def lost(self, partition: str, reason: str) -> None:
         """The worker is gone: what the next one will have is not known."""
         self._set(partition, worker=None, enforcement=Enforcement.UNKNOWN, reasons=(), lost=reason)
 
-    def _set(self, partition: str, **changes: object) -> PartitionState:
+    def _set(self, partition: str, **changes: object) -> PartitionStatus:
         state = self._states[partition] = msgspec.structs.replace(self._states[partition], **changes)
         return state

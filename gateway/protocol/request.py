@@ -6,7 +6,7 @@ from typing import TypeAlias
 import msgspec
 
 from sluice.gateway.protocol.answer import Answer, Tensor
-from sluice.gateway.protocol.shared_memory import Place, Window
+from sluice.gateway.protocol.shared_memory import SharedMemoryRef, Window
 from sluice.models.tensors.arrays import Array, Buffer
 
 Parameters: TypeAlias = Mapping[str, bool | int | float | str]
@@ -24,13 +24,13 @@ class WireTensor(msgspec.Struct):
     """An input as the client sent it: `shape` and `datatype` are its claims, nothing is checked yet.
 
     `data` is the wire form (a view on the body), or a flat array of that datatype, or, for BYTES, a flat list; or it
-    lies in shared memory: at a `Place`, which is a `Window` once that has been looked up.
+    lies in shared memory: at a `SharedMemoryRef`, which is a `Window` once that has been looked up.
     """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
-    data: Buffer | Array | list[str] | list[bytes] | Place | Window
+    data: Buffer | Array | list[str] | list[bytes] | SharedMemoryRef | Window
 
 
 class InferRequest(msgspec.Struct):
@@ -45,13 +45,13 @@ class InferRequest(msgspec.Struct):
     id: str = ""
     parameters: Parameters = {}
     shared: bool = False
-    deliveries: Mapping[str, Place | int] = {}
+    deliveries: Mapping[str, SharedMemoryRef | int] = {}
 
 
 class Placed(msgspec.Struct):
     """An output that lies in shared memory by now."""
 
-    place: Place
+    place: SharedMemoryRef
     shape: tuple[int, ...]
 
 

@@ -29,7 +29,7 @@ class RegionStatus(msgspec.Struct, frozen=True):
     byte_size: int
 
 
-class Place(NamedTuple):
+class SharedMemoryRef(NamedTuple):
     """Where a client says that a tensor lies, or is to lie: `byte_size` bytes from `offset` on of a region."""
 
     region: str
@@ -37,7 +37,7 @@ class Place(NamedTuple):
     offset: int = 0
 
 
-class Region:
+class SharedMemoryRegion:
     """An open region; it is closed when the last request that uses it has been answered, registered or not.
 
     Its memory is read and written as a file, not mapped: a client that cuts the object short harms itself alone, and
@@ -83,7 +83,7 @@ class Region:
 class Window(msgspec.Struct, frozen=True, eq=False):
     """The part of a region in which a tensor lies, or is to lie; it holds the region."""
 
-    region: Region
+    region: SharedMemoryRegion
     offset: int
     byte_size: int
 
@@ -91,7 +91,7 @@ class Window(msgspec.Struct, frozen=True, eq=False):
         """A copy of its contents; raises BadTensor."""
         return self.region.read(self.offset, self.byte_size)
 
-    def write(self, name: str, tensor: Tensor) -> Place:
+    def write(self, name: str, tensor: Tensor) -> SharedMemoryRef:
         """Put the output `name` into it; returns where it lies. Raises BadTensor when there is no room."""
         size = tensor.nbytes
         if size > self.byte_size:
@@ -100,7 +100,7 @@ class Window(msgspec.Struct, frozen=True, eq=False):
                 f"at least {size} bytes to hold the results"
             )
         self.region.write(self.offset, _bytes(tensor))
-        return Place(self.region.status.name, size, self.offset)
+        return SharedMemoryRef(self.region.status.name, size, self.offset)
 
 
 class SharedMemory:
@@ -112,7 +112,7 @@ class SharedMemory:
     def __init__(self, allowed: bool, max_tensor_bytes: int) -> None:
         self.allowed = allowed
         self._max_tensor_bytes = max_tensor_bytes
-        self._regions: dict[str, Region] = {}
+        self._regions: dict[str, SharedMemoryRegion] = {}
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Open the region `name`. Raises AlreadyExists, RequestError, or UnsupportedRequest when not allowed."""
@@ -123,7 +123,7 @@ class SharedMemory:
             raise AlreadyExists(f"shared memory region '{name}' already in manager: unregister it first")
         if len(self._regions) >= MAX_REGIONS:
             raise RequestError(f"there are {MAX_REGIONS} shared memory regions, which is the limit; unregister some")
-        self._regions[name] = Region(RegionStatus(name, key, offset, byte_size))
+        self._regions[name] = SharedMemoryRegion(RegionStatus(name, key, offset, byte_size))
 
     def unregister(self, name: str | None = None) -> None:
         """Forget a region, or all; one that is not there is no error. Requests that use it go on with it."""
@@ -136,10 +136,10 @@ class SharedMemory:
     def status(self, name: str | None = None) -> list[RegionStatus]:
         """The region of that name, or all. Raises NotFoundError."""
         self._check_allowed()
-        regions: Iterable[Region] = self._regions.values() if name is None else [self._find(name)]
+        regions: Iterable[SharedMemoryRegion] = self._regions.values() if name is None else [self._find(name)]
         return [region.status for region in regions]
 
-    def input_window(self, place: Place) -> Window:
+    def input_window(self, place: SharedMemoryRef) -> Window:
         """Where an input lies; as `window`, but within the limit for one input."""
         window = self.window(place)
         if window.byte_size > self._max_tensor_bytes:
@@ -149,7 +149,7 @@ class SharedMemory:
             )
         return window
 
-    def window(self, place: Place) -> Window:
+    def window(self, place: SharedMemoryRef) -> Window:
         """A part of a registered region. Raises NotFoundError, BadTensor, or UnsupportedRequest when not allowed."""
         self._check_allowed()
         name, byte_size, offset = place
@@ -164,7 +164,7 @@ class SharedMemory:
             )
         return Window(region, offset, byte_size)
 
-    def _find(self, name: str) -> Region:
+    def _find(self, name: str) -> SharedMemoryRegion:
         region = self._regions.get(name)
         if region is None:
             raise NotFoundError(f"Unable to find shared memory region: '{name:.80}'")

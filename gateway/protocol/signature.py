@@ -8,7 +8,7 @@ import numpy as np
 
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.protocol.request import WireTensor
-from sluice.gateway.protocol.shared_memory import Place, Window
+from sluice.gateway.protocol.shared_memory import SharedMemoryRef, Window
 from sluice.models.errors import BadTensor, RequestError, ShapeMismatch, UnknownInput, UnknownOutput
 from sluice.models.pipelines.pipeline import Pipeline, batch_key
 from sluice.models.tensors.arrays import Buffer, WireBytes, encode_bytes, numpy_dtype, wire_row_offsets
@@ -201,7 +201,7 @@ def _tensor(expected: _Input, tensor: WireTensor, rows: int) -> Tensor:
         if expected.itemsize and data.byte_size != count * expected.itemsize:
             raise _wrong_size(expected, shape, data.byte_size)
         data = data.read()
-    assert not isinstance(data, Place), "it has been looked up"
+    assert not isinstance(data, SharedMemoryRef), "it has been looked up"
     if not expected.itemsize:
         offsets = wire_row_offsets(data, count, rows, f"input '{tensor.name}'")
         _check_text(data, count, tensor.name)

@@ -12,7 +12,7 @@ from sluice.gateway.resizing.plan_steps import PlanSteps
 from sluice.gateway.resizing.resizing import Asked, Resizing
 from sluice.models.errors import ServingError
 from sluice.models.units import NS_PER_S
-from sluice.mps.partitions.balance import AskedBy, BalanceSettings, Change, CoreBalance, Loaded, ShareBalance
+from sluice.mps.partitions.balance import AskedBy, BalanceSettings, Change, CoreBalance, PartitionLoad, ShareBalance
 from sluice.mps.partitions.capacity_check import WHOLE
 from sluice.mps.partitions.cpu import available_cores
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition, Partition, ShareMode
@@ -162,8 +162,8 @@ class AutoResize:
         return busy
 
 
-def _loads(held: Mapping[str, _Held], busy: Mapping[str, float]) -> dict[str, Loaded[_Held]]:
-    return {name: Loaded(each, busy.get(name, 0.0)) for name, each in held.items()}
+def _loads(held: Mapping[str, _Held], busy: Mapping[str, float]) -> dict[str, PartitionLoad[_Held]]:
+    return {name: PartitionLoad(each, busy.get(name, 0.0)) for name, each in held.items()}
 
 
 def _by_plan(ask: Ask) -> _Wanted:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from sluice.batcher.interface.config import PartitionConfig
-from sluice.gateway.deployment.dependencies import Names
+from sluice.gateway.deployment.dependencies import DependencyGraph
 from sluice.gateway.deployment.rollout import Deployment
 from sluice.gateway.deployment.stored_profiles import stored_entries, stored_tables
 from sluice.gateway.executors.triton.executor import MixedExecutor
@@ -46,7 +46,7 @@ class Resizing:
     def __init__(
         self,
         states: PartitionStates,
-        names: Names,
+        names: DependencyGraph,
         deployment: Deployment,
         executor: WorkerExecutor | MixedExecutor,
         beside: Sequence[Partition],

@@ -7,13 +7,13 @@ from typing import Protocol
 from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.batcher.interface.events import BatchCompleted, BatchFailed, BatchRevoked, FailureCause
 from sluice.gateway.observability.logs import log
-from sluice.gateway.observability.metrics import Metrics, PipelineMeter
-from sluice.gateway.observability.trace import BatchRun, Trace
+from sluice.gateway.observability.metrics import PipelineMeter, ServerMetrics
+from sluice.gateway.observability.trace import BatchTrace, Trace
 
 logger = logging.getLogger(__name__)
 
 
-class Opened(Protocol):
+class OpenRequest(Protocol):
     """A request that has no outcome yet, or got it while it was in a batch."""
 
     trace: Trace
@@ -23,15 +23,15 @@ class Opened(Protocol):
 class BatchRuns:
     """Keeps batches until they end. `price` is what a nanosecond of a partition costs now."""
 
-    def __init__(self, metrics: Metrics, price: Callable[[str], float]) -> None:
+    def __init__(self, metrics: ServerMetrics, price: Callable[[str], float]) -> None:
         self._metrics = metrics
         self._price = price
-        self._batches: dict[int, tuple[BatchRun, Sequence[Opened], float]] = {}
-        self._last: dict[str, BatchRun] = {}
+        self._batches: dict[int, tuple[BatchTrace, Sequence[OpenRequest], float]] = {}
+        self._last: dict[str, BatchTrace] = {}
 
-    def dispatched(self, batch: DispatchBatch, opened: Sequence[Opened], now_ns: int) -> None:
+    def dispatched(self, batch: DispatchBatch, opened: Sequence[OpenRequest], now_ns: int) -> None:
         """Take note of a batch; `opened` are the requests of its members, in their order."""
-        self._batches[batch.batch] = BatchRun(batch, now_ns), opened, self._price(batch.partition)
+        self._batches[batch.batch] = BatchTrace(batch, now_ns), opened, self._price(batch.partition)
 
     def ended(self, event: BatchCompleted | BatchFailed | BatchRevoked, now_ns: int) -> None:
         """Count a batch, and note in its requests' traces how it went; one that was revoked leaves no trace."""
@@ -47,7 +47,7 @@ class BatchRuns:
             for each in opened:
                 each.trace.runs += (run,)
 
-    def _completed(self, run: BatchRun, opened: Sequence[Opened], price: float, event: BatchCompleted) -> None:
+    def _completed(self, run: BatchTrace, opened: Sequence[OpenRequest], price: float, event: BatchCompleted) -> None:
         batch = run.batch
         compute_ns = event.ended_ns - event.started_ns
         run.follow(self._last.get(batch.partition))

@@ -38,7 +38,7 @@ from sluice.batcher.interface.events import (
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.executors.base import Executor
-from sluice.gateway.observability.metrics import Metrics
+from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.trace import TRACE_REQUESTS, Trace, Traces
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.runtime import turn_budget as intake
@@ -82,7 +82,7 @@ class Runtime:
         *,
         clock: Callable[[], int],
         timer: Timer,
-        metrics: Metrics,
+        metrics: ServerMetrics,
         observe: Observe | None = None,
         trace_requests: int = TRACE_REQUESTS,
         build_plan: BuildPlans | None = None,

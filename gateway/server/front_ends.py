@@ -5,8 +5,8 @@ from time import monotonic_ns, time_ns
 
 from sluice.gateway.config.restricted import Restrictions
 from sluice.gateway.config.server_config import ServerConfig
-from sluice.gateway.deployment.deployer import Lifecycle
-from sluice.gateway.deployment.registry import Catalogue
+from sluice.gateway.deployment.deployer import Deployer
+from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.grpc.service import grpc_server
 from sluice.gateway.grpc.transport.server import GrpcServer
 from sluice.gateway.http.app import build_app
@@ -17,7 +17,7 @@ from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.management.repository_api import RepositoryApi
 from sluice.gateway.observability.log_settings import LogSettings
 from sluice.gateway.observability.logs import log
-from sluice.gateway.observability.metrics import Metrics
+from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.trace_settings import TraceSettings
 from sluice.gateway.partitions.states import PartitionStates
 from sluice.gateway.protocol.shared_memory import SharedMemory
@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 
 def front_ends(
     config: ServerConfig,
-    catalogue: Catalogue,
-    lifecycle: Lifecycle,
+    catalogue: ModelRegistry,
+    lifecycle: Deployer,
     runtime: Runtime,
-    metrics: Metrics,
+    metrics: ServerMetrics,
     trace_settings: TraceSettings,
     states: PartitionStates,
     resizing: Resizing,
@@ -76,7 +76,7 @@ def front_ends(
     return http, grpc, grpc_port
 
 
-def response_cache(config: ServerConfig, catalogue: Catalogue, metrics: Metrics) -> ResponseCache | None:
+def response_cache(config: ServerConfig, catalogue: ModelRegistry, metrics: ServerMetrics) -> ResponseCache | None:
     """The cache of answers and of what stages make, if there is to be one."""
     if config.cache_bytes:
         return ResponseCache(config.cache_bytes, metrics.statistics, monotonic_ns)

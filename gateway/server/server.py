@@ -11,18 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice.gateway.deployment.deployer import Lifecycle
-from sluice.gateway.deployment.load_waiter import Loads
+from sluice.gateway.deployment.deployer import Deployer
+from sluice.gateway.deployment.load_waiter import LoadWaiter
 from sluice.gateway.deployment.poll import Poll
-from sluice.gateway.deployment.registry import Catalogue
+from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.executors.triton.executor import MixedExecutor
 from sluice.gateway.executors.worker.executor import WorkerExecutor
 from sluice.gateway.grpc.transport.server import GrpcServer
 from sluice.gateway.http.metrics_server import MetricsServer
 from sluice.gateway.http.server import HttpServer
 from sluice.gateway.observability.logs import log
-from sluice.gateway.observability.metrics import Metrics
-from sluice.gateway.partitions.states import PartitionState, PartitionStates
+from sluice.gateway.observability.metrics import ServerMetrics
+from sluice.gateway.partitions.states import PartitionStates, PartitionStatus
 from sluice.gateway.resizing.auto_resize import AutoResize
 from sluice.gateway.runtime.driver import Runtime
 from sluice.models.errors import PartitionError
@@ -46,7 +46,13 @@ class PartitionWatch:
     """
 
     def __init__(
-        self, catalogue: Catalogue, metrics: Metrics, loads: Loads, states: PartitionStates, *, strict: bool = False
+        self,
+        catalogue: ModelRegistry,
+        metrics: ServerMetrics,
+        loads: LoadWaiter,
+        states: PartitionStates,
+        *,
+        strict: bool = False,
     ) -> None:
         self._catalogue = catalogue
         self._loads = loads
@@ -118,7 +124,7 @@ class PartitionWatch:
         before = self._states.all()[partition].reasons
         self._weighed(self._states.proved(partition, evidence), before)
 
-    def _weighed(self, state: PartitionState, before: Sequence[str]) -> bool:
+    def _weighed(self, state: PartitionStatus, before: Sequence[str]) -> bool:
         """Tell what is new of the reasons why a partition is unenforced; whether it may serve all the same."""
         for reason in state.reasons:
             if reason not in before:
@@ -173,7 +179,7 @@ class PartitionWatch:
 class Server:
     """The parts of a server; `address` is (host, HTTP port, gRPC port)."""
 
-    catalogue: Catalogue
+    catalogue: ModelRegistry
     runtime: Runtime
     executor: WorkerExecutor | MixedExecutor
     watch: PartitionWatch
@@ -181,7 +187,7 @@ class Server:
     grpc: GrpcServer
     address: tuple[str, int, int]
     drain_timeout_s: float
-    lifecycle: Lifecycle
+    lifecycle: Deployer
     poll: Poll | None = None
     auto_resize: AutoResize | None = None
     metrics: MetricsServer | None = None

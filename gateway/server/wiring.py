@@ -16,16 +16,16 @@ from sluice.batcher.settings.spec_builder import build_spec
 from sluice.gateway.config.arenas import check_arenas
 from sluice.gateway.config.configured_partitions import configured_partitions, partition_config, triton_config
 from sluice.gateway.config.server_config import Control, ServerConfig
-from sluice.gateway.deployment.dependencies import Names
-from sluice.gateway.deployment.deployer import Lifecycle
+from sluice.gateway.deployment.dependencies import DependencyGraph
+from sluice.gateway.deployment.deployer import Deployer
 from sluice.gateway.deployment.held_memory import held_memory
 from sluice.gateway.deployment.initial_residency import initial_residency
 from sluice.gateway.deployment.known_sizes import KnownSizes
-from sluice.gateway.deployment.load_waiter import Loads
+from sluice.gateway.deployment.load_waiter import LoadWaiter
 from sluice.gateway.deployment.poll import Poll
-from sluice.gateway.deployment.registry import Catalogue
+from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.deployment.residency_metrics import ResidencyMetrics
-from sluice.gateway.deployment.revision import Source, deployed_from
+from sluice.gateway.deployment.revision import RevisionSource, deployed_from
 from sluice.gateway.deployment.rollout import Deployment
 from sluice.gateway.deployment.stored_profiles import footprints, model_memory, stored_entries
 from sluice.gateway.deployment.worker_files import worker_files
@@ -36,7 +36,7 @@ from sluice.gateway.executors.worker.executor import WorkerExecutor
 from sluice.gateway.http.metrics_server import MetricsServer
 from sluice.gateway.observability.fault_metrics import FaultMetrics
 from sluice.gateway.observability.logs import log
-from sluice.gateway.observability.metrics import Metrics
+from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.trace_settings import TraceSettings
 from sluice.gateway.partitions.states import PartitionStates
 from sluice.gateway.resizing.auto_resize import AutoResize
@@ -46,13 +46,13 @@ from sluice.gateway.resizing.resizing import Resizing
 from sluice.gateway.runtime.driver import Runtime
 from sluice.gateway.server.front_ends import front_ends, response_cache
 from sluice.gateway.server.server import PartitionWatch, Server
-from sluice.gateway.tensors.pipeline_wiring import PipelinePlan, plan_pipeline
+from sluice.gateway.tensors.pipeline_wiring import PipelineWiring, plan_pipeline
 from sluice.gateway.tensors.stage_cache import StageCache
 from sluice.gateway.version import server_version
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.check import single_model
 from sluice.models.pipelines.pipeline import Pipeline
-from sluice.models.profiles.file import Entry
+from sluice.models.profiles.file import ProfileEntry
 from sluice.models.repository.scan import (
     ALL,
     REMOTE,
@@ -121,15 +121,15 @@ def read_models(
     return Repository(models, {}, tuple(broken))
 
 
-def model_source(directories: Sequence[Path], config: ServerConfig, triton: Discovery) -> Source:
+def model_source(directories: Sequence[Path], config: ServerConfig, triton: Discovery) -> RevisionSource:
     """Where models come from."""
     remote = {key: ModelEntry(spec, Path(spec.name), REMOTE) for key, spec in triton.specs.items()}
     listed = config.partitions if isinstance(config.partitions, tuple) else ()
     kinds = frozenset(CPU if isinstance(each, CpuPartition) else GPU for each in listed) or {CPU}
-    return Source(tuple(directories), config.max_batch_size, config.batch_sizes(), remote, kinds)
+    return RevisionSource(tuple(directories), config.max_batch_size, config.batch_sizes(), remote, kinds)
 
 
-def _selection(source: Source, config: ServerConfig) -> tuple[Selection, list[Broken]]:
+def _selection(source: RevisionSource, config: ServerConfig) -> tuple[Selection, list[Broken]]:
     """What a server begins with, and what of that is not there."""
     if config.control is not Control.EXPLICIT or "*" in config.load_models:
         return ALL, []
@@ -171,14 +171,14 @@ def build_server(
     spec = begin.spec
     scheduler = Scheduler(spec, LivePlanner())
     partition_names = [each.name for each in configs]
-    catalogue = Catalogue(
+    catalogue = ModelRegistry(
         server_version(), pipelines, repository.broken, partition_names, strict=config.strict_readiness
     )
     begin.announce(catalogue)
     states = PartitionStates(
         partitions, lambda name: {key: held.memory_bytes for key, held in held_memory(scheduler, name).items()}
     )
-    metrics = Metrics(
+    metrics = ServerMetrics(
         {scheduled.name: [stage.name for stage in scheduled.stages] for scheduled in spec.pipelines},
         partition_names,
         queue_depths=scheduler.queue_depths,
@@ -187,7 +187,7 @@ def build_server(
         breakers=lambda: executor.breakers if isinstance(executor, MixedExecutor) else {},
         enforced=states.enforced,
     )
-    loads = Loads()
+    loads = LoadWaiter()
     watch = PartitionWatch(catalogue, metrics, loads, states, strict=config.strict)
     cache = response_cache(config, catalogue, metrics)
     workers = WorkerExecutor(
@@ -222,8 +222,8 @@ def build_server(
     )
     source = model_source(config.repositories, config, triton)
     deployment = Deployment(config, source.remote, states, scheduler, runtime, executor, catalogue, metrics, loads)
-    names = Names(deployed_from(repository, source))
-    lifecycle = Lifecycle(source, names, catalogue, deployment, loads, recycle=config.recycle)
+    names = DependencyGraph(deployed_from(repository, source))
+    lifecycle = Deployer(source, names, catalogue, deployment, loads, recycle=config.recycle)
     beside = [CpuPartition(server.name, server.cores) for server in config.triton if server.cores]
     resizing = Resizing(
         states, names, deployment, executor, beside, lambda partition: partition_config(config, partition)
@@ -298,7 +298,7 @@ def _scheduler_spec(
     repository: Repository,
     pipelines: Sequence[Pipeline],
     partitions: Sequence[PartitionConfig],
-    stored: Mapping[str, Mapping[str, Entry]],
+    stored: Mapping[str, Mapping[str, ProfileEntry]],
 ) -> SchedulerSpec:
     specs = [entry.spec for entry in repository.models.values()]
     spec = build_spec(
@@ -317,7 +317,7 @@ def _scheduler_spec(
 
 def _pipeline_plans(
     pipelines: Sequence[Pipeline], spec: SchedulerSpec, specs: Mapping[str, ModelSpec]
-) -> dict[str, PipelinePlan]:
+) -> dict[str, PipelineWiring]:
     """What executors need to know of each pipeline."""
     return {
         scheduled.name: plan_pipeline(pipeline, specs, [stage.verdicts for stage in scheduled.stages])
@@ -330,7 +330,7 @@ def _worker_specs(
     repository: Repository,
     spec: SchedulerSpec,
     partitions: Sequence[Partition],
-    stored: Mapping[str, Mapping[str, Entry]],
+    stored: Mapping[str, Mapping[str, ProfileEntry]],
     residency: Mapping[str, tuple[str, ...]],
 ) -> list[WorkerSpec]:
     """Every partition may hold every model, begins with some, and is told what stored profiles say."""

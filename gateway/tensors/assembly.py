@@ -11,10 +11,20 @@ from sluice.batcher.interface.decisions import DispatchBatch, Member
 from sluice.gateway.executors.base import Combined
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.tensors.combiner import combine
-from sluice.gateway.tensors.input_slots import InputSlots, Slot
+from sluice.gateway.tensors.input_slots import InputSlot, InputSlots
 from sluice.gateway.tensors.layout import Layout
-from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelinePlan
-from sluice.gateway.tensors.request_tensors import Kept, Outputs, Part, drop, find, item_shape, nothing, output, select
+from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelineWiring
+from sluice.gateway.tensors.request_tensors import (
+    Outputs,
+    RequestTensors,
+    StageOutput,
+    drop,
+    find,
+    item_shape,
+    nothing,
+    output,
+    select,
+)
 from sluice.gateway.tensors.rows import content, part, shaped
 from sluice.gateway.tensors.stage_cache import StageCache
 from sluice.models.pipelines.confidence import confidence
@@ -37,7 +47,7 @@ class _Running(NamedTuple):
     """A batch in flight: its slot (None when nothing was copied) and the outputs that it reads."""
 
     batch: DispatchBatch
-    slot: Slot | None
+    slot: InputSlot | None
     reads: list[Outputs]
 
 
@@ -49,7 +59,7 @@ class Assembly:
 
     def __init__(
         self,
-        plans: Mapping[str, PipelinePlan],
+        plans: Mapping[str, PipelineWiring],
         models: Mapping[str, ModelSpec],
         slots: InputSlots,
         cache: StageCache | None = None,
@@ -59,10 +69,10 @@ class Assembly:
         self._models = dict(models)
         self._partial = _partial(models)
         self._slots = slots
-        self._kept: dict[int, Kept] = {}
+        self._kept: dict[int, RequestTensors] = {}
         self._running: dict[int, _Running] = {}
 
-    def add(self, plans: Mapping[str, PipelinePlan], models: Mapping[str, ModelSpec]) -> None:
+    def add(self, plans: Mapping[str, PipelineWiring], models: Mapping[str, ModelSpec]) -> None:
         """Know more pipelines and models."""
         self._plans.update(plans)
         self._models.update(models)
@@ -79,7 +89,7 @@ class Assembly:
     def admit(self, request: int, pipeline: str, inputs: Mapping[str, Tensor], rows: int, input_bytes: int) -> int:
         """Keep a request's inputs; returns the bytes that its stages' outputs will take."""
         plan = self._plans[pipeline]
-        self._kept[request] = Kept(plan, inputs, rows)
+        self._kept[request] = RequestTensors(plan, inputs, rows)
         return plan.memory.output_bytes(rows, input_bytes)
 
     def begin(self, batch: DispatchBatch) -> tuple[InputTensor, ...]:
@@ -135,7 +145,7 @@ class Assembly:
         for member in running.batch.members:
             kept = self._kept.get(member.request)
             if kept is not None:
-                kept.parts[member.stage] = Part(outputs, first, member.rows, member.row_index)
+                kept.parts[member.stage] = StageOutput(outputs, first, member.rows, member.row_index)
                 outputs.references += 1
                 if kept.unknown and self._cache is not None:
                     self._cache.keep(kept, member, spec, outputs, first)
@@ -158,7 +168,7 @@ class Assembly:
         joined = combine(stage.combine, answers, weights=stage.weights, names=stage.names)
         outputs = Outputs({stage.output: joined}, {}, nothing)
         outputs.references = 1
-        kept.parts[member.stage] = Part(outputs, 0, member.rows, member.row_index)
+        kept.parts[member.stage] = StageOutput(outputs, 0, member.rows, member.row_index)
         verdicts = tuple(tuple(confidence(joined, verdict.confidence).tolist()) for verdict in stage.verdicts)
         return verdicts, batch_key([(stage.output, joined.shape[1:])])
 
@@ -171,7 +181,7 @@ class Assembly:
         if outputs is None:
             return None
         outputs.references = 1
-        kept.parts[member.stage] = Part(outputs, 0, member.rows, member.row_index)
+        kept.parts[member.stage] = StageOutput(outputs, 0, member.rows, member.row_index)
         variable = [tensor.name for tensor in spec.outputs if not tensor.fixed]
         return batch_key((name, outputs.tensors[name].shape[1:]) for name in variable) if variable else ""
 

@@ -18,7 +18,7 @@ class Regions(Protocol):
         ...
 
 
-class Slot(NamedTuple):
+class InputSlot(NamedTuple):
     """`offset` in region `region`, whose memory is `view`; `own` when the region was made for this slot alone."""
 
     region: int
@@ -43,11 +43,11 @@ class InputSlots:
         """Bytes of the arena that are taken."""
         return self._arena.used_bytes
 
-    def take(self, nbytes: int) -> Slot:
+    def take(self, nbytes: int) -> InputSlot:
         """A slot of at least `nbytes` bytes, aligned to a cache line; raises PartitionError when memory is short."""
         offset = self._arena.allocate(nbytes)
         if offset is not None:
-            return Slot(self._number, offset, self._view, own=False)
+            return InputSlot(self._number, offset, self._view, own=False)
         if nbytes > self._spare_bytes:
             raise PartitionError(
                 f"a batch needs {nbytes} bytes for its inputs, but of the arena's {self._arena.nbytes} bytes "
@@ -55,9 +55,9 @@ class InputSlots:
             )
         region = Region.create("sluice-inputs-large", nbytes)
         self._spare_bytes -= nbytes
-        return Slot(self._regions.share_region(region), 0, region.view, own=True)
+        return InputSlot(self._regions.share_region(region), 0, region.view, own=True)
 
-    def free(self, slot: Slot) -> None:
+    def free(self, slot: InputSlot) -> None:
         """Give a slot back."""
         if not slot.own:
             self._arena.free(slot.offset)

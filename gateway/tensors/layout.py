@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sluice.gateway.tensors.input_slots import Slot
+from sluice.gateway.tensors.input_slots import InputSlot
 from sluice.models.tensors.arrays import Array
 from sluice.mps.ipc.messages import Segment
 
@@ -22,7 +22,7 @@ class Layout:
         self._nbytes = sum([piece.nbytes for piece in self._copied])
         self.aligned_bytes = -(-self._nbytes // _ALIGNMENT) * _ALIGNMENT
 
-    def place(self, slot: Slot | None, offset: int) -> tuple[Segment, ...]:
+    def place(self, slot: InputSlot | None, offset: int) -> tuple[Segment, ...]:
         """Copy what is to be copied to `offset` of the slot's region; returns the whole input, in order of the rows."""
         region = 0
         if slot is not None and self._nbytes:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from sluice.batcher.interface.config import Verdict
+from sluice.batcher.interface.config import ConfidenceSpec
 from sluice.models.pipelines.memory import OutputMemory, output_memory
 from sluice.models.pipelines.pipeline import REQUEST, Combiner, Pipeline
 from sluice.models.spec import ModelSpec
@@ -12,61 +12,61 @@ OF_REQUEST = -1
 """The stage index that stands for the request itself."""
 
 
-class Wire(NamedTuple):
+class TensorRef(NamedTuple):
     """Where an input comes from: output `tensor` of stage number `stage`, or a tensor of the request."""
 
     stage: int
     tensor: str
 
 
-class StagePlan(NamedTuple):
+class StageWiring(NamedTuple):
     """One stage, of a `model` ("" for a combiner): `inputs` by name, in order for a combiner, which makes `output`.
 
     `names` are what a combiner calls its inputs, `weights` those that it gives them, if any.
     """
 
-    inputs: Mapping[str, Wire]
+    inputs: Mapping[str, TensorRef]
     combine: Combiner | None
     output: str
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[ConfidenceSpec, ...]
     names: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
     model: str = ""
 
 
-class PipelinePlan(NamedTuple):
+class PipelineWiring(NamedTuple):
     """One pipeline. `outputs` lists for each the stages that may have produced it, the first one that ran counts.
 
     `ranks` are those of the items of all outputs, unless every model and the pipeline have a batch dimension.
     """
 
     batchable: bool
-    stages: tuple[StagePlan, ...]
-    outputs: dict[str, tuple[Wire, ...]]
+    stages: tuple[StageWiring, ...]
+    outputs: dict[str, tuple[TensorRef, ...]]
     memory: OutputMemory
     ranks: Mapping[str, int] = {}
 
 
 def plan_pipeline(
-    pipeline: Pipeline, models: Mapping[str, ModelSpec], verdicts: Sequence[tuple[Verdict, ...]]
-) -> PipelinePlan:
+    pipeline: Pipeline, models: Mapping[str, ModelSpec], verdicts: Sequence[tuple[ConfidenceSpec, ...]]
+) -> PipelineWiring:
     """Resolve a checked pipeline; `verdicts` are those of its combiners, one tuple a stage (empty for a model's)."""
     numbers = {stage.name: number for number, stage in enumerate(pipeline.stages)} | {REQUEST: OF_REQUEST}
-    plans: list[StagePlan] = []
+    plans: list[StageWiring] = []
     for stage, reports in zip(pipeline.stages, verdicts, strict=True):
-        wires = {name: Wire(numbers[source.stage], source.tensor) for name, source in stage.inputs.items()}
+        wires = {name: TensorRef(numbers[source.stage], source.tensor) for name, source in stage.inputs.items()}
         if stage.model is not None:
-            plans.append(StagePlan(wires, None, "", (), model=stage.model))
+            plans.append(StageWiring(wires, None, "", (), model=stage.model))
         else:
             names = tuple(map(str, stage.inputs.values()))
-            plans.append(StagePlan(wires, stage.combine, wires["0"].tensor, reports, names, stage.weights))
+            plans.append(StageWiring(wires, stage.combine, wires["0"].tensor, reports, names, stage.weights))
     keys = {key for stage in pipeline.stages for key in stage.models}
     batched = pipeline.batchable and all(models[key].batchable for key in keys)
-    return PipelinePlan(
+    return PipelineWiring(
         pipeline.batchable,
         tuple(plans),
         {
-            name: tuple(Wire(numbers[source.stage], source.tensor) for source in sources)
+            name: tuple(TensorRef(numbers[source.stage], source.tensor) for source in sources)
             for name, sources in pipeline.sources.items()
         },
         output_memory(pipeline, models),

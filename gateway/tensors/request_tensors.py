@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from sluice.gateway.protocol.answer import Tensor
-from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelinePlan, Wire
+from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelineWiring, TensorRef
 from sluice.gateway.tensors.response_cache import Key
 from sluice.gateway.tensors.rows import merge, part, positions, runs, shaped
 from sluice.models.tensors.arrays import Array, WireBytes
@@ -46,7 +46,7 @@ class Outputs:
             self._free()
 
 
-class Part(NamedTuple):
+class StageOutput(NamedTuple):
     """What a stage computed for one request: rows `first` to `first + rows` of `outputs`, for the rows `row_index`."""
 
     outputs: Outputs
@@ -55,7 +55,7 @@ class Part(NamedTuple):
     row_index: tuple[int, ...] | None
 
 
-class Kept:
+class RequestTensors:
     """The tensors of one open request; `parts` has one entry a stage, None as long as (or if) it did not run.
 
     `unknown` has, by stage, the keys of what was looked up in the cache and was not there, and how long that took.
@@ -63,11 +63,11 @@ class Kept:
 
     __slots__ = ("inputs", "parts", "plan", "rows", "unknown")
 
-    def __init__(self, plan: PipelinePlan, inputs: Mapping[str, Tensor], rows: int) -> None:
+    def __init__(self, plan: PipelineWiring, inputs: Mapping[str, Tensor], rows: int) -> None:
         self.plan = plan
         self.inputs = inputs
         self.rows = rows
-        self.parts: list[Part | None] = [None] * len(plan.stages)
+        self.parts: list[StageOutput | None] = [None] * len(plan.stages)
         self.unknown: dict[int, tuple[Key, int]] = {}
 
 
@@ -81,7 +81,7 @@ def item_shape(sample: tuple[int, ...], tensor: TensorSpec, rows: int | None) ->
 
 
 def find(
-    kept: Kept, wire: Wire, row_index: tuple[int, ...] | None
+    kept: RequestTensors, wire: TensorRef, row_index: tuple[int, ...] | None
 ) -> tuple[Tensor, OutputTensor | None, list[tuple[int, int]]]:
     """The tensor that holds the rows `row_index` of a request, its place in shared memory, and the rows' runs in it."""
     if wire.stage == OF_REQUEST:
@@ -95,7 +95,7 @@ def find(
     return outputs.tensors[wire.tensor], outputs.located.get(wire.tensor), spans
 
 
-def select(kept: Kept, wire: Wire, row_index: tuple[int, ...] | None) -> Array:
+def select(kept: RequestTensors, wire: TensorRef, row_index: tuple[int, ...] | None) -> Array:
     """The rows `row_index` of a fixed-width tensor; a view where they are contiguous."""
     tensor, _, spans = find(kept, wire, row_index)
     assert not isinstance(tensor, WireBytes), "combiners take numbers"
@@ -103,7 +103,7 @@ def select(kept: Kept, wire: Wire, row_index: tuple[int, ...] | None) -> Array:
     return selected[0] if len(selected) == 1 else np.concatenate(selected)
 
 
-def output(kept: Kept, wires: Sequence[Wire]) -> Tensor:
+def output(kept: RequestTensors, wires: Sequence[TensorRef]) -> Tensor:
     """A pipeline output: a view where one source ran all rows, else merged into new memory."""
     held: list[tuple[Tensor, Sequence[int]]] = []
     for wire in wires:
@@ -119,7 +119,7 @@ def output(kept: Kept, wires: Sequence[Wire]) -> Tensor:
     return merge(held, kept.rows)
 
 
-def drop(parts: Sequence[Part | None]) -> None:
+def drop(parts: Sequence[StageOutput | None]) -> None:
     """Take the references of all stages back."""
     for held in parts:
         if held is not None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from sluice.batcher.interface.decisions import Member
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST
-from sluice.gateway.tensors.request_tensors import Kept, Outputs, find, item_shape, nothing
+from sluice.gateway.tensors.request_tensors import Outputs, RequestTensors, find, item_shape, nothing
 from sluice.gateway.tensors.response_cache import ResponseCache, request_key
 from sluice.gateway.tensors.rows import merge, part, shaped
 from sluice.models.spec import ModelSpec
@@ -17,7 +17,7 @@ class StageCache:
     def __init__(self, cache: ResponseCache) -> None:
         self._cache = cache
 
-    def look_up(self, kept: Kept, member: Member, spec: ModelSpec) -> Outputs | None:
+    def look_up(self, kept: RequestTensors, member: Member, spec: ModelSpec) -> Outputs | None:
         """The outputs of a stage that runs that model for a member's rows, as of a batch of these rows."""
         since_ns = self._cache.clock()
         key = request_key(spec.key, _inputs(kept, member, spec))
@@ -30,7 +30,7 @@ class StageCache:
             outputs.as_row()
         return outputs
 
-    def keep(self, kept: Kept, member: Member, spec: ModelSpec, outputs: Outputs, first: int) -> None:
+    def keep(self, kept: RequestTensors, member: Member, spec: ModelSpec, outputs: Outputs, first: int) -> None:
         """Keep the outputs, from row `first` on, of a stage that was looked up before it ran."""
         asked = kept.unknown.pop(member.stage, None)
         if asked is None:
@@ -41,7 +41,7 @@ class StageCache:
         self._cache.keep(*asked, made)
 
 
-def _inputs(kept: Kept, member: Member, spec: ModelSpec) -> Mapping[str, Tensor]:
+def _inputs(kept: RequestTensors, member: Member, spec: ModelSpec) -> Mapping[str, Tensor]:
     """The inputs of a stage as a request to its model alone would give them."""
     inputs: dict[str, Tensor] = {}
     for tensor in spec.inputs:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from sluice.batcher.interface.config import StageConfig
-from sluice.batcher.interface.plan_data import Front
+from sluice.batcher.interface.plan_data import CostToGo
 from sluice.batcher.planner.problem import Problem, StageProblem
 from sluice.batcher.planner.stage_options import Candidate
 from sluice.gateway.what_if.answer import PER, Arithmetic, Configuration, StageAnswer
@@ -28,7 +28,7 @@ class Figures:
         return self._now.problem(self._slo_ns)
 
     @cached_property
-    def _rests(self) -> tuple[Front, ...]:
+    def _rests(self) -> tuple[CostToGo, ...]:
         return self._now.rests(self._slo_ns)
 
     def configuration(self, chosen: Chosen) -> Configuration:

@@ -7,7 +7,7 @@ from sluice.gateway.deployment.stored_profiles import look_up, shortfall
 from sluice.gateway.deployment.worker_files import file_to_measure
 from sluice.gateway.what_if.answer import TableSource, TableUsed
 from sluice.models.errors import ConfigError
-from sluice.models.profiles.file import Entry, ProfileStale, Source
+from sluice.models.profiles.file import FigureSource, ProfileEntry, ProfileStale
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.partition_kind import parse_kind
 from sluice.models.profiles.simulated_gpu import share_of
@@ -60,7 +60,7 @@ def latency_tables(
     for model in models:
         tables[model.spec.key] = {}
         for kind, stored in _stored(model, kinds).items():
-            if isinstance(stored, Entry):
+            if isinstance(stored, ProfileEntry):
                 table = stored.table(50)
                 source = TableSource(stored.source.value)
                 notes = (*stored.warnings, *_holes(model, table))
@@ -74,7 +74,7 @@ def latency_tables(
     return tables, used
 
 
-def _stored(model: ModelEntry, kinds: Iterable[str]) -> dict[str, Entry | str]:
+def _stored(model: ModelEntry, kinds: Iterable[str]) -> dict[str, ProfileEntry | str]:
     """The stored profile by kind, or why there is none that can be used.
 
     A server takes the same measured ones, but for those of partitions that did not hold, whose warnings say so.
@@ -82,12 +82,12 @@ def _stored(model: ModelEntry, kinds: Iterable[str]) -> dict[str, Entry | str]:
     return {kind: _usable(model, found) for kind, found in look_up(model, kinds).items()}
 
 
-def _usable(model: ModelEntry, found: Entry | Exception) -> Entry | str:
+def _usable(model: ModelEntry, found: ProfileEntry | Exception) -> ProfileEntry | str:
     if isinstance(found, ProfileStale):
         return f"the stored profile is stale: {found}"
     if isinstance(found, Exception):
         return str(found)
-    if found.source is Source.MEASURED and (lacking := shortfall(model, found)):
+    if found.source is FigureSource.MEASURED and (lacking := shortfall(model, found)):
         return f"the stored profile {lacking}"
     return found
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sluice.batcher.interface.config import SchedulerSpec
-from sluice.batcher.interface.plan_data import Front, Observed
+from sluice.batcher.interface.plan_data import CostToGo, Observed
 from sluice.batcher.planner.baselines.aquatope import plan_aquatope
 from sluice.batcher.planner.baselines.brute_force import plan_brute_force
 from sluice.batcher.planner.baselines.esg import plan_esg
@@ -16,7 +16,7 @@ from sluice.batcher.planner.baselines.fast_gshare import plan_fast_gshare
 from sluice.batcher.planner.baselines.infless import plan_infless
 from sluice.batcher.planner.baselines.orion import plan_orion
 from sluice.batcher.planner.build import residency_of
-from sluice.batcher.planner.demand import Demand
+from sluice.batcher.planner.demand import DemandTable
 from sluice.batcher.planner.exact import ExactPlanner, plan_exact
 from sluice.batcher.planner.problem import Path, PathPlanner, Problem
 from sluice.batcher.planner.slo_split import path_of
@@ -78,7 +78,7 @@ class WhatIf:
         """The pipeline at so many rows a second; ConfigError when nothing is known of a model."""
         observed = Observed(self._tables, {self.pipeline.name: rate}, self._probabilities)
         residency = residency_of(self.spec, observed)
-        return Situation(self, Demand(self.spec, observed, residency), residency, rate)
+        return Situation(self, DemandTable(self.spec, observed, residency), residency, rate)
 
     def highest_rate(self, slo_ns: int) -> float:
         """The highest rate at which some configuration keeps to the objective, by bisection; 0 when none is."""
@@ -97,7 +97,9 @@ class Situation:
     `residency` are the models that each partition holds, by its name; empty when all are everywhere.
     """
 
-    def __init__(self, what_if: WhatIf, demand: Demand, residency: Mapping[str, tuple[str, ...]], rate: float) -> None:
+    def __init__(
+        self, what_if: WhatIf, demand: DemandTable, residency: Mapping[str, tuple[str, ...]], rate: float
+    ) -> None:
         self.rate = rate
         self.residency = dict(residency)
         self.demand = demand
@@ -155,11 +157,11 @@ class Situation:
         """A budget that leaves nothing out."""
         return max(slo_ns, self._within_any_time, self.quickest.latency_ns)
 
-    def front(self, slo_ns: int) -> Front:
+    def front(self, slo_ns: int) -> CostToGo:
         """The least cost of a row against the time for it, whatever the objective."""
         return ExactPlanner(self.problem(self.any_time(slo_ns))).front
 
-    def rests(self, slo_ns: int) -> tuple[Front, ...]:
+    def rests(self, slo_ns: int) -> tuple[CostToGo, ...]:
         """For each stage what all that follows costs, against the time that is left."""
         return ExactPlanner(self.problem(slo_ns)).rests()
 

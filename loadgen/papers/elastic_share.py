@@ -9,22 +9,22 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from sluice.loadgen.papers.shared_device import Cap, Job, Shared, run
+from sluice.loadgen.papers.shared_device import BurstJob, Cap, Shared, run
 
 PUBLISHED_CHANGE = {"0.1": -0.80, "0.9": 0.15}
 """Of the time that each workflow takes, from hard shares to elastic ones."""
 
-STEADY = (Job("0.1", 0.1, 1.0), Job("0.9", 0.9, 1.0))
+STEADY = (BurstJob("0.1", 0.1, 1.0), BurstJob("0.9", 0.9, 1.0))
 """Both take a second of the whole GPU and start together."""
-PAUSING = (Job("0.1", 0.1, 1.0), Job("0.9", 0.9, 0.05, bursts=20, pause_s=0.047))
+PAUSING = (BurstJob("0.1", 0.1, 1.0), BurstJob("0.9", 0.9, 0.05, bursts=20, pause_s=0.047))
 """The one with 0.9 as bursts of a twentieth: what it leaves idle is lent, and has to be given back."""
-ONE_BY_ONE = (Job("0.1", 0.1, 1.0), Job("0.9", 0.9, 0.01, bursts=100, pause_s=0.0005))
+ONE_BY_ONE = (BurstJob("0.1", 0.1, 1.0), BurstJob("0.9", 0.9, 0.01, bursts=100, pause_s=0.0005))
 """The one with 0.9 as a client that sends the next request when it has the answer to the one before."""
-BESIDE_HARD = (Job("0.1", 0.1, 1.0), Job("0.9", 0.9, 1.0, cap=Cap.HARD))
+BESIDE_HARD = (BurstJob("0.1", 0.1, 1.0), BurstJob("0.9", 0.9, 1.0, cap=Cap.HARD))
 """The one with 0.9 keeps its cap and lends what it leaves idle to the other."""
 
 
-class Case(msgspec.Struct, frozen=True):
+class ShareCase(msgspec.Struct, frozen=True):
     """An experiment: jobs, how long batches take on the whole GPU, and what each cap gives."""
 
     name: str
@@ -36,7 +36,7 @@ class Case(msgspec.Struct, frozen=True):
         return self.shared[cap].end_s[job] / self.shared[Cap.HARD].end_s[job] - 1
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[ShareCase]:
     """That of the paper, and those that cost whoever lends: a batch that runs is not taken off for who comes back."""
     for name, jobs, batch_s in (
         ("both steady", STEADY, 0.01),
@@ -46,10 +46,10 @@ def cases() -> Iterator[Case]:
         ("0.9 one by one", ONE_BY_ONE, 0.01),
         ("0.9 is hard", BESIDE_HARD, 0.01),
     ):
-        yield Case(name, batch_s, {cap: run(cap, jobs, batch_s) for cap in Cap})
+        yield ShareCase(name, batch_s, {cap: run(cap, jobs, batch_s) for cap in Cap})
 
 
-def table(runs: Iterable[Case]) -> str:
+def table(runs: Iterable[ShareCase]) -> str:
     """A Markdown table: a line for each experiment and cap."""
     lines = [
         "| experiment | batches | shares | 0.1 job s | change | 0.9 job s | change | GPU busy |",

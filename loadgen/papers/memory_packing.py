@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from sluice.loadgen.papers.replay import Job, Pace, Replayed, replay
+from sluice.loadgen.papers.replay import Replayed, ReplayJob, SchedulingPace, replay
 from sluice.models.units import NS_PER_S
 from sluice.mps.packing.best_fit import BestFit
 from sluice.mps.packing.cbp import CorrelationBased
@@ -52,7 +52,7 @@ class Logged(msgspec.Struct, frozen=True):
     restarts: int | None = None
 
 
-class Case(msgspec.Struct, frozen=True):
+class PackingCase(msgspec.Struct, frozen=True):
     """A run: the policy, how much more than it takes an engine asks for, what was published and what the replay gives.
 
     Runs that were never made have the `run_s` of the one that is most like them, and nothing else.
@@ -78,31 +78,33 @@ _CROWDED = tuple(Logged(run.run_s) for run in _PP)
 _BOOKED = tuple(Logged(run.run_s) for run in _BEST_FIT)
 _FOUR_AT_A_TIME = (Logged(_BEST_FIT[0].run_s),) * len(EXTRA_PERCENT)
 
-WATCHED = Pace(look_ns=NS_PER_S, pause_ns=5 * NS_PER_S)
-_RUNS: tuple[tuple[PackingPolicy, str, Pace, Sequence[Logged]], ...] = (
-    (Exclusive(), "exclusive", Pace(), _EXCLUSIVE),
-    (BestFit(unit_mib=GIB), "best_fit", Pace(), _BEST_FIT),
-    (FirstFitDecreasing(), "first_fit_decreasing", Pace(), _BOOKED),
+WATCHED = SchedulingPace(look_ns=NS_PER_S, pause_ns=5 * NS_PER_S)
+_RUNS: tuple[tuple[PackingPolicy, str, SchedulingPace, Sequence[Logged]], ...] = (
+    (Exclusive(), "exclusive", SchedulingPace(), _EXCLUSIVE),
+    (BestFit(unit_mib=GIB), "best_fit", SchedulingPace(), _BEST_FIT),
+    (FirstFitDecreasing(), "first_fit_decreasing", SchedulingPace(), _BOOKED),
     (CorrelationBased(), "cbp", WATCHED, _CROWDED),
     (PeakPrediction(), "pp", WATCHED, _PP),
-    (PeakSafe(), "peak_safe", Pace(look_ns=NS_PER_S), _FOUR_AT_A_TIME),
+    (PeakSafe(), "peak_safe", SchedulingPace(look_ns=NS_PER_S), _FOUR_AT_A_TIME),
 )
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[PackingCase]:
     """Every policy at every excess."""
     for policy, name, pace, runs in _RUNS:
         for extra_percent, logged in zip(EXTRA_PERCENT, runs, strict=True):
-            yield Case(name, extra_percent, logged, play(policy, pace, extra_percent, logged.run_s))
+            yield PackingCase(name, extra_percent, logged, play(policy, pace, extra_percent, logged.run_s))
 
 
-def play(policy: PackingPolicy, pace: Pace, extra_percent: int, run_s: float, spread_s: float = 0.0) -> Replayed:
+def play(
+    policy: PackingPolicy, pace: SchedulingPace, extra_percent: int, run_s: float, spread_s: float = 0.0
+) -> Replayed:
     """Thirty engines that ask for so much more than they take, each of which runs for `run_s` with that deviation."""
     # What was measured of engines tells a policy their mean life; only `peak_safe` goes by it.
     chance = random.Random(SEED + extra_percent)
     tenants = (Tenant(f"engine-{number}", request_mib(policy, extra_percent), life(run_s)) for number in range(ENGINES))
     jobs = [
-        Job(tenant, arrival_ns, life(chance.gauss(run_s, spread_s)), LESS_MIB)
+        ReplayJob(tenant, arrival_ns, life(chance.gauss(run_s, spread_s)), LESS_MIB)
         for tenant, arrival_ns in zip(tenants, arrivals_ns(), strict=True)
     ]
     return replay(policy, jobs, {"gpu": DEVICE_MIB}, pace)
@@ -134,7 +136,7 @@ def life(run_s: float) -> tuple[Phase, ...]:
     return (*start, Phase(ENGINE_MIB, round(rest_s * NS_PER_S)))
 
 
-def table(runs: Sequence[Case]) -> str:
+def table(runs: Sequence[PackingCase]) -> str:
     """A Markdown table, a line for each run, with published figures beside those of the replay."""
     lines = [
         "| policy | asked for | pending s, published | replayed | makespan s, published | replayed | off"
@@ -145,7 +147,7 @@ def table(runs: Sequence[Case]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _line(run: Case) -> str:
+def _line(run: PackingCase) -> str:
     logged, replayed = run.logged, run.replayed
     off = "" if logged.makespan_s is None else f"{replayed.makespan_s / logged.makespan_s - 1:+.1%}"
     cells = (

@@ -23,7 +23,7 @@ from sluice.loadgen.papers.memory_packing import (
     arrivals_ns,
     request_mib,
 )
-from sluice.loadgen.papers.replay import Job, Pace, Replayed, replay
+from sluice.loadgen.papers.replay import Replayed, ReplayJob, SchedulingPace, replay
 from sluice.models.units import NS_PER_S
 from sluice.mps.packing.best_fit import BestFit
 from sluice.mps.packing.exclusive import Exclusive
@@ -53,11 +53,11 @@ ENGINES = (
 )
 _START = (Phase(0, 9 * NS_PER_S), Phase(318, 6 * NS_PER_S))
 
-_POLICIES: dict[str, tuple[PackingPolicy, Pace]] = {
-    "exclusive": (Exclusive(), Pace()),
-    "best_fit": (BestFit(unit_mib=GIB), Pace()),
+_POLICIES: dict[str, tuple[PackingPolicy, SchedulingPace]] = {
+    "exclusive": (Exclusive(), SchedulingPace()),
+    "best_fit": (BestFit(unit_mib=GIB), SchedulingPace()),
     "pp": (PeakPrediction(), WATCHED),
-    "peak_safe": (PeakSafe(), Pace(look_ns=NS_PER_S)),
+    "peak_safe": (PeakSafe(), SchedulingPace(look_ns=NS_PER_S)),
 }
 
 
@@ -71,7 +71,7 @@ def cases() -> dict[str, list[Replayed]]:
     }
 
 
-def jobs(policy: PackingPolicy, extra_percent: int) -> list[Job]:
+def jobs(policy: PackingPolicy, extra_percent: int) -> list[ReplayJob]:
     """All engines in a shuffled order, which ask for so much more than they take."""
     engines = [
         (f"{each.name}-{number}", each, queries) for each in ENGINES for number, queries in enumerate(each.queries)
@@ -81,7 +81,7 @@ def jobs(policy: PackingPolicy, extra_percent: int) -> list[Job]:
     for (name, engine, queries), arrival_ns in zip(engines, arrivals_ns(len(engines)), strict=True):
         asked_mib = request_mib(policy, extra_percent, engine.memory_mib, engine.memory_gib)
         life = (*_START, Phase(engine.memory_mib, round(queries * engine.query_s * NS_PER_S)))
-        found.append(Job(Tenant(name, asked_mib, life), arrival_ns, life, LESS_MIB))
+        found.append(ReplayJob(Tenant(name, asked_mib, life), arrival_ns, life, LESS_MIB))
     return found
 
 

@@ -7,7 +7,7 @@ import msgspec
 
 from sluice.models.units import NS_PER_S
 from sluice.mps.packing.policy import PackingPolicy, choose
-from sluice.mps.packing.tenant import Device, Phase, Resident, Tenant
+from sluice.mps.packing.tenant import Device, Phase, PlacedTenant, Tenant
 
 BACK_OFF_NS = 10 * NS_PER_S
 """Wait before the first restart of a job that failed, doubled with each further one, as Kubernetes does."""
@@ -15,7 +15,7 @@ MOST_BACK_OFF_NS = 300 * NS_PER_S
 _LEAST_WINDOW_NS = 20 * NS_PER_S
 
 
-class Job(msgspec.Struct, frozen=True):
+class ReplayJob(msgspec.Struct, frozen=True):
     """A job: what a policy knows of it, when it comes, and its real life, all of whose phases end.
 
     `less_mib` is what it makes do with where it finds less than a phase takes, the most first.
@@ -27,7 +27,7 @@ class Job(msgspec.Struct, frozen=True):
     less_mib: tuple[int, ...] = ()
 
 
-class Pace(msgspec.Struct, frozen=True):
+class SchedulingPace(msgspec.Struct, frozen=True):
     """How often a scheduler tries those that wait beside every change (`look_ns`, 0: never), and pauses after each."""
 
     look_ns: int = 0
@@ -72,7 +72,7 @@ class Replayed(msgspec.Struct, frozen=True):
         return sum(job.restarts for job in self.jobs)
 
 
-def replay(policy: PackingPolicy, jobs: Sequence[Job], devices: dict[str, int], pace: Pace) -> Replayed:
+def replay(policy: PackingPolicy, jobs: Sequence[ReplayJob], devices: dict[str, int], pace: SchedulingPace) -> Replayed:
     """Play jobs on devices, given with their memory in MiB; raises ValueError for jobs that can never end there."""
     play = _Play(policy, jobs, devices, pace)
     while play.step():
@@ -83,7 +83,7 @@ def replay(policy: PackingPolicy, jobs: Sequence[Job], devices: dict[str, int], 
 class _Running:
     """A job on a device: the phase it is in, when that ends (None: it waits to grow), and what it holds."""
 
-    def __init__(self, job: Job, device: str, now_ns: int) -> None:
+    def __init__(self, job: ReplayJob, device: str, now_ns: int) -> None:
         self.job = job
         self.device = device
         self.pending_ns = now_ns - job.arrival_ns
@@ -118,18 +118,20 @@ class _Running:
             self.pending_ns += now_ns - self.held_since_ns
             self.born_ns += now_ns - self.held_since_ns
 
-    def resident(self, now_ns: int) -> Resident:
+    def resident(self, now_ns: int) -> PlacedTenant:
         until_ns = self.held_since_ns if self.next_ns is None else now_ns
-        return Resident(self.job.tenant, max(0, until_ns - self.born_ns))
+        return PlacedTenant(self.job.tenant, max(0, until_ns - self.born_ns))
 
 
 class _Play:
-    def __init__(self, policy: PackingPolicy, jobs: Sequence[Job], devices: dict[str, int], pace: Pace) -> None:
+    def __init__(
+        self, policy: PackingPolicy, jobs: Sequence[ReplayJob], devices: dict[str, int], pace: SchedulingPace
+    ) -> None:
         self.policy = policy
         self.devices = devices
         self.pace = pace
         self.coming = sorted(jobs, key=lambda job: job.arrival_ns)[::-1]
-        self.waiting: list[Job] = []
+        self.waiting: list[ReplayJob] = []
         self.running: list[_Running] = []
         self.ended: list[Ended] = []
         self.peaks = dict.fromkeys(devices, 0)

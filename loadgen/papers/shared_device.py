@@ -11,9 +11,9 @@ from sluice.batcher.fleet.shared_device import parts
 from sluice.batcher.interface.config import (
     DeviceShare,
     Limits,
-    ModelConfig,
     PartitionConfig,
     PipelineConfig,
+    ScheduledModel,
     SchedulerSpec,
     StageConfig,
 )
@@ -44,7 +44,7 @@ class Cap(enum.StrEnum):
         return DeviceShare("gpu", promised, share if self is Cap.HARD else 1.0)
 
 
-class Job(msgspec.Struct, frozen=True):
+class BurstJob(msgspec.Struct, frozen=True):
     """Bursts of work, in seconds of the whole device, with pauses between them, at a share of the device.
 
     `cap` is its own where others of a run have another.
@@ -65,7 +65,7 @@ class Shared(msgspec.Struct, frozen=True):
     utilisation: float
 
 
-def run(cap: Cap, jobs: Sequence[Job], batch_s: float, observe: Observer = lambda *_: None) -> Shared:
+def run(cap: Cap, jobs: Sequence[BurstJob], batch_s: float, observe: Observer = lambda *_: None) -> Shared:
     """Run jobs that all start at 0, as requests that each take `batch_s` of the whole device and are not batched.
 
     Those that run at once have equal parts of the device, but no more than their caps. `observe` is called with every
@@ -77,22 +77,22 @@ def run(cap: Cap, jobs: Sequence[Job], batch_s: float, observe: Observer = lambd
     return Shared(play.end_s, sum(job.work_s * job.bursts for job in jobs) / max(play.end_s.values()))
 
 
-def spec_of(cap: Cap, jobs: Sequence[Job]) -> SchedulerSpec:
+def spec_of(cap: Cap, jobs: Sequence[BurstJob]) -> SchedulerSpec:
     """A partition and a model for each job."""
     return SchedulerSpec(
-        tuple(ModelConfig(job.name, 1) for job in jobs),
+        tuple(ScheduledModel(job.name, 1) for job in jobs),
         tuple(PipelineConfig(job.name, (StageConfig(job.name, job.name),)) for job in jobs),
         tuple(PartitionConfig(job.name, job.name, device=_share_of(cap, job)) for job in jobs),
         Limits(queue_requests=1 << 20, hand_off_ns=0),
     )
 
 
-def _share_of(cap: Cap, job: Job) -> DeviceShare:
+def _share_of(cap: Cap, job: BurstJob) -> DeviceShare:
     return (job.cap or cap).of(job.share)
 
 
 class _Play:
-    def __init__(self, cap: Cap, jobs: Sequence[Job], batch_s: float, observe: Observer) -> None:
+    def __init__(self, cap: Cap, jobs: Sequence[BurstJob], batch_s: float, observe: Observer) -> None:
         assert sum(job.share for job in jobs) <= 1 + 1e-9, "the shares come to more than the device"
         self.jobs = {job.name: job for job in jobs}
         self.end_s: dict[str, float] = {}

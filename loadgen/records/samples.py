@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from sluice.loadgen.target.base import ModelMetadata, Tensors
+from sluice.loadgen.target.base import TargetModel, Tensors
 from sluice.loadgen.traffic.seeds import generator
 from sluice.models.errors import ConfigError
 from sluice.models.tensors.arrays import Array, numpy_dtype
@@ -67,7 +67,7 @@ class Samples:
         return {name: array[rows] if self.batched else array[rows.start] for name, array in self.inputs.items()}
 
 
-def load_samples(source: SampleSource, metadata: ModelMetadata, rows_per_query: int, seed: int) -> Samples:
+def load_samples(source: SampleSource, metadata: TargetModel, rows_per_query: int, seed: int) -> Samples:
     """The samples of `source` for a model, in the model's datatypes; raises `ConfigError` when they do not fit it."""
     if rows_per_query < 1:
         raise ConfigError(f"--rows: must be at least 1, got {rows_per_query}")
@@ -85,7 +85,7 @@ def load_samples(source: SampleSource, metadata: ModelMetadata, rows_per_query: 
 
 
 def _read_file(
-    source: SampleSource, metadata: ModelMetadata
+    source: SampleSource, metadata: TargetModel
 ) -> tuple[dict[str, Array], npt.NDArray[np.int64] | None, bool]:
     arrays = _open_npz(source.file)
     subset = _named(arrays, source.subset, source.file) if source.subset else None
@@ -150,7 +150,7 @@ def _cast(array: Array, tensor: TensorSpec, file: str) -> Array:
     return np.ascontiguousarray(array if text else array.astype(wanted))
 
 
-def _random_inputs(metadata: ModelMetadata, rows_per_query: int, seed: int) -> dict[str, Array]:
+def _random_inputs(metadata: TargetModel, rows_per_query: int, seed: int) -> dict[str, Array]:
     rng = generator(seed, "data")
     inputs: dict[str, Array] = {}
     for tensor in metadata.inputs:

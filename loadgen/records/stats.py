@@ -24,7 +24,7 @@ class Distribution(msgspec.Struct, frozen=True):
     max: float
 
 
-class Metrics(msgspec.Struct, frozen=True):
+class QueryStatistics(msgspec.Struct, frozen=True):
     """Figures of the queries due after the warm-up.
 
     `attainment` is the share of all of them that were answered within the objective (answered at all when there is
@@ -53,7 +53,7 @@ class Metrics(msgspec.Struct, frozen=True):
     """Time from due to sent, of the queries that were sent."""
 
 
-def measure(record: Record, slo_ms: float | None, percentile: float, warmup_s: float) -> Metrics:
+def measure(record: Record, slo_ms: float | None, percentile: float, warmup_s: float) -> QueryStatistics:
     """The figures of a record; `percentile` is the share that has to meet the objective, in %."""
     measured = record.due_ns >= round(warmup_s * NS_PER_S)
     due, sent, done = record.due_ns[measured], record.sent_ns[measured], record.done_ns[measured]
@@ -64,7 +64,7 @@ def measure(record: Record, slo_ms: float | None, percentile: float, warmup_s: f
     queries = len(due)
     attainment = good / queries if queries else 0.0
     offered = _rate(due)
-    return Metrics(
+    return QueryStatistics(
         queries=queries,
         ok=int(ok.sum()),
         shed=int((status == Status.SHED).sum()),

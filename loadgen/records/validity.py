@@ -1,13 +1,13 @@
 """Whether a run says anything about the target: a client that could not keep up measures itself."""
 
 from sluice.loadgen.records.early_stopping import queries_needed
-from sluice.loadgen.records.stats import Metrics
+from sluice.loadgen.records.stats import QueryStatistics
 
 _LATENESS_FLOOR_MS = 1.0
 _LATENESS_SHARE_OF_SLO = 0.05
 
 
-def invalid_reasons(metrics: Metrics, slo_ms: float | None, percentile: float, interrupted: bool) -> list[str]:
+def invalid_reasons(metrics: QueryStatistics, slo_ms: float | None, percentile: float, interrupted: bool) -> list[str]:
     """Why a run is invalid, a sentence each; empty for a valid run."""
     reasons = ["interrupted before its end"] if interrupted else []
     needed = queries_needed(0, percentile)
@@ -18,7 +18,7 @@ def invalid_reasons(metrics: Metrics, slo_ms: float | None, percentile: float, i
     return reasons + client_limits(metrics, slo_ms)
 
 
-def client_limits(metrics: Metrics, slo_ms: float | None) -> list[str]:
+def client_limits(metrics: QueryStatistics, slo_ms: float | None) -> list[str]:
     """How the client fell short of the schedule, a sentence each."""
     reasons = []
     limit_ms = max(_LATENESS_FLOOR_MS, _LATENESS_SHARE_OF_SLO * (slo_ms or 0.0))

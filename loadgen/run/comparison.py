@@ -36,7 +36,7 @@ FIGURES = (
 )
 
 
-class Cell(msgspec.Struct, frozen=True):
+class ComparedFigure(msgspec.Struct, frozen=True):
     """A figure at one load: medians over the seeds, that of the paired differences included."""
 
     figure: str
@@ -60,7 +60,7 @@ class LoadComparison:
     pairs: Sequence[Pair]
 
     @property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[ComparedFigure]:
         """One for each of `FIGURES`."""
         return [self._cell(figure) for figure in FIGURES]
 
@@ -69,11 +69,11 @@ class LoadComparison:
         """How the client fell short of the schedule in live runs."""
         return [limit for live, _ in self.pairs for limit in live.client_limits]
 
-    def _cell(self, figure: Figure) -> Cell:
+    def _cell(self, figure: Figure) -> ComparedFigure:
         values = [(figure.of(live), figure.of(simulated)) for live, simulated in self.pairs]
         live, simulated = (median(side) for side in zip(*values, strict=True))
         difference = median(figure.difference(*pair) for pair in values)
-        return Cell(figure.name, live, simulated, difference, figure.bound)
+        return ComparedFigure(figure.name, live, simulated, difference, figure.bound)
 
 
 def table(comparisons: Sequence[LoadComparison]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from sluice.loadgen.records.server_metrics import ServerSide
-from sluice.loadgen.records.stats import Distribution, Metrics
+from sluice.loadgen.records.stats import Distribution, QueryStatistics
 from sluice.loadgen.run.findmax import Peak, Probe
 from sluice.loadgen.run.result import RunResult
 from sluice.loadgen.traffic.arrivals import ArrivalProcess
@@ -117,7 +117,7 @@ def _run_lines(result: RunResult) -> Iterator[str]:
         yield f"Result: VALID, objective {'met' if result.slo_met else 'MISSED'}"
 
 
-def _objective_line(metrics: Metrics, slo_ms: float | None, percentile: float) -> str:
+def _objective_line(metrics: QueryStatistics, slo_ms: float | None, percentile: float) -> str:
     objective = "an answer" if slo_ms is None else f"{slo_ms:g} ms"
     confirmation = "confirmed" if metrics.confirmed else f"not confirmed (takes {metrics.queries_to_confirm} queries)"
     met = metrics.attainment * 100

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.records.server_metrics import ServerSide
-from sluice.loadgen.records.stats import Metrics
+from sluice.loadgen.records.stats import QueryStatistics
 from sluice.loadgen.records.validity import client_limits
 from sluice.loadgen.traffic.arrivals import Arrivals
 
@@ -56,7 +56,7 @@ class RunResult:
     config: RunConfig
     schedule_digest: str
     record: Record
-    metrics: Metrics
+    metrics: QueryStatistics
     invalid: list[str]
     interrupted: bool = False
     simulated: bool = False

@@ -17,7 +17,7 @@ from sluice.loadgen.records.stats import measure
 from sluice.loadgen.records.validity import invalid_reasons
 from sluice.loadgen.run.issuer import Issuer
 from sluice.loadgen.run.result import Predictions, RunConfig, RunResult
-from sluice.loadgen.target.base import ModelMetadata, Target
+from sluice.loadgen.target.base import Target, TargetModel
 from sluice.loadgen.target.http import HttpTarget
 from sluice.loadgen.target.simulated import SIMULATED, SimulatedTarget
 from sluice.loadgen.traffic.schedule import Schedule, server_schedule
@@ -106,7 +106,7 @@ async def _server_side(url: str, before: Counters, record: Record) -> ServerSide
         return None
 
 
-def _plan(config: RunConfig, metadata: ModelMetadata) -> tuple[Samples, Schedule]:
+def _plan(config: RunConfig, metadata: TargetModel) -> tuple[Samples, Schedule]:
     samples = load_samples(config.samples, metadata, config.rows, config.seed)
     schedule = server_schedule(
         config.rate,

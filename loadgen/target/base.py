@@ -18,7 +18,7 @@ class TargetUnreachable(ServingError):
     """The target does not answer at all."""
 
 
-class ModelMetadata(msgspec.Struct, frozen=True):
+class TargetModel(msgspec.Struct, frozen=True):
     """A model as the target describes it; shapes as on the wire, with -1 in front when it can be batched."""
 
     inputs: tuple[TensorSpec, ...]
@@ -38,7 +38,7 @@ class Sink(Protocol):
 class Target(Protocol):
     """A live system under test, used as metadata, prepare, issue …, close, then decode."""
 
-    async def metadata(self) -> ModelMetadata:
+    async def metadata(self) -> TargetModel:
         """Describe the model; raises `TargetUnreachable`, or `ConfigError` when the target does not serve it."""
 
     async def prepare(self, samples: Mapping[int, Tensors], sink: Sink, keep_answers: bool) -> None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from sluice.loadgen.records.record import Status
-from sluice.loadgen.target.base import ModelMetadata, Sink, TargetUnreachable, Tensors
+from sluice.loadgen.target.base import Sink, TargetModel, TargetUnreachable, Tensors
 from sluice.loadgen.target.v2 import from_wire, wire_bytes
 from sluice.models.errors import ConfigError
 from sluice.models.tensors.arrays import datatype_of
@@ -45,7 +45,7 @@ class GrpcTarget:
         self._tasks: set[asyncio.Task[None]] = set()
         self._requests: dict[int, bytes] = {}
 
-    async def metadata(self) -> ModelMetadata:
+    async def metadata(self) -> TargetModel:
         """Describe the model."""
         async with grpc.aio.insecure_channel(self._address, options=_OPTIONS) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -56,7 +56,7 @@ class GrpcTarget:
                 if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                     raise TargetUnreachable(f"--target grpc://{self._address}: {error.details()}") from error
                 raise ConfigError(f"--model {self._model}: {error.code().name} {error.details()}") from error
-        return ModelMetadata(_specs(answer.inputs), _specs(answer.outputs))
+        return TargetModel(_specs(answer.inputs), _specs(answer.outputs))
 
     async def prepare(self, samples: Mapping[int, Tensors], sink: Sink, keep_answers: bool) -> None:
         """Serialise all requests and connect all channels."""

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.loadgen.records.record import Status
-from sluice.loadgen.target.base import ModelMetadata, Sink, TargetUnreachable, Tensors
+from sluice.loadgen.target.base import Sink, TargetModel, TargetUnreachable, Tensors
 from sluice.loadgen.target.http_response import ProtocolError, Response, ResponseReader
 from sluice.loadgen.target.v2 import decode_metadata, decode_output, encode_request
 from sluice.models.errors import ConfigError
@@ -49,7 +49,7 @@ class HttpTarget:
         self._requests: dict[int, bytes] = {}
         self._closed = False
 
-    async def metadata(self) -> ModelMetadata:
+    async def metadata(self) -> TargetModel:
         """Describe the model."""
         status, body = await asyncio.to_thread(self._get, f"/v2/models/{self._path_name}")
         if status != 200:

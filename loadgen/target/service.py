@@ -53,7 +53,7 @@ class ServiceTimes:
         return [low + part * (high - low) for low, high in pairs]
 
 
-class Pace:
+class ServiceNoise:
     """By which factors batches are slower, one after the other.
 
     Pieces of successive factors are drawn with the run's seed, and each is played to its end; always 1 without pieces.
@@ -102,7 +102,7 @@ class ChanceService:
         self,
         tables: Mapping[str, Mapping[str, LatencyTable]],
         times: Mapping[str, ServiceTimes],
-        paces: Mapping[str, Pace],
+        paces: Mapping[str, ServiceNoise],
         verdict_counts: dict[str, int],
         pipeline: PipelineConfig,
         escalation: dict[str, float],

@@ -25,8 +25,8 @@ from sluice.batcher.settings.spec_builder import build_spec, pipeline_key
 from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.records.samples import Samples
 from sluice.loadgen.records.server_metrics import ServerSide, server_side
-from sluice.loadgen.target.base import ModelMetadata
-from sluice.loadgen.target.service import ChanceService, Pace, ServiceTimes, Strays
+from sluice.loadgen.target.base import TargetModel
+from sluice.loadgen.target.service import ChanceService, ServiceNoise, ServiceTimes, Strays
 from sluice.loadgen.target.simulation_file import latency_table, read_simulation
 from sluice.loadgen.target.v2 import wire_bytes
 from sluice.loadgen.traffic.schedule import Schedule
@@ -87,9 +87,9 @@ class SimulatedTarget:
         self._pieces = {spec.key: self._file.pace.get(spec.name, ()) for spec in specs}
         self._host = self._file.host.config()
 
-    def metadata(self) -> ModelMetadata:
+    def metadata(self) -> TargetModel:
         """Describe the model."""
-        return ModelMetadata(*(self._on_the_wire(side) for side in (self.pipeline.inputs, self.pipeline.outputs)))
+        return TargetModel(*(self._on_the_wire(side) for side in (self.pipeline.inputs, self.pipeline.outputs)))
 
     def replay(
         self, schedule: Schedule, samples: Samples, slo_ms: float | None, seed: int
@@ -99,7 +99,7 @@ class SimulatedTarget:
         config = next(config for config in self._spec.pipelines if config.name == key)
         counts = {model.key: len(model.verdicts) for model in self._spec.models}
         chances = self._file.escalation.get(self.pipeline.name, {})
-        paces = {key: Pace(pieces, seed) for key, pieces in self._pieces.items()}
+        paces = {key: ServiceNoise(pieces, seed) for key, pieces in self._pieces.items()}
         service = ChanceService(self._tables, self._times, paces, counts, config, chances, seed)
         observer = _Observer(Record.of(schedule), config)
         simulator = Simulator(

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from sluice.loadgen.target.base import ModelMetadata, Tensors
+from sluice.loadgen.target.base import TargetModel, Tensors
 from sluice.models.errors import ConfigError
 from sluice.models.tensors.arrays import datatype_of, decode_bytes, encode_bytes, numpy_dtype
 from sluice.models.tensors.spec import DataType, TensorSpec
@@ -34,13 +34,13 @@ class _Answer(msgspec.Struct):
     outputs: list[_Output]
 
 
-def decode_metadata(body: bytes) -> ModelMetadata:
+def decode_metadata(body: bytes) -> TargetModel:
     """Model metadata from JSON; raises `ConfigError` when it is none."""
     try:
         metadata = msgspec.json.decode(body, type=_Metadata)
     except msgspec.DecodeError as error:
         raise ConfigError(f"target: its model metadata cannot be read: {error}") from error
-    return ModelMetadata(
+    return TargetModel(
         tuple(TensorSpec(t.name, t.datatype, t.shape) for t in metadata.inputs),
         tuple(TensorSpec(t.name, t.datatype, t.shape) for t in metadata.outputs),
     )

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from sluice.loadgen.records.record import Status
 from sluice.loadgen.run.result import RunResult
 from sluice.loadgen.target.simulation_file import HostSettings
-from sluice.loadgen.validation.live_steps import Activity, BatchRun
+from sluice.loadgen.validation.live_steps import Activity, ObservedBatch
 from sluice.loadgen.validation.measured_service import Floats, quantiles
 from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_S, NS_PER_US
@@ -25,7 +25,7 @@ Nanoseconds = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Load:
+class MeasuredLoad:
     """A live run, what the gateway did in it, and the processor time of the core that the gateway's loop is on."""
 
     result: RunResult
@@ -33,7 +33,7 @@ class Load:
     cpu_ns: int
 
     @property
-    def batches(self) -> list[BatchRun]:
+    def batches(self) -> list[ObservedBatch]:
         """Those that were dispatched after the warm-up."""
         since_ns = self.result.start_ns + self._warmup_ns
         return [batch for batch in self.activity.batches if batch.dispatched_ns >= since_ns]
@@ -69,7 +69,7 @@ class Load:
         return round(self.result.config.warmup_s * NS_PER_S)
 
 
-def host_settings(lone: Sequence[Load], loads: Sequence[Load]) -> HostSettings:
+def host_settings(lone: Sequence[MeasuredLoad], loads: Sequence[MeasuredLoad]) -> HostSettings:
     """What requests and batches take on the host.
 
     Processor time comes from all `loads`: it is split by least squares between requests and batches. The way of a
@@ -111,17 +111,17 @@ def host_settings(lone: Sequence[Load], loads: Sequence[Load]) -> HostSettings:
     return HostSettings(**{f"{name}_us": round(value / NS_PER_US, 2) for name, value in times_ns.items()})
 
 
-def ways_us(lone: Sequence[Load]) -> tuple[float, ...]:
+def ways_us(lone: Sequence[MeasuredLoad]) -> tuple[float, ...]:
     """How much longer than usual lone requests are outside of the gateway, as `SimulationFile` takes it."""
     return _spread_us(np.concatenate([load.come_ns + load.go_ns for load in _answered(lone)]))
 
 
-def _answered(lone: Sequence[Load]) -> list[Load]:
+def _answered(lone: Sequence[MeasuredLoad]) -> list[MeasuredLoad]:
     """Those in which requests were answered, each of which is known on both of its ways."""
     return [load for load in lone if len(load.come_ns) == len(load.go_ns) > 0]
 
 
-def strays_us(lone: Sequence[Load]) -> tuple[float, ...]:
+def strays_us(lone: Sequence[MeasuredLoad]) -> tuple[float, ...]:
     """How much longer than usual batches of lone requests are on a way to a worker or back: such quantiles."""
     batches = [batch for load in lone for batch in load.batches if not batch.queued]
     out_ns = np.array([batch.started_ns - batch.dispatched_ns for batch in batches], float)
@@ -135,7 +135,7 @@ def _spread_us(times_ns: Floats) -> tuple[float, ...]:
     return tuple(np.round(values / NS_PER_US, 2).tolist())
 
 
-def processor_ns(loads: Sequence[Load]) -> tuple[float, float]:
+def processor_ns(loads: Sequence[MeasuredLoad]) -> tuple[float, float]:
     """Processor time of a request and of a batch, besides what every run takes: least squares of relative errors."""
     used = np.array([load.cpu_ns for load in loads], float)
     counts = np.array([(1, len(load.activity.arrived_ns), len(load.activity.batches)) for load in loads], float)
@@ -143,7 +143,7 @@ def processor_ns(loads: Sequence[Load]) -> tuple[float, float]:
     return max(request_ns, 0.0), max(batch_ns, 0.0)
 
 
-def _dispatch_ns(batches: Sequence[BatchRun]) -> tuple[float, float, float]:
+def _dispatch_ns(batches: Sequence[ObservedBatch]) -> tuple[float, float, float]:
     """When a batch begins on a partition that waits for it, and how much later for a row and for a request handled."""
     waited = [batch for batch in batches if not batch.queued]
     causes = np.array([(1, batch.rows, batch.together) for batch in waited], float)
@@ -157,7 +157,7 @@ def _dispatch_ns(batches: Sequence[BatchRun]) -> tuple[float, float, float]:
     return out_ns, row_ns, handle_ns
 
 
-def _between_ns(batches: Sequence[BatchRun]) -> float:
+def _between_ns(batches: Sequence[ObservedBatch]) -> float:
     """What a worker takes from the end of a batch to the beginning of one that waits there already."""
     gaps = [
         batch.started_ns - batch.before_ns

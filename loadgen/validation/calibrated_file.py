@@ -9,8 +9,8 @@ import yaml
 
 from sluice.loadgen.run.result import RunResult
 from sluice.loadgen.target.simulation_file import SimulationFile
-from sluice.loadgen.validation.calibrate import Load, host_settings, strays_us, ways_us
-from sluice.loadgen.validation.live_steps import BatchRun
+from sluice.loadgen.validation.calibrate import MeasuredLoad, host_settings, strays_us, ways_us
+from sluice.loadgen.validation.live_steps import ObservedBatch
 from sluice.loadgen.validation.measured_service import MeasuredService
 from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.profiles.latency_table import LatencyTable
@@ -20,8 +20,8 @@ from sluice.models.units import ns_to_ms
 def calibrated(
     file: SimulationFile,
     tables: Mapping[str, LatencyTable],
-    lone: Sequence[Load],
-    loads: Sequence[Load],
+    lone: Sequence[MeasuredLoad],
+    loads: Sequence[MeasuredLoad],
     pipeline: Pipeline | None,
 ) -> SimulationFile:
     """The file with what was measured; `tables` are those that the server began with, by model key."""
@@ -37,7 +37,7 @@ def calibrated(
     )
 
 
-def with_service(file: SimulationFile, loads: Sequence[Load], near: Sequence[Load]) -> SimulationFile:
+def with_service(file: SimulationFile, loads: Sequence[MeasuredLoad], near: Sequence[MeasuredLoad]) -> SimulationFile:
     """The file with what batches took; the pace is that of the loads that are `near`."""
     runs, near_runs = _by_model(loads), _by_model(near)
     measured = {model: MeasuredService(of_model) for model, of_model in runs.items()}
@@ -49,11 +49,11 @@ def with_service(file: SimulationFile, loads: Sequence[Load], near: Sequence[Loa
     )
 
 
-def _by_model(loads: Sequence[Load]) -> dict[str, list[list[BatchRun]]]:
+def _by_model(loads: Sequence[MeasuredLoad]) -> dict[str, list[list[ObservedBatch]]]:
     """The batches of each load, by the name of their model."""
-    runs: dict[str, list[list[BatchRun]]] = {}
+    runs: dict[str, list[list[ObservedBatch]]] = {}
     for load in loads:
-        of_run: dict[str, list[BatchRun]] = {}
+        of_run: dict[str, list[ObservedBatch]] = {}
         for batch in load.batches:
             of_run.setdefault(_name(batch.model), []).append(batch)
         for model, batches in of_run.items():

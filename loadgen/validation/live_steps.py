@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from sluice.batcher.drivers.journal import Step
+from sluice.batcher.drivers.journal import JournalStep
 from sluice.batcher.interface.decisions import CompleteRequest, DispatchBatch
 from sluice.batcher.interface.events import BatchCompleted, BatchFailed, BatchRevoked, PartitionReady, RequestArrived
 from sluice.models.profiles.latency_table import LatencyTable
@@ -16,7 +16,7 @@ Window = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class BatchRun:
+class ObservedBatch:
     """A batch: when it was dispatched, ran, and was known to have ended.
 
     `before_ns` is when the batch before it on the partition ended, or None when that is not known; `queued` says
@@ -42,7 +42,7 @@ class Activity:
     `arrived_ns` and `completed_ns` are when the scheduler took requests in and had their outputs, each ascending.
     """
 
-    batches: list[BatchRun] = field(default_factory=list)
+    batches: list[ObservedBatch] = field(default_factory=list)
     arrived_ns: list[int] = field(default_factory=list)
     completed_ns: list[int] = field(default_factory=list)
 
@@ -59,10 +59,10 @@ def read_journal(path: Path, windows: Sequence[Window]) -> Journal:
     """Read the journal of a server that has stopped; `windows` are ascending and do not overlap."""
     with path.open("rb") as lines:
         next(lines)  # the scheduler's spec
-        return digest(map(msgspec.json.Decoder(Step).decode, lines), windows)
+        return digest(map(msgspec.json.Decoder(JournalStep).decode, lines), windows)
 
 
-def digest(steps: Iterable[Step], windows: Sequence[Window]) -> Journal:
+def digest(steps: Iterable[JournalStep], windows: Sequence[Window]) -> Journal:
     """Tables and activities out of the steps of a journal."""
     activities = [Activity() for _ in windows]
     tables: dict[str, LatencyTable] = {}
@@ -88,7 +88,7 @@ class _Reader:
         self._in_flight: dict[str, int] = {}
         self._ended_ns: dict[str, int] = {}
 
-    def take(self, step: Step, activity: Activity) -> None:
+    def take(self, step: JournalStep, activity: Activity) -> None:
         """Take in one step and count it to the activity."""
         event, now_ns = step.event, step.now_ns
         if now_ns != self._now_ns:
@@ -115,4 +115,4 @@ class _Reader:
         before_ns = self._ended_ns.get(batch.partition)
         self._ended_ns[batch.partition] = event.ended_ns
         times = (dispatched_ns, event.started_ns, event.ended_ns, now_ns)
-        activity.batches.append(BatchRun(batch.model, batch.rows, *times, before_ns, queued, together))
+        activity.batches.append(ObservedBatch(batch.model, batch.rows, *times, before_ns, queued, together))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sluice.loadgen.validation.live_steps import BatchRun
+from sluice.loadgen.validation.live_steps import ObservedBatch
 from sluice.models.units import NS_PER_MS
 
 SERVICE_STEPS = 20
@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.float64]
 class MeasuredService:
     """The times of one model's batches in several runs, each in the order in which they ran."""
 
-    def __init__(self, runs: Sequence[Sequence[BatchRun]]) -> None:
+    def __init__(self, runs: Sequence[Sequence[ObservedBatch]]) -> None:
         by_rows: dict[int, list[int]] = {}
         for batch in itertools.chain(*runs):
             by_rows.setdefault(batch.rows, []).append(batch.ended_ns - batch.started_ns)
@@ -56,7 +56,7 @@ class MeasuredService:
             for rows, median in self._medians.items()
         }
 
-    def pace(self, runs: Sequence[Sequence[BatchRun]]) -> tuple[tuple[float, ...], ...]:
+    def pace(self, runs: Sequence[Sequence[ObservedBatch]]) -> tuple[tuple[float, ...], ...]:
         """Pieces of successive batches: by which factor each was slower than usual, as `Pace` takes them.
 
         A run that is shorter than a piece is one; of others a last piece that is shorter is left out.
@@ -69,10 +69,10 @@ class MeasuredService:
         ]
         return tuple(pieces[:: -(-len(pieces) // MOST_PIECES) or 1])
 
-    def _pace(self, batches: Sequence[BatchRun]) -> Floats:
+    def _pace(self, batches: Sequence[ObservedBatch]) -> Floats:
         return _smoothed(self._ratios([batch for batch in batches if batch.rows in self._medians]))
 
-    def _ratios(self, batches: Sequence[BatchRun]) -> Floats:
+    def _ratios(self, batches: Sequence[ObservedBatch]) -> Floats:
         return np.array([(batch.ended_ns - batch.started_ns) / self._medians[batch.rows] for batch in batches], float)
 
 

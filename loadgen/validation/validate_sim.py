@@ -13,7 +13,7 @@ from sluice.loadgen.run.result import RunConfig, RunResult
 from sluice.loadgen.run.scenario import run_server_scenario
 from sluice.loadgen.target.simulated import SIMULATED
 from sluice.loadgen.target.simulation_file import SimulationFile, read_simulation
-from sluice.loadgen.validation.calibrate import Load
+from sluice.loadgen.validation.calibrate import MeasuredLoad
 from sluice.loadgen.validation.calibrated_file import calibrated, with_service, write_simulation
 from sluice.loadgen.validation.live_rounds import LiveRounds, LiveRun, Report, Round
 from sluice.loadgen.validation.live_server import serve
@@ -60,7 +60,7 @@ def validate(validation: Validation, write: Path, report: Report) -> tuple[float
         runs = sorted((run for each in rounds for run in each.runs), key=lambda run: run.window)
         journal = read_journal(server.journal, [run.window for run in runs])
     load_of = {
-        run.window: Load(run.result, activity, _core_ns(run, gateway == client))
+        run.window: MeasuredLoad(run.result, activity, _core_ns(run, gateway == client))
         for run, activity in zip(runs, journal.activities, strict=True)
     }
     lone = [load_of[each.lone.window] for each in rounds]

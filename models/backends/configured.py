@@ -10,7 +10,7 @@ from sluice.models.backends.base import Backend, GpuOptions
 from sluice.models.errors import BackendFailed
 from sluice.models.tensors.arrays import Array, numpy_dtype
 from sluice.models.tensors.spec import DataType, TensorSpec
-from sluice.models.triton_config.model_config import ModelConfig, TensorConfig, WarmUp, WarmUpInput, decode_config
+from sluice.models.triton_config.model_config import TensorConfig, TritonModelConfig, WarmUp, WarmUpInput, decode_config
 
 
 class _Reshape(NamedTuple):
@@ -23,7 +23,7 @@ class _Reshape(NamedTuple):
 class Reshaped:
     """A backend some of whose tensors have other item shapes outside than in the model; see `Backend`."""
 
-    def __init__(self, backend: Backend, config: ModelConfig) -> None:
+    def __init__(self, backend: Backend, config: TritonModelConfig) -> None:
         self._backend = backend
         self.provider, self.threads = backend.provider, backend.threads
         self._batch = 1 if config.max_batch_size else 0

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from sluice.models.backends.base import GpuOptions
 from sluice.models.backends.python_models.model import tensors_of
-from sluice.models.backends.python_models.wire import Failed, Link, Memory, Start, Tensors
+from sluice.models.backends.python_models.wire import Link, Memory, ModelFailed, Start, Tensors
 from sluice.models.errors import BackendFailed
 from sluice.models.import_root import IMPORT_ROOT
 from sluice.models.tensors.arrays import Array
@@ -115,7 +115,7 @@ class _Process:
             our_end, their_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             theirs.enter_context(their_end)
             ours.enter_context(our_end)
-            self._link = Link(our_end, Tensors | Failed)
+            self._link = Link(our_end, Tensors | ModelFailed)
             self._inputs, self._outputs = (Memory(_memory(name, ours)) for name in ("in", "out"))
             # Closed with this process, whose end the other one is not to survive.
             life, our_life = os.pipe()
@@ -145,7 +145,7 @@ class _Process:
             if time.monotonic() - self.started_s >= LOAD_TIMEOUT_S:
                 raise _NotLoaded(f"it was not loaded within {LOAD_TIMEOUT_S:g} s") from None
             raise BackendFailed("the process of the model is being started again") from None
-        if isinstance(answer, Failed):
+        if isinstance(answer, ModelFailed):
             raise _NotLoaded(answer.message)
         self.was_loaded = True
 
@@ -160,11 +160,11 @@ class _Process:
     def answer(self) -> dict[str, Array]:
         """The outputs of the batch that it took; raises BackendFailed, or EOFError when the process ends."""
         answer = self._receive()
-        if isinstance(answer, Failed):
+        if isinstance(answer, ModelFailed):
             raise BackendFailed(answer.message)
         return self._outputs.read(answer)
 
-    def _receive(self, timeout_s: float | None = None) -> Tensors | Failed:
+    def _receive(self, timeout_s: float | None = None) -> Tensors | ModelFailed:
         """The next message; raises EOFError when the process ends, TimeoutError when nothing comes in time."""
         ready = self._poll.poll(None if timeout_s is None else timeout_s * 1000)
         if not ready:
@@ -172,7 +172,7 @@ class _Process:
         # The socket alone does not tell: what the process has started itself may hold it open.
         if all(fd == self._pidfd for fd, _ in ready):
             raise EOFError("the process is gone")
-        answer: Tensors | Failed = self._link.receive()
+        answer: Tensors | ModelFailed = self._link.receive()
         return answer
 
     def end(self) -> str:

@@ -11,7 +11,7 @@ from sluice.models.pipelines.family import Family
 from sluice.models.pipelines.file import PipelineFile, StageFile
 from sluice.models.pipelines.graph import find_cycle, reachable, topological_order
 from sluice.models.pipelines.model_reference import find_model, there_are
-from sluice.models.pipelines.pipeline import PLATFORM, REQUEST, Combiner, Pipeline, Source, Stage, When
+from sluice.models.pipelines.pipeline import PLATFORM, REQUEST, Combiner, Pipeline, Stage, TensorSource, When
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import TensorSpec, kind, merged_shape
 
@@ -21,14 +21,16 @@ _VERSION = 1
 
 def single_model(spec: ModelSpec) -> Pipeline:
     """The pipeline of one stage as which a model is served by itself."""
-    stage = Stage(spec.name, {tensor.name: Source(REQUEST, tensor.name) for tensor in spec.inputs}, model=spec.key)
+    stage = Stage(
+        spec.name, {tensor.name: TensorSource(REQUEST, tensor.name) for tensor in spec.inputs}, model=spec.key
+    )
     return Pipeline(
         name=spec.name,
         version=spec.version,
         inputs=spec.inputs,
         outputs=spec.outputs,
         stages=(stage,),
-        sources={tensor.name: (Source(spec.name, tensor.name),) for tensor in spec.outputs},
+        sources={tensor.name: (TensorSource(spec.name, tensor.name),) for tensor in spec.outputs},
         max_batch_size=spec.max_batch_size,
         platform=spec.platform,
         config=spec.config,
@@ -214,7 +216,7 @@ class _Check:
             self._produced[name] = {tensor.name: tensor for tensor in spec.outputs}
         if stage.when is not None:
             where = f"stages.{name}.when"
-            judged = self._tensor(f"{where}.output", Source(stage.when.stage, stage.when.output))
+            judged = self._tensor(f"{where}.output", TensorSource(stage.when.stage, stage.when.output))
             if judged.datatype not in FLOATS:
                 raise self._error(
                     f"{where}.output", f"expected probabilities ({', '.join(FLOATS)}), got {judged.datatype}"
@@ -267,7 +269,7 @@ class _Check:
             raise self._error(f"stages.{name}.weights", str(error)) from error
         return {tensor.name: tensor}
 
-    def _check_output(self, name: str, sources: tuple[Source, ...]) -> TensorSpec:
+    def _check_output(self, name: str, sources: tuple[TensorSource, ...]) -> TensorSpec:
         where = f"outputs.{name}"
         if not sources:
             raise self._error(where, "expected at least one source")
@@ -277,7 +279,7 @@ class _Check:
         tensor = self._agreeing(where, sources)
         return msgspec.structs.replace(tensor, name=name)
 
-    def _agreeing(self, where: str, sources: tuple[Source, ...]) -> TensorSpec:
+    def _agreeing(self, where: str, sources: tuple[TensorSource, ...]) -> TensorSpec:
         """The one kind of tensor that all of `sources` are."""
         first = self._tensor(where, sources[0])
         for source in sources:
@@ -287,12 +289,12 @@ class _Check:
         self._refuse_twice(where, sources)
         return first
 
-    def _refuse_twice(self, where: str, sources: tuple[Source, ...]) -> None:
+    def _refuse_twice(self, where: str, sources: tuple[TensorSource, ...]) -> None:
         for index, source in enumerate(sources):
             if source in sources[:index]:
                 raise self._error(where, f"{source} is given twice")
 
-    def _tensor(self, where: str, source: Source) -> TensorSpec:
+    def _tensor(self, where: str, source: TensorSource) -> TensorSpec:
         self._check_stage_exists(where, source.stage)
         produced = self._produced[source.stage]
         if source.tensor not in produced:
@@ -335,12 +337,14 @@ class _Check:
         return ConfigError(f"{self._path}: {where}: {what}" if where else f"{self._path}: {what}")
 
 
-def _model_stage(name: str, inputs: dict[str, Source], specs: Sequence[ModelSpec], when: When | None = None) -> Stage:
+def _model_stage(
+    name: str, inputs: dict[str, TensorSource], specs: Sequence[ModelSpec], when: When | None = None
+) -> Stage:
     variants = tuple(spec.key for spec in specs) if len(specs) > 1 else ()
     return Stage(name, inputs, model=specs[0].key, when=when, variants=variants)
 
 
-def _sources(stage: StageFile) -> list[tuple[str, Source]]:
+def _sources(stage: StageFile) -> list[tuple[str, TensorSource]]:
     """The tensors a stage takes, each with its place in the stage."""
     if stage.combine is not None:
         return [(f"of.{index}", source) for index, source in enumerate(stage.of)]

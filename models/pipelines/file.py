@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from sluice.models.errors import ConfigError
-from sluice.models.pipelines.pipeline import Combiner, Late, Source, When
+from sluice.models.pipelines.pipeline import Combiner, Late, TensorSource, When
 from sluice.models.yaml_file import convert, load_yaml
 
 
@@ -16,9 +16,9 @@ class StageFile(msgspec.Struct, frozen=True):
     version: int | None = None
     family: str | None = None
     min_accuracy: float | None = None
-    inputs: dict[str, Source] = {}
+    inputs: dict[str, TensorSource] = {}
     combine: Combiner | None = None
-    of: tuple[Source, ...] = ()
+    of: tuple[TensorSource, ...] = ()
     weights: tuple[float, ...] = ()
     when: When | None = None
 
@@ -27,7 +27,7 @@ class PipelineFile(msgspec.Struct, frozen=True):
     """A pipeline as written, in the file's order; nothing in it is checked against models yet."""
 
     stages: dict[str, StageFile]
-    outputs: dict[str, tuple[Source, ...]]
+    outputs: dict[str, tuple[TensorSource, ...]]
     slo_ms: float | None
     late: Late
     weight: float
@@ -102,7 +102,7 @@ def _stage(value: object, path: str, at: str) -> StageFile:
     )
 
 
-def _inputs(values: dict[str, Any], path: str, at: str) -> dict[str, Source]:
+def _inputs(values: dict[str, Any], path: str, at: str) -> dict[str, TensorSource]:
     return {name: _source(source, path, f"{at}.inputs.{name}") for name, source in values.items()}
 
 
@@ -110,15 +110,15 @@ def _when(value: object, path: str, at: str) -> When | None:
     return None if value is None else convert(value, When, path, f"{at}.when")
 
 
-def _output(value: object, path: str, at: str) -> tuple[Source, ...]:
+def _output(value: object, path: str, at: str) -> tuple[TensorSource, ...]:
     sources = value if isinstance(value, str) else convert(value, _Output, path, at).sources
     if isinstance(sources, str):
         return (_source(sources, path, at),)
     return tuple(_source(source, path, f"{at}.from.{index}") for index, source in enumerate(sources))
 
 
-def _source(value: object, path: str, at: str) -> Source:
+def _source(value: object, path: str, at: str) -> TensorSource:
     stage, _, tensor = value.partition(".") if isinstance(value, str) else ("", "", "")
     if not stage or not tensor:
         raise ConfigError(f"{path}: {at}: expected STAGE.TENSOR or request.TENSOR, got {value!r:.80}")
-    return Source(stage, tensor)
+    return TensorSource(stage, tensor)

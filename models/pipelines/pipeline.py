@@ -44,7 +44,7 @@ def batch_key(item_shapes: Iterable[tuple[str, tuple[int, ...]]]) -> str:
     return ";".join(f"{name}={','.join(map(str, shape))}" for name, shape in item_shapes)
 
 
-class Source(msgspec.Struct, frozen=True):
+class TensorSource(msgspec.Struct, frozen=True):
     """Where a tensor comes from: `stage` names a stage, or is `request`."""
 
     stage: str
@@ -73,7 +73,7 @@ class Stage(msgspec.Struct, frozen=True):
     """
 
     name: str
-    inputs: dict[str, Source]
+    inputs: dict[str, TensorSource]
     model: str | None = None
     combine: Combiner | None = None
     when: When | None = None
@@ -101,7 +101,7 @@ class Pipeline(msgspec.Struct, frozen=True):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     stages: tuple[Stage, ...]
-    sources: dict[str, tuple[Source, ...]]
+    sources: dict[str, tuple[TensorSource, ...]]
     max_batch_size: int
     slo_ms: float | None = None
     late: Late = Late.SERVE

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from sluice.models.errors import ConfigError
-from sluice.models.profiles.file import Entry, Profile
+from sluice.models.profiles.file import ModelProfile, ProfileEntry
 from sluice.models.profiles.measurement import Cell
 
 _ENTRY = (
@@ -34,7 +34,7 @@ _PLACE = re.compile(r"(?P<what>.*) - at `\$\.(?P<column>\w+)`", re.DOTALL)
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
 
 
-def write_csv(path: Path, profile: Profile) -> None:
+def write_csv(path: Path, profile: ModelProfile) -> None:
     """Write all entries; None is an empty field. Raises OSError."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -45,7 +45,7 @@ def write_csv(path: Path, profile: Profile) -> None:
             writer.writerows([*own, *(getattr(cell, column) for column in _CELL), *seldom] for cell in entry.cells)
 
 
-def read_csv(path: Path) -> Profile:
+def read_csv(path: Path) -> ModelProfile:
     """Read what `write_csv` writes, columns in any order; raises ConfigError, with the line and the column."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -62,9 +62,11 @@ def read_csv(path: Path) -> Profile:
         members = list(group)
         first_line, first = members[0]
         cells = [_convert({column: row[column] for column in _CELL}, Cell, path, line) for line, row in members]
-        entries.append(_convert({column: first[column] for column in of_entry}, Entry, path, first_line, cells=cells))
+        entries.append(
+            _convert({column: first[column] for column in of_entry}, ProfileEntry, path, first_line, cells=cells)
+        )
     try:
-        return Profile(entries=tuple(entries))
+        return ModelProfile(entries=tuple(entries))
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from error
 

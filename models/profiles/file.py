@@ -30,14 +30,14 @@ class ProfileStale(ConfigError):
     """There is a profile, but of other hardware or of another model file."""
 
 
-class Source(enum.StrEnum):
+class FigureSource(enum.StrEnum):
     """Where figures come from."""
 
     MEASURED = "measured"
     SIMULATED = "simulated"
 
 
-class Entry(Measurement, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ProfileEntry(Measurement, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A measurement of the model file `sha256` on partitions of one `kind` of the hardware `fingerprint`.
 
     `unenforced` are the reasons why the partition that it was measured on did not hold; none where it was proved.
@@ -45,19 +45,19 @@ class Entry(Measurement, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     fingerprint: str
     kind: str
-    source: Source
+    source: FigureSource
     sha256: str
     unenforced: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.source is Source.SIMULATED) != (self.fingerprint == SIMULATED):
+        if (self.source is FigureSource.SIMULATED) != (self.fingerprint == SIMULATED):
             raise ValueError(f"expected fingerprint {SIMULATED!r} for simulated figures, and only for them")
 
     @property
     def label(self) -> str:
         """The kind, marked where the figures are simulated, or those of a partition that did not hold."""
-        if self.source is Source.SIMULATED:
+        if self.source is FigureSource.SIMULATED:
             return f"{self.kind} SIMULATED"
         return f"{self.kind} UNENFORCED" if self.unenforced else self.kind
 
@@ -68,40 +68,40 @@ class Entry(Measurement, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return (*super().warnings, *reasons)
 
 
-class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ModelProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """All entries of one model, at most one a fingerprint and kind."""
 
     format: int = FORMAT
-    entries: tuple[Entry, ...]
+    entries: tuple[ProfileEntry, ...]
 
     def __post_init__(self) -> None:
         keys = [(entry.fingerprint, entry.kind) for entry in self.entries]
         if twice := sorted({key for key in keys if keys.count(key) > 1}):
             raise ValueError(f"two entries for {twice[0][1]} of {twice[0][0]}")
 
-    def merged(self, entries: Iterable[Entry]) -> "Profile":
+    def merged(self, entries: Iterable[ProfileEntry]) -> "ModelProfile":
         """This profile with `entries` in place of those of the same fingerprint and kind."""
         known = {(entry.fingerprint, entry.kind): entry for entry in self.entries}
         known |= {(entry.fingerprint, entry.kind): entry for entry in entries}
-        return Profile(entries=tuple(known[key] for key in sorted(known)))
+        return ModelProfile(entries=tuple(known[key] for key in sorted(known)))
 
-    def of_kind(self, kind: str) -> "Profile":
+    def of_kind(self, kind: str) -> "ModelProfile":
         """The entries of a kind of partition, at least one; raises ProfileMissing."""
         found = tuple(entry for entry in self.entries if entry.kind == kind)
         if not found:
             kinds = ", ".join(sorted({entry.kind for entry in self.entries}))
             raise ProfileMissing(f"there is no profile for partitions of kind {kind}; there are {kinds or 'none'}")
-        return Profile(entries=found)
+        return ModelProfile(entries=found)
 
-    def entry(self, kind: str) -> Entry:
+    def entry(self, kind: str) -> ProfileEntry:
         """The entry of a kind, rather a measured than a simulated one; raises as `of_kind`."""
-        return min(self.of_kind(kind).entries, key=lambda entry: entry.source is Source.SIMULATED)
+        return min(self.of_kind(kind).entries, key=lambda entry: entry.source is FigureSource.SIMULATED)
 
     def table(self, kind: str, percentile: int) -> LatencyTable:
         """The latency table of a kind at 50, 90 or 99 %; raises as `entry`. To be asked of a `usable` profile."""
         return self.entry(kind).table(percentile)
 
-    def usable(self, fingerprint: str, sha256: str) -> "Profile":
+    def usable(self, fingerprint: str, sha256: str) -> "ModelProfile":
         """The entries for this model file of this hardware, or simulated; raises ProfileStale if none is left."""
         here = [entry for entry in self.entries if entry.fingerprint in (fingerprint, SIMULATED)]
         usable = tuple(entry for entry in here if entry.sha256 == sha256)
@@ -112,7 +112,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
                 if here
                 else f"it was measured on other hardware ({'; '.join(others) or 'none'}), this is {fingerprint}"
             )
-        return Profile(entries=usable)
+        return ModelProfile(entries=usable)
 
 
 def profile_path(model: Path, name: str) -> Path:
@@ -133,10 +133,10 @@ class _Versioned(msgspec.Struct):
 
 # Made once: two threads that make the first decoder of a type crash (msgspec).
 _decode_version = msgspec.json.Decoder(_Versioned).decode
-_decode_profile = msgspec.json.Decoder(Profile).decode
+_decode_profile = msgspec.json.Decoder(ModelProfile).decode
 
 
-def read_profile(path: Path) -> Profile:
+def read_profile(path: Path) -> ModelProfile:
     """Read a profile; raises ProfileMissing where there is none, ConfigError (`path: where: what`) if it is wrong."""
     try:
         data = path.read_bytes()
@@ -156,7 +156,7 @@ def read_profile(path: Path) -> Profile:
         raise ConfigError(f"{path}: not JSON that can be read: {error}") from error
 
 
-def write_profile(path: Path, profile: Profile) -> None:
+def write_profile(path: Path, profile: ModelProfile) -> None:
     """Replace the file at once, so that a reader sees the old profile or the new one; raises OSError."""
     data = msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n"
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)

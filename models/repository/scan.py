@@ -20,7 +20,7 @@ from sluice.models.triton_config.check import PLATFORMS, check_config
 from sluice.models.triton_config.ensemble_nesting import inner_first
 from sluice.models.triton_config.file_tensors import FileTensors
 from sluice.models.triton_config.instance_groups import CPU
-from sluice.models.triton_config.model_config import ModelConfig, VersionPolicy
+from sluice.models.triton_config.model_config import TritonModelConfig, VersionPolicy
 
 DEFAULT_MAX_BATCH_SIZE = 64
 PIPELINE_FILE = "pipeline.yaml"
@@ -128,7 +128,7 @@ class Repository:
         models = dict(remote or {})
         families: dict[str, Family] = {}
         pipelines: dict[str, Pipeline] = {}
-        ensembles: dict[str, tuple[Path, ModelConfig]] = {}
+        ensembles: dict[str, tuple[Path, TritonModelConfig]] = {}
         entries, broken = reading.entries([directories] if isinstance(directories, Path) else directories)
         # Families are checked against the models, and pipelines against both.
         for entry in sorted(entries, key=_order):
@@ -213,7 +213,7 @@ class _Reading(NamedTuple):
         ]
         return [paths[0] for _, paths in sorted(found.items()) if len(paths) == 1], twice
 
-    def config(self, entry: Path) -> ModelConfig | None:
+    def config(self, entry: Path) -> TritonModelConfig | None:
         """The configuration of a model or an ensemble, if there is one."""
         path = entry / CONFIG_FILE
         override = self.selection.configs.get(entry.name)
@@ -233,7 +233,7 @@ class _Reading(NamedTuple):
         return config
 
     def model(
-        self, entry: Path, config: ModelConfig | None, models: dict[str, ModelEntry], broken: list[Broken]
+        self, entry: Path, config: TritonModelConfig | None, models: dict[str, ModelEntry], broken: list[Broken]
     ) -> None:
         """Add the versions of one model to `models`, or to `broken`."""
         versions = _versions(entry)
@@ -269,7 +269,7 @@ def _served(versions: list[int], policy: VersionPolicy | None) -> list[int]:
 
 
 def _read_version(
-    entry: Path, version: int, config: ModelConfig | None, limits: BatchLimits, kinds: Collection[str]
+    entry: Path, version: int, config: TritonModelConfig | None, limits: BatchLimits, kinds: Collection[str]
 ) -> ModelEntry:
     form, path = _find_file(entry / str(version), config)
     most_rows = limits.by_name.get(entry.name)
@@ -293,7 +293,7 @@ def _read_version(
     return ModelEntry(spec, path, form.backend)
 
 
-def _find_file(directory: Path, config: ModelConfig | None) -> tuple[_Format, Path]:
+def _find_file(directory: Path, config: TritonModelConfig | None) -> tuple[_Format, Path]:
     """The model file of a version; one with external data may be a directory that holds it."""
     backend = "" if config is None else config.backend or PLATFORMS.get(config.platform, "")
     named = "" if config is None else config.default_model_filename
@@ -309,7 +309,7 @@ def _find_file(directory: Path, config: ModelConfig | None) -> tuple[_Format, Pa
 
 
 def _read_ensemble(
-    entry: Path, config: ModelConfig, models: Mapping[str, ModelEntry], inner: Mapping[str, Pipeline | None]
+    entry: Path, config: TritonModelConfig, models: Mapping[str, ModelEntry], inner: Mapping[str, Pipeline | None]
 ) -> Pipeline:
     """Its versions, of which there may be none, hold no files: it is served as the latest that the policy selects."""
     from sluice.models.triton_config.complete import complete_ensemble

@@ -11,8 +11,8 @@ from sluice.models.triton_config.model_config import (
     ENSEMBLE,
     UNTYPED,
     InputConfig,
-    ModelConfig,
     TensorConfig,
+    TritonModelConfig,
     VersionPolicy,
     WarmUp,
 )
@@ -26,7 +26,7 @@ _ENVIRONMENT = "EXECUTION_ENV_PATH"
 _FORMATS = ("FORMAT_NONE", "FORMAT_NHWC", "FORMAT_NCHW")
 
 
-def check_config(config: ModelConfig, name: str, path: str, kinds: Collection[str] = (CPU,)) -> None:
+def check_config(config: TritonModelConfig, name: str, path: str, kinds: Collection[str] = (CPU,)) -> None:
     """Check a configuration as it is written; `name` is that of its directory, `kinds` are what the partitions are.
 
     Raises ConfigError, whose message starts with `path` and the field.
@@ -53,7 +53,7 @@ def check_config(config: ModelConfig, name: str, path: str, kinds: Collection[st
         )
 
 
-def check_options(config: ModelConfig, path: str) -> None:
+def check_options(config: TritonModelConfig, path: str) -> None:
     """Check what only some backends take, of a configuration that names its backend; raises as `check_config`."""
     if config.backend == "onnxruntime":
         session_options(config, path)
@@ -119,7 +119,7 @@ def check_warm_up(warm_up: WarmUp, inputs: Sequence[InputConfig], max_batch_size
             raise ConfigError(f"{at}: input '{name}' is missing")
 
 
-def _check_backend(config: ModelConfig, path: str) -> None:
+def _check_backend(config: TritonModelConfig, path: str) -> None:
     if config.platform and config.platform not in PLATFORMS:
         raise ConfigError(f"{path}: platform: '{config.platform}' is not served; expected {' or '.join(PLATFORMS)}")
     if config.backend and config.backend not in BACKENDS:

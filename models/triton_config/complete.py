@@ -19,9 +19,9 @@ from sluice.models.triton_config.model_config import (
     UNTYPED,
     InputConfig,
     Latest,
-    ModelConfig,
     OutputConfig,
     TensorConfig,
+    TritonModelConfig,
     VersionPolicy,
 )
 from sluice.models.triton_config.pbtxt import encode_config
@@ -31,7 +31,7 @@ _MAX_LABEL_BYTES = 16 << 20
 
 
 def configured_spec(
-    config: ModelConfig,
+    config: TritonModelConfig,
     file: FileTensors | None,
     name: str,
     version: int,
@@ -80,7 +80,7 @@ def configured_spec(
 
 
 def complete_ensemble(
-    config: ModelConfig,
+    config: TritonModelConfig,
     models: Mapping[str, ModelSpec],
     ensembles: Mapping[str, Pipeline | None],
     name: str,
@@ -118,7 +118,7 @@ def read_labels(path: Path, filename: str) -> tuple[str, ...]:
         raise ConfigError(f"{at}: cannot be read: {error}") from error
 
 
-def _complete(config: ModelConfig, file: FileTensors | None, path: str, default_rows: int) -> ModelConfig:
+def _complete(config: TritonModelConfig, file: FileTensors | None, path: str, default_rows: int) -> TritonModelConfig:
     if file is None:
         for kind, tensors in (("input", config.input), ("output", config.output)):
             if not tensors:
@@ -146,7 +146,7 @@ def _complete(config: ModelConfig, file: FileTensors | None, path: str, default_
     return completed
 
 
-def _rows(config: ModelConfig, file: FileTensors, path: str, default_rows: int) -> int:
+def _rows(config: TritonModelConfig, file: FileTensors, path: str, default_rows: int) -> int:
     """The maximum batch size."""
     whole = (*file.inputs, *file.outputs)
     if config.max_batch_size is None:

@@ -7,11 +7,11 @@ from typing import NamedTuple, NoReturn
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.graph import find_cycle, reachable, topological_order
 from sluice.models.pipelines.model_reference import find_model, there_are
-from sluice.models.pipelines.pipeline import REQUEST, Pipeline, Source, Stage
+from sluice.models.pipelines.pipeline import REQUEST, Pipeline, Stage, TensorSource
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import TensorSpec, joined_shape, kind
 from sluice.models.triton_config.ensemble_nesting import MAX_STAGES, inlined
-from sluice.models.triton_config.model_config import ENSEMBLE, ModelConfig, Step, TensorConfig
+from sluice.models.triton_config.model_config import ENSEMBLE, EnsembleStep, TensorConfig, TritonModelConfig
 
 
 class _Made(NamedTuple):
@@ -29,7 +29,7 @@ class EnsembleCheck:
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: TritonModelConfig,
         models: Mapping[str, ModelSpec],
         ensembles: Mapping[str, Pipeline | None],
         path: Path,
@@ -57,7 +57,9 @@ class EnsembleCheck:
         outputs = tuple(self._output(tensor, labels.get(tensor.name, ())) for tensor in self._config.output)
         names = self._names()
         stages = self._stages(names)
-        sources: dict[str, tuple[Source, ...]] = {each.name: (self._source(each.name, names),) for each in outputs}
+        sources: dict[str, tuple[TensorSource, ...]] = {
+            each.name: (self._source(each.name, names),) for each in outputs
+        }
         return Pipeline(
             name=name,
             version=version,
@@ -89,7 +91,7 @@ class EnsembleCheck:
                 if tensor.reshape is not None:
                     self._fail(f"{what} '{tensor.name}'", "reshape: expected it in the models of the steps")
 
-    def _check_step(self, index: int, step: Step) -> None:
+    def _check_step(self, index: int, step: EnsembleStep) -> None:
         """Find the model of a step, and see that it can take the ensemble's rows and the maps name its tensors."""
         at = f"step {index}"
         if not step.model_name:
@@ -170,7 +172,7 @@ class EnsembleCheck:
                 f"cycle {' -> '.join(self._at(int(index)) for index in cycle)}; expected steps that need earlier ones",
             )
 
-    def _check_inputs(self, index: int, step: Step) -> None:
+    def _check_inputs(self, index: int, step: EnsembleStep) -> None:
         declared = {tensor.name: tensor for tensor in self._config.input}
         optional = [tensor.name for tensor in self._config.input if tensor.optional]
         if set(step.input_map.values()).issubset(optional):
@@ -246,16 +248,16 @@ class EnsembleCheck:
                 stages.append(Stage(names[index][""], inputs, model=spec.key))
         return stages
 
-    def _source(self, name: str, names: Sequence[Mapping[str, str]]) -> Source:
+    def _source(self, name: str, names: Sequence[Mapping[str, str]]) -> TensorSource:
         """Where a tensor of the ensemble comes from."""
         made = self._made.get(name)
         if made is None:
-            return Source(REQUEST, name)
+            return TensorSource(REQUEST, name)
         spec = self._specs[made.step]
         if isinstance(spec, Pipeline):
             (inner,) = spec.sources[made.tensor.name]
-            return Source(names[made.step][inner.stage], inner.tensor)
-        return Source(names[made.step][""], made.tensor.name)
+            return TensorSource(names[made.step][inner.stage], inner.tensor)
+        return TensorSource(names[made.step][""], made.tensor.name)
 
     def _at(self, index: int) -> str:
         return f"step {index} ('{self._steps[index].model_name}')"
@@ -264,7 +266,7 @@ class EnsembleCheck:
         raise ConfigError(f"{self._path}: {at}: {what}")
 
 
-def _needed(stages: Sequence[Stage], sources: Mapping[str, Sequence[Source]]) -> tuple[Stage, ...]:
+def _needed(stages: Sequence[Stage], sources: Mapping[str, Sequence[TensorSource]]) -> tuple[Stage, ...]:
     """The stages that lead to an output: of an inner ensemble some outputs may not be used."""
     needs = {
         stage.name: [source.stage for source in stage.inputs.values() if source.stage != REQUEST] for stage in stages

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from sluice.models.pipelines.graph import find_cycle, reachable, topological_order
-from sluice.models.pipelines.pipeline import REQUEST, Pipeline, Source, Stage
-from sluice.models.triton_config.model_config import ModelConfig, Step
+from sluice.models.pipelines.pipeline import REQUEST, Pipeline, Stage, TensorSource
+from sluice.models.triton_config.model_config import EnsembleStep, TritonModelConfig
 
 MAX_DEPTH = 16
 """Levels of ensembles."""
@@ -12,7 +12,7 @@ MAX_STAGES = 256
 """Stages of an ensemble, with those of the ensembles among its steps."""
 
 
-def inner_first(ensembles: Mapping[str, ModelConfig]) -> dict[str, str]:
+def inner_first(ensembles: Mapping[str, TritonModelConfig]) -> dict[str, str]:
     """The names of all ensembles, each after those among its steps, and what is wrong with their nesting, or ""."""
     needs = {
         name: [] if config.ensemble_scheduling is None else _inner(config.ensemble_scheduling.step, ensembles)
@@ -34,7 +34,7 @@ def inner_first(ensembles: Mapping[str, ModelConfig]) -> dict[str, str]:
     return problems
 
 
-def inlined(inner: Pipeline, inputs: Mapping[str, Source], names: Mapping[str, str]) -> list[Stage]:
+def inlined(inner: Pipeline, inputs: Mapping[str, TensorSource], names: Mapping[str, str]) -> list[Stage]:
     """The stages of an ensemble as those of another one, under other `names`.
 
     `inputs` are where its inputs come from there; those that are missing are left out.
@@ -44,12 +44,12 @@ def inlined(inner: Pipeline, inputs: Mapping[str, Source], names: Mapping[str, s
         sources = {}
         for name, source in stage.inputs.items():
             if source.stage != REQUEST:
-                sources[name] = Source(names[source.stage], source.tensor)
+                sources[name] = TensorSource(names[source.stage], source.tensor)
             elif source.tensor in inputs:
                 sources[name] = inputs[source.tensor]
         stages.append(Stage(names[stage.name], sources, model=stage.model))
     return stages
 
 
-def _inner(steps: tuple[Step, ...], ensembles: Mapping[str, ModelConfig]) -> list[str]:
+def _inner(steps: tuple[EnsembleStep, ...], ensembles: Mapping[str, TritonModelConfig]) -> list[str]:
     return [step.model_name for step in steps if step.model_name in ensembles]

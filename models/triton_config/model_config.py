@@ -90,7 +90,7 @@ class VersionPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
     specific: Specific | None = None
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class EnsembleStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A step of an ensemble; the maps go from the model's tensors to the ensemble's. Version -1 is the latest."""
 
     model_name: str = ""
@@ -102,7 +102,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Ensembling(msgspec.Struct, frozen=True, omit_defaults=True):
     """The steps of an ensemble, which run as soon as their tensors are there."""
 
-    step: tuple[Step, ...] = ()
+    step: tuple[EnsembleStep, ...] = ()
 
 
 class InstanceGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -138,7 +138,7 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     count: int = 0
 
 
-class ResponseCache(msgspec.Struct, frozen=True, omit_defaults=True):
+class ResponseCacheSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether answers are kept for requests with equal inputs."""
 
     enable: bool = False
@@ -156,7 +156,7 @@ class Optimization(msgspec.Struct, frozen=True, omit_defaults=True):
     graph: GraphOptimization | None = None
 
 
-class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TritonModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A configuration; `max_batch_size` is None where it is not given."""
 
     name: str = ""
@@ -173,7 +173,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     parameters: dict[str, Parameter] = {}
     optimization: Optimization | None = None
     model_warmup: tuple[WarmUp, ...] = ()
-    response_cache: ResponseCache | None = None
+    response_cache: ResponseCacheSettings | None = None
 
     @property
     def is_ensemble(self) -> bool:
@@ -186,5 +186,5 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return (*self.input, *self.output)
 
 
-decode_config = msgspec.json.Decoder(ModelConfig).decode
+decode_config = msgspec.json.Decoder(TritonModelConfig).decode
 """Reads a configuration from JSON. Made once: two threads that make the first decoder of a type crash (msgspec)."""

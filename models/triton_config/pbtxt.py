@@ -1,4 +1,4 @@
-"""Triton's `ModelConfig` as text and JSON, by way of the protobuf message that tritonclient carries."""
+"""Triton's `TritonModelConfig` as text and JSON, by way of the protobuf message that tritonclient carries."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -10,14 +10,14 @@ from tritonclient.grpc import model_config_pb2
 
 from sluice.models.errors import ConfigError
 from sluice.models.triton_config.fields import refuse_fields
-from sluice.models.triton_config.model_config import ModelConfig
+from sluice.models.triton_config.model_config import TritonModelConfig
 
 _UNSET = -(1 << 31)
 """Stands for a maximum batch size that is not given, which the message cannot tell from 0."""
 _MAPS = ("input_map", "output_map", "parameters", "metric_tags", "inputs", "priority_queue_policy")
 
 
-def decode_config(text: str, path: str) -> ModelConfig:
+def decode_config(text: str, path: str) -> TritonModelConfig:
     """The configuration in the text of a `config.pbtxt`.
 
     Raises ConfigError, whose message starts with `path` and the place, for what is not a configuration and for fields
@@ -37,7 +37,7 @@ def decode_config(text: str, path: str) -> ModelConfig:
     return _typed(message, path)
 
 
-def decode_config_json(text: str | bytes, path: str) -> ModelConfig:
+def decode_config_json(text: str | bytes, path: str) -> TritonModelConfig:
     """The configuration in JSON, as clients send it; otherwise as `decode_config`."""
     message = model_config_pb2.ModelConfig(max_batch_size=_UNSET)
     try:
@@ -56,12 +56,12 @@ def full_json(config: Mapping[str, Any]) -> dict[str, Any]:
     return _fields(json_format.ParseDict(config, model_config_pb2.ModelConfig()), defaults=True)
 
 
-def encode_config(config: ModelConfig) -> str:
+def encode_config(config: TritonModelConfig) -> str:
     """The JSON text of `full_json`."""
     return json.dumps(full_json(msgspec.to_builtins(config, str_keys=True)))
 
 
-def _typed(message: Any, path: str) -> ModelConfig:
+def _typed(message: Any, path: str) -> TritonModelConfig:
     given = message.max_batch_size != _UNSET
     refuse_fields(message, path)
     fields = _fields(message, defaults=False)
@@ -69,7 +69,7 @@ def _typed(message: Any, path: str) -> ModelConfig:
         fields.pop("max_batch_size", None)
     else:
         fields.setdefault("max_batch_size", 0)
-    return msgspec.convert(fields, ModelConfig, strict=False)
+    return msgspec.convert(fields, TritonModelConfig, strict=False)
 
 
 def _fields(message: Any, *, defaults: bool) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import msgspec
 
 from sluice.models.errors import ConfigError
-from sluice.models.triton_config.model_config import ModelConfig
+from sluice.models.triton_config.model_config import TritonModelConfig
 
 ALL, BASIC, EXTENDED, NONE = 0, -1, 1, 2
 """How far a graph is optimized, as Triton numbers the levels of `optimization.graph`."""
@@ -52,7 +52,7 @@ class SessionOptions(msgspec.Struct, frozen=True, kw_only=True):
     run_entries: Mapping[str, str] = {}
 
 
-def session_options(config: ModelConfig, path: str = "") -> SessionOptions:
+def session_options(config: TritonModelConfig, path: str = "") -> SessionOptions:
     """The options that the configuration of a model for ONNX Runtime asks for.
 
     Raises ConfigError, whose message starts with `path` and names the parameter.
@@ -105,7 +105,7 @@ class _Reading(msgspec.Struct, frozen=True):
         return ConfigError(f"{self.path}: parameters '{name}': expected {expected}, got '{self.given[name]:.80}'")
 
 
-def _level(config: ModelConfig, path: str) -> int:
+def _level(config: TritonModelConfig, path: str) -> int:
     level = ALL if config.optimization is None or config.optimization.graph is None else config.optimization.graph.level
     if level not in (ALL, BASIC, EXTENDED, NONE):
         raise ConfigError(

@@ -71,7 +71,7 @@ class OutputTensor(msgspec.Struct, frozen=True, array_like=True):
     row_offsets: tuple[int, ...] | None = None
 
 
-class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class StartWorker(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """First message to a worker: bind to `partition`, make an output region of `output_bytes`, load these models.
 
     `output_region` is the number under which everybody will know that region.
@@ -83,16 +83,16 @@ class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):
     models: tuple[ModelFile, ...]
 
 
-class LoadModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Load one more model while batches run; answered by `Loaded`."""
+class AddModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Load one more model while batches run; answered by `ModelAdded`."""
 
     file: ModelFile
 
 
-class UnloadModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Forget a model after the batches of it that were sent before; answered by `Unloaded`.
+class DropModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Forget a model after the batches of it that were sent before; answered by `ModelDropped`.
 
-    `LoadModel` and `UnloadModel` are carried out, and answered, in the order in which they were sent.
+    `AddModel` and `DropModel` are carried out, and answered, in the order in which they were sent.
     """
 
     key: str
@@ -120,7 +120,7 @@ class UnmapRegion(msgspec.Struct, frozen=True, tag=True, array_like=True):
     region: int
 
 
-class Run(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class RunBatch(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Run a batch. `release` lists the slots of earlier `Done` messages that are no longer needed."""
 
     batch: int
@@ -130,12 +130,12 @@ class Run(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Revoke(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Take back a batch that has not started; answered by `Revoked`, or by `Done` or `Failed` when too late."""
+    """Take back a batch that has not started; answered by `Revoked`, or by `Done` or `BatchRefused` when too late."""
 
     batch: int
 
 
-ToWorker = Load | LoadModel | UnloadModel | MeasureModel | MapRegion | UnmapRegion | Run | Revoke
+ToWorker = StartWorker | AddModel | DropModel | MeasureModel | MapRegion | UnmapRegion | RunBatch | Revoke
 
 
 class LoadedModel(msgspec.Struct, frozen=True, array_like=True):
@@ -166,7 +166,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     evidence: Evidence = Evidence()
 
 
-class Loaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ModelAdded(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A model that was to be loaded is held from now on, or could not be loaded."""
 
     model: LoadedModel
@@ -180,7 +180,7 @@ class Measured(msgspec.Struct, frozen=True, tag=True, array_like=True):
     evidence: Evidence = Evidence()
 
 
-class Unloaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ModelDropped(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The worker does not hold the model any more, and its memory was given back."""
 
     key: str
@@ -222,7 +222,7 @@ class Blame(enum.StrEnum):
     """The context on the device is lost: nothing runs in this process any more, nor in others of its MPS daemon."""
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class BatchRefused(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The backend refused or failed a batch."""
 
     batch: int
@@ -236,4 +236,4 @@ class Revoked(msgspec.Struct, frozen=True, tag=True, array_like=True):
     batch: int
 
 
-FromWorker = Ready | Loaded | Unloaded | Measured | Done | Overflow | Failed | Revoked
+FromWorker = Ready | ModelAdded | ModelDropped | Measured | Done | Overflow | BatchRefused | Revoked

@@ -6,31 +6,31 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from sluice.models.errors import InfeasibleLayout
-from sluice.mps.mig.geometry import Geometry, Profile
+from sluice.mps.mig.geometry import Geometry, MigProfile
 from sluice.mps.mig.placements import layouts
 
 _HALVINGS = 10
 
 
-class Demand(msgspec.Struct, frozen=True):
+class MigDemand(msgspec.Struct, frozen=True):
     """Requests a second to be served, and how many an instance of each profile serves (at the objective)."""
 
     rate: float
-    rates: Mapping[Profile, float]
+    rates: Mapping[MigProfile, float]
 
-    def scaled(self, factor: float) -> "Demand":
+    def scaled(self, factor: float) -> "MigDemand":
         """As much of the demand."""
-        return Demand(self.rate * factor, self.rates)
+        return MigDemand(self.rate * factor, self.rates)
 
 
-Shares = dict[str, tuple[Profile, ...]]
+Shares = dict[str, tuple[MigProfile, ...]]
 """The instances of each demand, the largest first."""
 
 _Load = tuple[int, ...]
 """How many instances of each profile of the geometry."""
 
 
-def cover(geometry: Geometry, demands: Mapping[str, Demand]) -> Shares:
+def cover(geometry: Geometry, demands: Mapping[str, MigDemand]) -> Shares:
     """Instances that serve every demand, with the fewest compute slices, then memory slices, then instances.
 
     Exact: looks at every way to give demands instances, as far as it is not worse than one that was found. Raises
@@ -45,14 +45,14 @@ def cover(geometry: Geometry, demands: Mapping[str, Demand]) -> Shares:
     )
 
 
-def _legal(geometry: Geometry, profiles: set[Profile]) -> set[_Load]:
+def _legal(geometry: Geometry, profiles: set[MigProfile]) -> set[_Load]:
     """How many of each profile can lie on the GPU together."""
     every = layouts(geometry, {profile: len(profile.starts) for profile in profiles})
     counts = (Counter(each.profile for each in layout) for layout in every)
     return {tuple(count[profile] for profile in geometry.profiles) for count in counts}
 
 
-def _best(geometry: Geometry, demands: Mapping[str, Demand], legal: set[_Load]) -> Shares | None:
+def _best(geometry: Geometry, demands: Mapping[str, MigDemand], legal: set[_Load]) -> Shares | None:
     found: Shares | None = None
     bound: tuple[int, int, int] | None = None
     # The narrowest choice first, so that what cannot be is found out soon.
@@ -75,13 +75,13 @@ def _best(geometry: Geometry, demands: Mapping[str, Demand], legal: set[_Load]) 
 
 
 def _shares(
-    geometry: Geometry, demand: Demand, load: _Load, legal: set[_Load]
-) -> Iterator[tuple[tuple[Profile, ...], _Load]]:
+    geometry: Geometry, demand: MigDemand, load: _Load, legal: set[_Load]
+) -> Iterator[tuple[tuple[MigProfile, ...], _Load]]:
     """Every set of instances that serves a demand beside `load`, none with one too many, and the load with it."""
 
     def more(
-        first: int, share: tuple[Profile, ...], load: _Load, rate: float
-    ) -> Iterator[tuple[tuple[Profile, ...], _Load]]:
+        first: int, share: tuple[MigProfile, ...], load: _Load, rate: float
+    ) -> Iterator[tuple[tuple[MigProfile, ...], _Load]]:
         if rate >= demand.rate:
             yield share, load
             return
@@ -95,12 +95,12 @@ def _shares(
 
 
 def _price(geometry: Geometry, load: _Load) -> tuple[int, int, int]:
-    numbers: Sequence[tuple[Profile, int]] = list(zip(geometry.profiles, load, strict=True))
+    numbers: Sequence[tuple[MigProfile, int]] = list(zip(geometry.profiles, load, strict=True))
     compute = sum(profile.compute * count for profile, count in numbers)
     return compute, sum(profile.memory * count for profile, count in numbers), sum(load)
 
 
-def _part(geometry: Geometry, demands: Mapping[str, Demand], legal: set[_Load]) -> str:
+def _part(geometry: Geometry, demands: Mapping[str, MigDemand], legal: set[_Load]) -> str:
     """The largest share of all demands that could be served, to a thousandth."""
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):

@@ -16,7 +16,7 @@ _MEDIA = "+me"
 _MOST_SLICES = 7
 
 
-class Profile(msgspec.Struct, frozen=True):
+class MigProfile(msgspec.Struct, frozen=True):
     """A size of GPU instances.
 
     `compute` and `memory` are slices of the GPU, `starts` the memory slices that an instance may start at. `id` is the
@@ -48,9 +48,9 @@ class Geometry(msgspec.Struct, frozen=True):
     gpu: str
     compute: int
     memory: int
-    profiles: tuple[Profile, ...]
+    profiles: tuple[MigProfile, ...]
 
-    def find(self, name: str) -> Profile:
+    def find(self, name: str) -> MigProfile:
         """The profile of that name; raises ConfigError, which tells those there are.
 
         `3g` is the plain profile of three slices with the least memory. Drivers disagree by a gigabyte about some
@@ -81,7 +81,7 @@ def share_of_gpu(profile: str) -> float:
     return slices / next(wholes, _MOST_SLICES)
 
 
-def geometry_of(gpu: str, profiles: Iterable[Profile]) -> Geometry:
+def geometry_of(gpu: str, profiles: Iterable[MigProfile]) -> Geometry:
     """The geometry of a GPU whose largest profile is all of it."""
     ordered = tuple(sorted(profiles, key=lambda profile: (profile.size, not profile.media), reverse=True))
     memory = max(start + profile.memory for profile in ordered for start in profile.starts)
@@ -131,7 +131,7 @@ def _table(gpu: str, figures: _Figures, shapes: dict[str, tuple[int, int, int, t
         for attributes in ("", _MEDIA):
             if numbers := shapes.get(shape + attributes):
                 name = f"{shape.partition(' ')[0]}.{gigabytes}gb{attributes}"
-                profiles.append(Profile(name, *numbers, multiprocessors, memory_mib))
+                profiles.append(MigProfile(name, *numbers, multiprocessors, memory_mib))
     return geometry_of(gpu, profiles)
 
 

@@ -38,16 +38,16 @@ class DestroyInstance(msgspec.Struct, frozen=True):
 Step = SetMig | CreateInstance | DestroyInstance
 
 
-class Difference(msgspec.Struct, frozen=True):
+class LayoutDiff(msgspec.Struct, frozen=True):
     """What goes and comes from one layout to another."""
 
     gone: Layout
     new: Layout
 
 
-def difference(present: Layout, wanted: Layout) -> Difference:
+def difference(present: Layout, wanted: Layout) -> LayoutDiff:
     """What goes and comes."""
-    return Difference(present - wanted, wanted - present)
+    return LayoutDiff(present - wanted, wanted - present)
 
 
 def steps(

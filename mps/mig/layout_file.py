@@ -7,7 +7,7 @@ import msgspec
 
 from sluice.models.errors import ConfigError, InfeasibleLayout
 from sluice.models.yaml_file import convert, load_yaml
-from sluice.mps.mig.demand import Demand, Shares, cover
+from sluice.mps.mig.demand import MigDemand, Shares, cover
 from sluice.mps.mig.geometry import GEOMETRIES, Geometry
 from sluice.mps.mig.packer import Wanted
 from sluice.mps.mig.placements import Placement, fault, place
@@ -80,7 +80,7 @@ class LayoutFile(msgspec.Struct, frozen=True):
                 rates = {geometry.find(profile): rate for profile, rate in demand.rates.items()}
             except ConfigError as error:
                 raise ConfigError(f"{at}.{name}: {error}") from None
-            demands[name] = Demand(demand.rate, rates)
+            demands[name] = MigDemand(demand.rate, rates)
         try:
             return cover(geometry, demands)
         except InfeasibleLayout as error:

@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import msgspec
 
 from sluice.models.errors import InfeasibleLayout
-from sluice.mps.mig.geometry import Geometry, Profile
+from sluice.mps.mig.geometry import Geometry, MigProfile
 from sluice.mps.mig.placements import Layout, Placement, fault, largest_first, layouts, room, shortage
 
 
 class Wanted(msgspec.Struct, frozen=True):
     """An instance to be had, anywhere or at `start`."""
 
-    profile: Profile
+    profile: MigProfile
     start: int | None = None
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ def pack(
     return max(found, key=merit)
 
 
-def _complete(geometry: Geometry, fixed: Layout, free: Counter[Profile], count: int) -> Iterator[Layout]:
+def _complete(geometry: Geometry, fixed: Layout, free: Counter[MigProfile], count: int) -> Iterator[Layout]:
     """Every layout of all that is wanted."""
     if fault(geometry, fixed) is None and shortage(geometry, list(free.elements())) is None:
         yield from (layout for layout in layouts(geometry, free, fixed) if len(layout) == count)

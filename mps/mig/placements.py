@@ -7,13 +7,13 @@ from itertools import combinations
 import msgspec
 
 from sluice.models.errors import ConfigError
-from sluice.mps.mig.geometry import Geometry, Profile
+from sluice.mps.mig.geometry import Geometry, MigProfile
 
 
 class Placement(msgspec.Struct, frozen=True):
     """An instance of a profile that starts at a memory slice; written `3g.40gb@4`."""
 
-    profile: Profile
+    profile: MigProfile
     start: int
 
     @property
@@ -61,7 +61,7 @@ def fault(geometry: Geometry, layout: Collection[Placement]) -> str | None:
     return shortage(geometry, [each.profile for each in layout])
 
 
-def shortage(geometry: Geometry, profiles: Collection[Profile]) -> str | None:
+def shortage(geometry: Geometry, profiles: Collection[MigProfile]) -> str | None:
     """What a GPU has too little of for instances of these profiles, wherever they lie, or None."""
     compute, memory = sum(each.compute for each in profiles), sum(each.memory for each in profiles)
     reasons = []
@@ -90,7 +90,7 @@ def room(geometry: Geometry, layout: Collection[Placement]) -> list[Placement]:
     ]
 
 
-def layouts(geometry: Geometry, most: Mapping[Profile, int], fixed: Layout = frozenset()) -> Iterator[Layout]:
+def layouts(geometry: Geometry, most: Mapping[MigProfile, int], fixed: Layout = frozenset()) -> Iterator[Layout]:
     """Every legal layout of `fixed` and at most so many more of each profile; `fixed` itself comes first.
 
     Takes time in proportion to their number: 298 of 1g, 2g, 3g, 4g and 7g, 2319 of all profiles of an A100.
@@ -104,7 +104,13 @@ def layouts(geometry: Geometry, most: Mapping[Profile, int], fixed: Layout = fro
 
 
 def _extended(
-    layout: Layout, places: list[Placement], first: int, taken: int, compute: int, media: bool, left: Counter[Profile]
+    layout: Layout,
+    places: list[Placement],
+    first: int,
+    taken: int,
+    compute: int,
+    media: bool,
+    left: Counter[MigProfile],
 ) -> Iterator[Layout]:
     """`layout` and all that it becomes with places from the `first` on, each of which is offered once."""
     yield layout
@@ -120,7 +126,7 @@ def _extended(
         left[profile] += 1
 
 
-def _bits(profile: Profile, start: int) -> int:
+def _bits(profile: MigProfile, start: int) -> int:
     return ((1 << profile.memory) - 1) << start
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from sluice.models.errors import ConfigError, ControlFailed
 from sluice.mps.daemon.processes import process_name
-from sluice.mps.mig.geometry import GEOMETRIES, Geometry, Profile, geometry_of
+from sluice.mps.mig.geometry import GEOMETRIES, Geometry, MigProfile, geometry_of
 from sluice.mps.mig.inventory import Gpu, Instance
 from sluice.mps.mig.placements import Placement
 from sluice.mps.nvidia.nvml_events import NvmlEvents
@@ -162,7 +162,7 @@ class Nvml:
             starts = tuple(sorted(place.start for place in places))
             if places:
                 numbers = info.multiprocessorCount, info.memorySizeMB
-                found.append(Profile(profile_name, info.id, info.sliceCount, places[0].size, starts, *numbers))
+                found.append(MigProfile(profile_name, info.id, info.sliceCount, places[0].size, starts, *numbers))
         return geometry_of(known.gpu if known is not None else name, found) if found else None
 
     def _instances(self, device: Any, geometry: Geometry) -> Iterator[Instance]:
@@ -173,7 +173,7 @@ class Nvml:
                 uuid, users = own[0][1] if own else "", self._users(*(mig_device for mig_device, _ in own))
                 yield Instance(Placement(profile, info.placement.start), uuid, users)
 
-    def _gpu_instances(self, device: Any, profile: Profile) -> list[tuple[Any, Any]]:
+    def _gpu_instances(self, device: Any, profile: MigProfile) -> list[tuple[Any, Any]]:
         """The instances of a profile, each with its info."""
         nvml = self._nvml
         list_instances = partial(nvml.nvmlDeviceGetGpuInstances, device, profile.id)
@@ -201,7 +201,7 @@ class Nvml:
             except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
                 continue
 
-    def _whole(self, instance: Any, profile: Profile) -> int:
+    def _whole(self, instance: Any, profile: MigProfile) -> int:
         """The profile of a compute instance that takes all of a GPU instance."""
         for info in self._compute_profiles(instance):
             if info.sliceCount == profile.compute:
@@ -261,7 +261,7 @@ def _known(multiprocessors: Mapping[str, int]) -> Geometry | None:
     return None
 
 
-def _found(geometry: Geometry, name: str) -> Profile | None:
+def _found(geometry: Geometry, name: str) -> MigProfile | None:
     with suppress(ConfigError):
         return geometry.find(name)
     return None

@@ -29,7 +29,7 @@ Measure = Callable[[Profiled], int]
 """The MiB that a profile has; raises ConfigError."""
 
 
-class ModelMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PackedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model as written, in MiB: what its owner asks for, and what was measured while it loads, and serves.
 
     `profile` is where the latter was measured, in place of `serve_mib`. `usage_mib` are samples of its use, taken at
@@ -83,7 +83,7 @@ class PackingFile(msgspec.Struct, frozen=True):
 def decode_packing(text: str, path: str, measure: Measure) -> PackingFile:
     """Decode the text of a file; raises ConfigError, whose message starts with `path` and the place."""
     top = convert(load_yaml(text, path), _Top, path, "")
-    forms = {name: convert(value, ModelMemory, path, f"models.{name}") for name, value in top.models.items()}
+    forms = {name: convert(value, PackedModel, path, f"models.{name}") for name, value in top.models.items()}
     try:
         models = tuple(form.tenant(name, measure) for name, form in forms.items())
     except ConfigError as error:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from sluice.mps.packing.policy import PackingPolicy, choose
-from sluice.mps.packing.tenant import Device, Resident, Tenant
+from sluice.mps.packing.tenant import Device, PlacedTenant, Tenant
 
 
 class Packed(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ def lay_out(policy: PackingPolicy, tenants: Sequence[Tenant], devices: Sequence[
 
 
 def _joined(device: Device, tenant: Tenant) -> Device:
-    residents = (*device.residents, Resident(tenant, tenant.starts_ns[-1]))
+    residents = (*device.residents, PlacedTenant(tenant, tenant.starts_ns[-1]))
     return Device(device.name, device.memory_mib, residents, _together([each.tenant for each in residents]))
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import msgspec
 
-from sluice.mps.packing.tenant import Device, Resident, Tenant
+from sluice.mps.packing.tenant import Device, PlacedTenant, Tenant
 
 
 class PeakSafe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", tag="peak_safe"):
@@ -51,4 +51,4 @@ class PeakSafe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
 def _most_mib(tenant: Tenant, device: Device) -> int:
     """The most memory that is in use at a time from now on, with the tenant."""
-    return device.foreign_mib + device.prospect.joined(Resident(tenant, age_ns=0)).highest_mib
+    return device.foreign_mib + device.prospect.joined(PlacedTenant(tenant, age_ns=0)).highest_mib

@@ -58,7 +58,7 @@ class Tenant(msgspec.Struct, frozen=True, dict=True):
         return 0
 
 
-class Resident(msgspec.Struct, frozen=True):
+class PlacedTenant(msgspec.Struct, frozen=True):
     """A tenant on a device, and how long it has been there."""
 
     tenant: Tenant
@@ -81,11 +81,11 @@ class Prospect(msgspec.Struct, frozen=True):
     Of those that stay one at a time is loaded, now or again, which takes `load_mib` more.
     """
 
-    jobs: tuple[Resident, ...] = ()
+    jobs: tuple[PlacedTenant, ...] = ()
     stay_mib: int = 0
     load_mib: int = 0
 
-    def joined(self, other: Resident) -> "Prospect":
+    def joined(self, other: PlacedTenant) -> "Prospect":
         """With one more."""
         lasting_mib = other.tenant.lasting_mib
         if lasting_mib is None:
@@ -110,7 +110,7 @@ class Device(msgspec.Struct, frozen=True, dict=True):
 
     name: str
     memory_mib: int
-    residents: tuple[Resident, ...] = ()
+    residents: tuple[PlacedTenant, ...] = ()
     used: tuple[float, ...] = ()
 
     @property

@@ -49,7 +49,7 @@ class BalanceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("expected a finite every_s above 0 and a finite pause_s of at least 0")
 
 
-class Loaded(NamedTuple, Generic[_Held]):
+class PartitionLoad(NamedTuple, Generic[_Held]):
     """What a partition has, and the part of its time that it was busy since the last look."""
 
     held: _Held
@@ -82,7 +82,7 @@ class _Balance(ABC, Generic[_Held]):
         self._busy.clear()
         self._idle.clear()
 
-    def look(self, now_s: float, loads: Mapping[str, Loaded[_Held]], free: _Held) -> Change[_Held] | None:
+    def look(self, now_s: float, loads: Mapping[str, PartitionLoad[_Held]], free: _Held) -> Change[_Held] | None:
         """The next change, if there is to be one; the caller tries it once, whatever comes of it."""
         for name, load in loads.items():
             self._busy[name] = self._busy[name] + 1 if load.busy >= self._settings.busy else 0
@@ -94,14 +94,14 @@ class _Balance(ABC, Generic[_Held]):
             self.changed(now_s)
         return change
 
-    def _lend(self, loads: Mapping[str, Loaded[_Held]], free: _Held) -> Change[_Held] | None:
+    def _lend(self, loads: Mapping[str, PartitionLoad[_Held]], free: _Held) -> Change[_Held] | None:
         busy = [name for name in loads if self._busy[name] >= LOOKS]
         if not busy or not free:
             return None
         name = max(busy, key=lambda each: loads[each].busy)
         return Change(name, self._more(loads[name].held, free))
 
-    def _return(self, loads: Mapping[str, Loaded[_Held]]) -> Change[_Held] | None:
+    def _return(self, loads: Mapping[str, PartitionLoad[_Held]]) -> Change[_Held] | None:
         for name, (held, _) in loads.items():
             if self._idle[name] >= LOOKS and (less := self._less(held, self._own[name])) != held:
                 return Change(name, less)

@@ -19,7 +19,7 @@ class Free(NamedTuple):
     memory_mb: float | None = None
 
 
-class Demand(NamedTuple):
+class DemandedShare(NamedTuple):
     """What a partition is promised of its device."""
 
     partition: str
@@ -28,15 +28,17 @@ class Demand(NamedTuple):
     memory_mb: float
 
 
-def demand_of(partition: Partition) -> Demand:
+def demand_of(partition: Partition) -> DemandedShare:
     """What a partition is promised: a MIG instance is one's alone, cores are the concern of `partitions.cpu`."""
     match partition:
         case CpuPartition():
-            return Demand(partition.name, HOST, 0.0, partition.hard_memory_mb or 0.0)
+            return DemandedShare(partition.name, HOST, 0.0, partition.hard_memory_mb or 0.0)
         case MigPartition():
-            return Demand(partition.name, partition.uuid, WHOLE, partition.memory_mb or 0.0)
+            return DemandedShare(partition.name, partition.uuid, WHOLE, partition.memory_mb or 0.0)
         case _:
-            return Demand(partition.name, partition.uuid, partition.guaranteed_percent, partition.memory_mb or 0.0)
+            return DemandedShare(
+                partition.name, partition.uuid, partition.guaranteed_percent, partition.memory_mb or 0.0
+            )
 
 
 def check_shares(partitions: Iterable[Partition], free: Mapping[str, Free]) -> None:
@@ -44,7 +46,7 @@ def check_shares(partitions: Iterable[Partition], free: Mapping[str, Free]) -> N
 
     `free` is by device, a UUID or `HOST`; one that is not there is all free, and its memory not known.
     """
-    demands: dict[str, list[Demand]] = {}
+    demands: dict[str, list[DemandedShare]] = {}
     static_devices: dict[str, bool] = {}
     for partition in partitions:
         demand = demand_of(partition)
@@ -60,7 +62,7 @@ def check_shares(partitions: Iterable[Partition], free: Mapping[str, Free]) -> N
         _check_device(device, asked, free.get(device, Free()))
 
 
-def _check_device(device: str, asked: list[Demand], free: Free) -> None:
+def _check_device(device: str, asked: list[DemandedShare], free: Free) -> None:
     share = sum(each.share_percent for each in asked)
     if share > free.share_percent:
         listed = ", ".join(f"{each.share_percent:g} % for {each.partition}" for each in asked if each.share_percent)

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.mps.ipc.messages import Done, Failed, LoadedModel, Ready, Revoked
+from sluice.mps.ipc.messages import BatchRefused, Done, LoadedModel, Ready, Revoked
 from sluice.mps.supervisor.process import WorkerProcess
 
 
@@ -38,5 +38,5 @@ class WorkerCallbacks(Protocol):
     def model_unloaded(self, partition: str, key: str) -> None:
         """Take in that `Supervisor.unload` is done."""
 
-    def message(self, partition: str, message: Done | Failed | Revoked) -> None:
+    def message(self, partition: str, message: Done | BatchRefused | Revoked) -> None:
         """Take an answer of a worker; all regions it names are mapped (`Supervisor.region`)."""

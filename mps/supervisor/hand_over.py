@@ -7,9 +7,9 @@ import msgspec
 
 from sluice.models.errors import PartitionError
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.mps.ipc.messages import LoadedModel, LoadModel, Ready, UnloadModel
+from sluice.mps.ipc.messages import AddModel, DropModel, LoadedModel, Ready
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition, Partition
-from sluice.mps.supervisor.worker_slot import Post
+from sluice.mps.supervisor.worker_slot import WorkerSlot
 
 Tables = Mapping[tuple[str, str], LatencyTable]
 """How fast models are, by kind of partition and key."""
@@ -23,7 +23,9 @@ class HandOver:
     when it cannot take over. No model is handed over that the one before could not load either.
     """
 
-    def __init__(self, before: Post, partition: Partition, tables: Mapping[str, LatencyTable], known: Tables) -> None:
+    def __init__(
+        self, before: WorkerSlot, partition: Partition, tables: Mapping[str, LatencyTable], known: Tables
+    ) -> None:
         self._before = before
         self._stored = tables
         self._known = known
@@ -60,9 +62,9 @@ class HandOver:
         wanted = self._wanted()
         for key in sorted(wanted - successor.tables.keys()):
             table = self._known.get((successor.kind, key))
-            successor.change(LoadModel(msgspec.structs.replace(before.models[key], table=table)))
+            successor.change(AddModel(msgspec.structs.replace(before.models[key], table=table)))
         for key in sorted(successor.tables.keys() - wanted):
-            successor.change(UnloadModel(key))
+            successor.change(DropModel(key))
         return not successor.changing
 
     def complete(self) -> dict[str, LatencyTable]:

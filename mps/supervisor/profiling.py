@@ -13,7 +13,7 @@ from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.daemon.channel import MpsChannel
 from sluice.mps.daemon.client_contexts import destroy_contexts
 from sluice.mps.daemon.inventory import answering_control
-from sluice.mps.ipc.messages import FromWorker, Load, Measured, MeasureModel, ModelFile, Ready
+from sluice.mps.ipc.messages import FromWorker, Measured, MeasureModel, ModelFile, Ready, StartWorker
 from sluice.mps.isolation.mps_environment import pipe_directory
 from sluice.mps.partitions.cpu import check_partitions
 from sluice.mps.partitions.isolation_report import shortfalls
@@ -39,8 +39,8 @@ def measure_on(partition: Partition, file: ModelFile, *, strict: bool = False) -
     """Measure a model at the sizes of its menu, on all of a partition; blocks until it is done.
 
     The evidence in the answer is for `partitions.isolation_report`, against `measured_as` of the partition. An MPS
-    partition needs its daemon. Raises PartitionError for a partition that cannot be had or, when `strict`, does not hold, BackendFailed for
-    a model that does not run there.
+    partition needs its daemon. Raises PartitionError for a partition that cannot be had or, when `strict`, does not
+    hold, BackendFailed for a model that does not run there.
     """
     check_partitions([partition])
     return asyncio.run(_measure(measured_as(partition), file, strict))
@@ -134,7 +134,7 @@ async def _running(partition: Partition, file: ModelFile, *models: ModelFile) ->
     """A worker on the partition that has been told to load `models`."""
     worker = _Worker(partition, file)
     try:
-        worker.process.send(Load(partition, 1, _OUTPUT_BYTES, models))
+        worker.process.send(StartWorker(partition, 1, _OUTPUT_BYTES, models))
         yield worker
     finally:
         await worker.end()

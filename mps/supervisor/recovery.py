@@ -12,7 +12,7 @@ from sluice.mps.supervisor.fault_domain import answering, end_clients
 from sluice.mps.supervisor.hung_client import end_client
 from sluice.mps.supervisor.process import WorkerProcess
 from sluice.mps.supervisor.quarantine import Quarantine, Quarantined, QuarantineSettings
-from sluice.mps.supervisor.worker_slot import Post
+from sluice.mps.supervisor.worker_slot import WorkerSlot
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +26,9 @@ class Recovery:
 
     def __init__(
         self,
-        posts: Sequence[Post],
-        by_name: Mapping[str, Post],
-        launch: Callable[[Post], None],
+        posts: Sequence[WorkerSlot],
+        by_name: Mapping[str, WorkerSlot],
+        launch: Callable[[WorkerSlot], None],
         settings: QuarantineSettings,
         controls: Mapping[str, MpsControl],
     ) -> None:
@@ -40,7 +40,7 @@ class Recovery:
         self._excused: set[str] = set()
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._hung: dict[WorkerProcess, asyncio.Task[None]] = {}
-        self._held: dict[Post, float] = {}
+        self._held: dict[WorkerSlot, float] = {}
         self._watch: DeviceWatch | None = None
 
     def start(self) -> None:
@@ -64,7 +64,7 @@ class Recovery:
         """The worker of a partition is about to be ended on purpose: that is not held against the partition."""
         self._excused.add(partition)
 
-    def lost(self, post: Post, reason: str) -> str:
+    def lost(self, post: WorkerSlot, reason: str) -> str:
         """A worker is gone: have another one started in time; returns the reason, and what else comes of it."""
         now_s = time.monotonic()
         delay_s = post.back_off.lost(now_s)
@@ -161,7 +161,7 @@ class Recovery:
             return reason
         return f"{reason}; the partition is in quarantine for {alone.for_s:g} s: {alone.reason}"
 
-    def _start(self, post: Post) -> None:
+    def _start(self, post: WorkerSlot) -> None:
         self._quarantine.over(post.name)
         self._launch(post)
 
@@ -172,7 +172,7 @@ async def _end(process: WorkerProcess, control: MpsControl, reason: str) -> None
     await process.gone.wait()
 
 
-def _daemon(post: Post) -> str:
+def _daemon(post: WorkerSlot) -> str:
     """The device whose MPS daemon a worker is a client of; "" where there is none."""
     partition = post.spec.partition
     return partition.uuid if isinstance(partition, MpsPartition) else ""

@@ -20,19 +20,19 @@ from sluice.mps.daemon.client_contexts import TERMINATE_S
 from sluice.mps.daemon.control import MpsControl
 from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.messages import (
+    AddModel,
+    BatchRefused,
     Done,
-    Failed,
+    DropModel,
     FromWorker,
-    Loaded,
     LoadedModel,
-    LoadModel,
     MapRegion,
+    ModelAdded,
+    ModelDropped,
     ModelFile,
     Overflow,
     Ready,
     Revoked,
-    Unloaded,
-    UnloadModel,
     UnmapRegion,
 )
 from sluice.mps.isolation.back_off import BackOff
@@ -44,7 +44,7 @@ from sluice.mps.supervisor.hand_over import HandOver
 from sluice.mps.supervisor.process import WorkerProcess, all_gone
 from sluice.mps.supervisor.quarantine import USUAL, QuarantineSettings
 from sluice.mps.supervisor.recovery import Recovery
-from sluice.mps.supervisor.worker_slot import Post
+from sluice.mps.supervisor.worker_slot import WorkerSlot
 
 KILL_TIMEOUT_S = 5.0
 LATE = "it did not end in time"
@@ -76,11 +76,11 @@ class Supervisor:
         controls: Mapping[str, MpsControl] = {},
     ) -> None:
         check_partitions([spec.partition for spec in workers])
-        self._posts = [Post(spec, ready_timeout_s, self._end) for spec in workers]
+        self._posts = [WorkerSlot(spec, ready_timeout_s, self._end) for spec in workers]
         self._by_name = {post.name: post for post in self._posts}
         self.recovery = Recovery(self._posts, self._by_name, self._launch, quarantine, controls)
         self._hand_overs: dict[str, HandOver] = {}
-        self._retiring: dict[WorkerProcess, Post] = {}
+        self._retiring: dict[WorkerProcess, WorkerSlot] = {}
         self._callbacks = callbacks
         self._tables: dict[tuple[str, str], LatencyTable] = {}
         self._weighed: set[tuple[str, str]] = set()
@@ -105,14 +105,14 @@ class Supervisor:
         post = self._by_name[partition]
         known = post.kind, file.key
         table = file.table or self._tables.get(known)
-        self._change(post, LoadModel(msgspec.structs.replace(file, table=table, weighed=known in self._weighed)))
+        self._change(post, AddModel(msgspec.structs.replace(file, table=table, weighed=known in self._weighed)))
 
     def unload(self, partition: str, key: str) -> None:
         """Have the worker of a partition give up a model after the batches that were sent; as `load`.
 
         `model_unloaded` follows.
         """
-        self._change(self._by_name[partition], UnloadModel(key))
+        self._change(self._by_name[partition], DropModel(key))
 
     def recycle(self, partition: str) -> None:
         """Have a new worker take the place of a partition's, at once; `worker_lost` and `worker_ready` follow."""
@@ -210,7 +210,7 @@ class Supervisor:
             region.close()
         self._regions.clear()
 
-    def _launch(self, post: Post) -> None:
+    def _launch(self, post: WorkerSlot) -> None:
         post.output_region = next(self._numbers)
         try:
             process = WorkerProcess(
@@ -226,11 +226,11 @@ class Supervisor:
     def _end(self, partition: str, process: WorkerProcess, reason: str) -> None:
         self.recovery.end(partition, process, reason)
 
-    def _change(self, post: Post, change: LoadModel | UnloadModel) -> None:
+    def _change(self, post: WorkerSlot, change: AddModel | DropModel) -> None:
         if not self._draining:
             post.change(change)
 
-    def _take(self, post: Post, message: FromWorker, fds: tuple[int, ...]) -> None:
+    def _take(self, post: WorkerSlot, message: FromWorker, fds: tuple[int, ...]) -> None:
         assert post.process is not None
         match message:
             case Ready():
@@ -238,22 +238,22 @@ class Supervisor:
             case Overflow():
                 self._add(message.region, _attach(fds, message.nbytes), maker=post)
                 post.unclaimed_overflow = message.region
-            case Loaded():
+            case ModelAdded():
                 post.loaded(message.model)
                 self._learn(post, message.model)
                 if self._by_name[post.name] is post:
                     self._callbacks.model_loaded(post.name, message.model)
                 self._compare(post, message.model)
-            case Unloaded():
+            case ModelDropped():
                 post.unloaded(message.key)
                 if self._by_name[post.name] is post:
                     self._callbacks.model_unloaded(post.name, message.key)
                 self._compare(post)
-            case Done() | Failed() | Revoked():
+            case Done() | BatchRefused() | Revoked():
                 post.unclaimed_overflow = None
                 self._callbacks.message(post.name, message)
 
-    def _came_up(self, post: Post, ready: Ready, fds: tuple[int, ...]) -> None:
+    def _came_up(self, post: WorkerSlot, ready: Ready, fds: tuple[int, ...]) -> None:
         output = _attach(fds, post.spec.output_bytes)
         post.stop_waiting()
         post.ready = True
@@ -278,7 +278,7 @@ class Supervisor:
             else:
                 self._compare(post)
 
-    def _compare(self, post: Post, model: LoadedModel | None = None) -> None:
+    def _compare(self, post: WorkerSlot, model: LoadedModel | None = None) -> None:
         """Hand a partition over if a worker is there that can take over; `model` is what it has just loaded, or not."""
         hand_over = self._hand_overs.get(post.name)
         if hand_over is None:
@@ -288,7 +288,7 @@ class Supervisor:
         elif hand_over.is_due():
             self._hand_over(self._by_name[post.name], hand_over)
 
-    def _hand_over(self, post: Post, hand_over: HandOver) -> None:
+    def _hand_over(self, post: WorkerSlot, hand_over: HandOver) -> None:
         successor, ready = hand_over.successor, hand_over.ready
         assert post.process is not None, "who hands over is up"
         assert successor.process is not None and ready is not None, "who takes over is up"  # noqa: PT018
@@ -299,13 +299,13 @@ class Supervisor:
         self._tables.update(((successor.kind, key), table) for key, table in tables.items())
         self._callbacks.worker_replaced(post.name, successor.process, ready, successor.output_region, tables)
 
-    def _learn(self, post: Post, model: LoadedModel) -> None:
+    def _learn(self, post: WorkerSlot, model: LoadedModel) -> None:
         if model.table is not None:
             self._tables[post.kind, model.key] = model.table
         if model.memory is not None:
             self._weighed.add((post.kind, model.key))
 
-    def _lost(self, post: Post, reason: str) -> None:
+    def _lost(self, post: WorkerSlot, reason: str) -> None:
         process = post.process
         post.lost()
         if post.unclaimed_overflow is not None:  # Its batch was never reported done.
@@ -327,7 +327,7 @@ class Supervisor:
             self.keep(post.name, f"the worker whose place it was to take was lost: {reason}")
             self._callbacks.worker_lost(post.name, self.recovery.lost(post, reason))
 
-    def _add(self, number: int, region: Region, maker: Post | None) -> None:
+    def _add(self, number: int, region: Region, maker: WorkerSlot | None) -> None:
         self._regions[number] = region
         for post in self._posts:
             if post is not maker:

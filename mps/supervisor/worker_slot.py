@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.mps.ipc.messages import Load, LoadedModel, LoadModel, ModelFile, ToWorker, UnloadModel
+from sluice.mps.ipc.messages import AddModel, DropModel, LoadedModel, ModelFile, StartWorker, ToWorker
 from sluice.mps.isolation.back_off import BackOff
 from sluice.mps.supervisor.process import WorkerProcess
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sluice.mps.supervisor.supervisor import WorkerSpec
 
 
-class Post:
+class WorkerSlot:
     """One partition over all the workers that come and go on it; one that takes `limit_s` to load is ended, by `end`.
 
     `models` are what the next worker is to hold: what this one holds now, but for what it was told to give up. `tables`
@@ -37,12 +37,12 @@ class Post:
         self.unclaimed_overflow: int | None = None
         self._limit_s = limit_s
         self._end = end
-        self._changes: deque[LoadModel | UnloadModel] = deque()
+        self._changes: deque[AddModel | DropModel] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
-    def another(self, spec: "WorkerSpec") -> "Post":
+    def another(self, spec: "WorkerSpec") -> "WorkerSlot":
         """The post of a worker that is to take the place of this one's."""
-        return Post(spec, self._limit_s, self._end)
+        return WorkerSlot(spec, self._limit_s, self._end)
 
     @property
     def changing(self) -> bool:
@@ -70,7 +70,7 @@ class Post:
         self.process = process
         self._limit(f"not ready within {self._limit_s:g} s")
         models = tuple(self.models.values())
-        process.send(Load(self.spec.partition, self.output_region, self.spec.output_bytes, models))
+        process.send(StartWorker(self.spec.partition, self.output_region, self.spec.output_bytes, models))
 
     def end(self, reason: str) -> None:
         """Have the worker ended, if there is one, which may be in the middle of something; returns at once."""
@@ -89,11 +89,11 @@ class Post:
         """Note that the next worker is to hold a model, too; what this one measured, that one need not."""
         self.models[file.key] = msgspec.structs.replace(file, table=table or file.table)
 
-    def change(self, change: LoadModel | UnloadModel) -> None:
+    def change(self, change: AddModel | DropModel) -> None:
         """Order a change, if a worker is ready to take it."""
         if not self.ready:
             return
-        if isinstance(change, UnloadModel):
+        if isinstance(change, DropModel):
             self.models.pop(change.key, None)
         self.send(change)
         self._changes.append(change)
@@ -103,7 +103,7 @@ class Post:
     def loaded(self, model: LoadedModel) -> None:
         """Note how the first change ended: the model is held, or did not load."""
         change = self._changes.popleft()
-        assert isinstance(change, LoadModel), "changes are answered in order"
+        assert isinstance(change, AddModel), "changes are answered in order"
         if model.table is not None:
             self.tables[model.key] = model.table
             self.keep(change.file, model.table)
@@ -120,7 +120,7 @@ class Post:
         """Bound the time of the change that is under way now."""
         self.stop_waiting()
         if self._changes:
-            what = "load" if isinstance(self._changes[0], LoadModel) else "unload"
+            what = "load" if isinstance(self._changes[0], AddModel) else "unload"
             self._limit(f"it did not {what} a model within {self._limit_s:g} s")
 
     def _limit(self, reason: str) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 import msgspec
 
 from sluice.mps.ipc.channel import Channel
-from sluice.mps.ipc.messages import Loaded, LoadedModel, LoadModel, ToWorker, Unloaded, UnloadModel
+from sluice.mps.ipc.messages import AddModel, DropModel, LoadedModel, ModelAdded, ModelDropped, ToWorker
 from sluice.mps.worker.runner import Made, Runner
 
 MADE_AT_A_TIME = 2
@@ -35,7 +35,7 @@ class Loader:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._orders: deque[LoadModel | UnloadModel] = deque()
+        self._orders: deque[AddModel | DropModel] = deque()
         self._threads = ThreadPoolExecutor(MADE_AT_A_TIME, "load")
         self._backends: dict[str, Future[Made]] = {}
         self._alone = ""
@@ -49,7 +49,7 @@ class Loader:
         """Whether there is something to do, or to wait for."""
         return bool(self._orders)
 
-    def take(self, order: LoadModel | UnloadModel) -> None:
+    def take(self, order: AddModel | DropModel) -> None:
         """Queue an order."""
         self._orders.append(order)
         self._make()
@@ -57,7 +57,7 @@ class Loader:
     def wait(self, channel: Channel[ToWorker]) -> None:
         """Return when `step` can go on, or when there is something to read."""
         order = self._orders[0]
-        backend = self._backends.get(order.file.key) if isinstance(order, LoadModel) else None
+        backend = self._backends.get(order.file.key) if isinstance(order, AddModel) else None
         if backend is not None and not backend.done():
             ready = select.poll()
             ready.register(channel, select.POLLIN)
@@ -67,7 +67,7 @@ class Loader:
             with suppress(BlockingIOError):
                 os.eventfd_read(self._made)
 
-    def step(self, queued: Set[str]) -> Loaded | Unloaded | None:
+    def step(self, queued: Set[str]) -> ModelAdded | ModelDropped | None:
         """Do a bounded piece of work; the answer to the first order when that is done with it.
 
         `queued` are the models of batches that wait, which are not unloaded.
@@ -75,17 +75,17 @@ class Loader:
         if self._held_back:
             self._make()
         order = self._orders[0]
-        answer: Loaded | Unloaded
-        if isinstance(order, LoadModel):
+        answer: ModelAdded | ModelDropped
+        if isinstance(order, AddModel):
             model = self._runner.held(order.file.key) or self._load(order)
             if model is None:
                 return None
-            answer = Loaded(model)
+            answer = ModelAdded(model)
         elif order.key in queued:
             return None
         else:
             self._runner.unload(order.key)
-            answer = Unloaded(order.key)
+            answer = ModelDropped(order.key)
         self._orders.popleft()
         self._make()
         return answer
@@ -94,7 +94,7 @@ class Loader:
         """Have the backends made that are to be loaded next."""
         self._held_back = False
         for order in self._orders:
-            if not isinstance(order, LoadModel):
+            if not isinstance(order, AddModel):
                 return
             file = order.file
             if file.key not in self._backends and not self._runner.held(file.key):
@@ -108,7 +108,7 @@ class Loader:
                 backend = self._backends[file.key] = self._threads.submit(self._runner.make, file, weigh=weigh)
                 backend.add_done_callback(lambda _: os.eventfd_write(self._made, 1))
 
-    def _load(self, order: LoadModel) -> LoadedModel | None:
+    def _load(self, order: AddModel) -> LoadedModel | None:
         key = order.file.key
         backend = self._backends[key]
         if not backend.done():

@@ -22,21 +22,21 @@ from sluice.models.measuring.memory_meter import share_one_arena
 from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.channel import Channel
 from sluice.mps.ipc.messages import (
-    Failed,
-    Load,
-    Loaded,
-    LoadModel,
+    AddModel,
+    BatchRefused,
+    DropModel,
     MapRegion,
     Measured,
     MeasureModel,
+    ModelAdded,
+    ModelDropped,
     ModelFile,
     Ready,
     Revoke,
     Revoked,
-    Run,
+    RunBatch,
+    StartWorker,
     ToWorker,
-    Unloaded,
-    UnloadModel,
     UnmapRegion,
 )
 from sluice.mps.isolation.mps_environment import await_daemon
@@ -78,7 +78,7 @@ class Worker:
         self._loader = loader
         self._partition = partition
         self._evidence = evidence
-        self._queue: deque[Run] = deque()
+        self._queue: deque[RunBatch] = deque()
 
     def serve(self) -> None:
         """Run batches until the gateway closes the channel (EOFError or ConnectionError)."""
@@ -100,24 +100,24 @@ class Worker:
     def take(self, message: ToWorker, fds: tuple[int, ...]) -> None:
         """Handle one message; a batch is queued."""
         match message:
-            case Run():
+            case RunBatch():
                 for slot in message.release:
                     self._tensors.free(slot)
                 if len(self._queue) < QUEUE_LIMIT:
                     self._queue.append(message)
                 else:
-                    self._channel.send(Failed(message.batch, f"more than {QUEUE_LIMIT} batches are waiting"))
+                    self._channel.send(BatchRefused(message.batch, f"more than {QUEUE_LIMIT} batches are waiting"))
             case Revoke():
                 self._revoke(message.batch)
             case MapRegion():
                 self._tensors.map(message.region, Region.attach(fds[0], message.nbytes))
             case UnmapRegion():
                 self._tensors.unmap(message.region)
-            case LoadModel() | UnloadModel():
+            case AddModel() | DropModel():
                 self._loader.take(message)
             case MeasureModel():
                 self._channel.send(self._measured(message.file))
-            case Load():
+            case StartWorker():
                 raise PartitionError("worker: the partition is set up once, expected no second Load")
 
     def _measured(self, file: ModelFile) -> Measured:
@@ -135,12 +135,12 @@ class Worker:
                 self.take(message, fds)
         return msgspec.structs.replace(measured, evidence=gather(self._partition, self._runner, self._evidence))
 
-    def _proved(self, change: Loaded | Unloaded) -> Loaded | Unloaded:
+    def _proved(self, change: ModelAdded | ModelDropped) -> ModelAdded | ModelDropped:
         """What changed, with the proof that the partition still holds: a model may place threads as it likes."""
-        if isinstance(change, Unloaded):
+        if isinstance(change, ModelDropped):
             return change
         evidence = gather(self._partition, self._runner, self._evidence)
-        return Loaded(msgspec.structs.replace(change.model, evidence=evidence))
+        return ModelAdded(msgspec.structs.replace(change.model, evidence=evidence))
 
     def _revoke(self, batch: int) -> None:
         for run in self._queue:
@@ -153,7 +153,7 @@ class Worker:
 def start(channel: Channel[ToWorker]) -> Worker:
     """Bind to the partition, load and report ready; what is sent meanwhile waits in the channel."""
     load, _ = next(channel.receive(wait=True))
-    if not isinstance(load, Load):
+    if not isinstance(load, StartWorker):
         raise PartitionError(f"worker: the first message is {type(load).__name__}, expected Load")
     partition = load.partition
     cores = bind(partition)

@@ -1,4 +1,4 @@
-"""Runs batches: holds the models of a worker, turns one `Run` into its answer."""
+"""Runs batches: holds the models of a worker, turns one `RunBatch` into its answer."""
 
 import gc
 import time
@@ -19,7 +19,7 @@ from sluice.models.pipelines.confidence import confidence
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.tensors.arrays import Array
 from sluice.mps.ipc.arena import Region
-from sluice.mps.ipc.messages import Blame, Done, Failed, LoadedModel, Measured, ModelFile, Overflow, Run
+from sluice.mps.ipc.messages import BatchRefused, Blame, Done, LoadedModel, Measured, ModelFile, Overflow, RunBatch
 from sluice.mps.worker.tensors import WorkerTensors
 
 
@@ -139,12 +139,12 @@ class Runner:
             gc.collect()
             trim()
 
-    def run(self, run: Run) -> tuple[Done | Failed, tuple[Overflow, Region] | None]:
+    def run(self, run: RunBatch) -> tuple[Done | BatchRefused, tuple[Overflow, Region] | None]:
         """Run a batch; the overflow region, where there is one, is to be sent before the answer."""
         try:
             return self._run(run)
         except Exception as error:  # Whatever a backend raises, MemoryError included, ends this batch alone.
-            return Failed(run.batch, f"{run.model}: {_first_line(error)}", self._blame(error)), None
+            return BatchRefused(run.batch, f"{run.model}: {_first_line(error)}", self._blame(error)), None
 
     def _blame(self, error: Exception) -> Blame:
         if is_out_of_memory(error):
@@ -152,7 +152,7 @@ class Runner:
         # On cores there is no context: a text that says so, which may come out of a request, is no reason to end.
         return Blame.DEVICE if self._gpu is not None and is_context_lost(error) else Blame.BATCH
 
-    def _run(self, run: Run) -> tuple[Done, tuple[Overflow, Region] | None]:
+    def _run(self, run: RunBatch) -> tuple[Done, tuple[Overflow, Region] | None]:
         if run.model not in self._models:
             raise BackendFailed("the model is not loaded on this worker")
         file, backend, _ = self._models[run.model]

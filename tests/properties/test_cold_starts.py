@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sluice.batcher.drivers.journal import JournalWriter, replay
 from sluice.batcher.drivers.simulator import Verdicts
-from sluice.batcher.interface.config import ModelConfig, PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
+from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, ScheduledModel, SchedulerSpec, StageConfig
 from sluice.batcher.interface.decisions import (
     AnyDecision,
     CombineOutputs,
@@ -130,7 +130,7 @@ class Trial:
         partitions = [PartitionConfig(name, "cpu1", memory_bytes=size * UNIT) for name, size in self.capacity.items()]
         return msgspec.structs.replace(spec_of(models, PIPELINES, partitions=partitions), residency=residency)
 
-    def _model(self, key: str, known: bool) -> ModelConfig:
+    def _model(self, key: str, known: bool) -> ScheduledModel:
         return msgspec.structs.replace(
             model(key, 4, verdicts=(CERTAINTY,)),
             memory_bytes=self.sizes[key] * UNIT,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sluice.batcher.drivers.journal import JournalWriter, replay
 from sluice.batcher.interface.decisions import AnyDecision, CompleteRequest
 from sluice.batcher.interface.events import AnyEvent, RequestArrived
-from sluice.loadgen.papers.shared_device import Cap, Job, run, spec_of
+from sluice.loadgen.papers.shared_device import BurstJob, Cap, run, spec_of
 
 MS = 1_000_000
 WEIGHTS = st.lists(st.integers(1, 20), min_size=2, max_size=4)
@@ -17,12 +17,12 @@ PAUSES_S = st.sampled_from([0.0, 0.001, 0.013, 0.05, 0.2])
 
 
 @st.composite
-def mixes(draw: st.DrawFn) -> tuple[Job, ...]:
+def mixes(draw: st.DrawFn) -> tuple[BurstJob, ...]:
     """Jobs that come and go, whose shares are all of the device or a part of it."""
     weights = draw(WEIGHTS)
     whole = sum(weights) + draw(st.sampled_from([0, 0, 10]))
     return tuple(
-        Job(f"job{n}", weight / whole, draw(st.integers(1, 12)) * 0.02, draw(st.integers(1, 4)), draw(PAUSES_S))
+        BurstJob(f"job{n}", weight / whole, draw(st.integers(1, 12)) * 0.02, draw(st.integers(1, 4)), draw(PAUSES_S))
         for n, weight in enumerate(weights)
     )
 
@@ -30,7 +30,7 @@ def mixes(draw: st.DrawFn) -> tuple[Job, ...]:
 class Bursts:
     """When the requests of each burst came, and when the last of them was complete, in nanoseconds."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    def __init__(self, jobs: Sequence[BurstJob]) -> None:
         self.ended: list[tuple[str, int]] = []
         self._open = {job.name: 0 for job in jobs}
         self._began_ns: dict[str, int] = {}
@@ -52,7 +52,7 @@ class Bursts:
 
 @given(mixes(), st.sampled_from([5, 10, 20]))
 @settings(max_examples=40)
-def test_each_gets_its_share_but_for_a_batch_of_each_of_the_others(jobs: tuple[Job, ...], batch_ms: int) -> None:
+def test_each_gets_its_share_but_for_a_batch_of_each_of_the_others(jobs: tuple[BurstJob, ...], batch_ms: int) -> None:
     bursts = Bursts(jobs)
     run(Cap.ELASTIC, jobs, batch_ms / 1e3, bursts.observe)
     by_name = {job.name: job for job in jobs}
@@ -67,7 +67,7 @@ def test_each_gets_its_share_but_for_a_batch_of_each_of_the_others(jobs: tuple[J
 
 @given(mixes())
 @settings(max_examples=5)
-def test_a_journal_replays_to_the_same_decisions(jobs: tuple[Job, ...]) -> None:
+def test_a_journal_replays_to_the_same_decisions(jobs: tuple[BurstJob, ...]) -> None:
     journal = io.BytesIO()
     run(Cap.ELASTIC, jobs, 0.01, JournalWriter(journal.write, spec_of(Cap.ELASTIC, jobs)).record)
     assert replay(journal.getvalue().splitlines()) is None

@@ -3,8 +3,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.mps.mig.demand import Demand, cover
-from sluice.mps.mig.geometry import GEOMETRIES, Geometry, Profile
+from sluice.mps.mig.demand import MigDemand, cover
+from sluice.mps.mig.geometry import GEOMETRIES, Geometry, MigProfile
 from sluice.mps.mig.layout import CreateInstance, DestroyInstance, steps
 from sluice.mps.mig.packer import Wanted, pack
 from sluice.mps.mig.placements import Layout, fault, layouts
@@ -25,7 +25,7 @@ def changes(draw: st.DrawFn) -> tuple[Geometry, Layout, Layout, Layout]:
 
 
 @st.composite
-def served(draw: st.DrawFn) -> tuple[Geometry, Layout, dict[str, Demand]]:
+def served(draw: st.DrawFn) -> tuple[Geometry, Layout, dict[str, MigDemand]]:
     """A GPU, a layout, and demands that its instances could serve, each of them one demand."""
     gpu = draw(st.sampled_from(sorted(LAYOUTS)))
     geometry, layout = GEOMETRIES[gpu], draw(st.sampled_from(LAYOUTS[gpu]))
@@ -35,16 +35,16 @@ def served(draw: st.DrawFn) -> tuple[Geometry, Layout, dict[str, Demand]]:
     for each in sorted(layout, key=str):
         to = draw(st.integers(0, 2))
         given_to[to] += rates[to][each.profile]
-    demands = {f"p{n}": Demand(given_to[n], rates[n]) for n in range(3) if given_to[n]}
+    demands = {f"p{n}": MigDemand(given_to[n], rates[n]) for n in range(3) if given_to[n]}
     return geometry, layout, demands
 
 
-def price(profiles: list[Profile]) -> tuple[int, int, int]:
+def price(profiles: list[MigProfile]) -> tuple[int, int, int]:
     return sum(each.compute for each in profiles), sum(each.memory for each in profiles), len(profiles)
 
 
 @given(served())
-def test_demands_are_served_with_no_more_than_it_takes(case: tuple[Geometry, Layout, dict[str, Demand]]) -> None:
+def test_demands_are_served_with_no_more_than_it_takes(case: tuple[Geometry, Layout, dict[str, MigDemand]]) -> None:
     geometry, layout, demands = case
     shares = cover(geometry, demands)
     assert list(shares) == list(demands)

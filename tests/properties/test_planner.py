@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.batcher.interface.plan_data import Front
+from sluice.batcher.interface.plan_data import CostToGo
 from sluice.batcher.interface.planner_protocol import FAR_NS, LiveOption
 from sluice.batcher.planner.baselines.brute_force import plan_brute_force
 from sluice.batcher.planner.exact import ExactPlanner, plan_exact
@@ -143,7 +143,7 @@ def test_options_are_ranked_alike_one_by_one_and_all_at_once(
     least_rows: int,
 ) -> None:
     options = [LiveOption(number % 3, *option) for number, option in enumerate(given_options)]
-    rest = Front(tuple(sorted(step[0] for step in steps)), tuple(sorted((step[1] for step in steps), reverse=True)))
+    rest = CostToGo(tuple(sorted(step[0] for step in steps)), tuple(sorted((step[1] for step in steps), reverse=True)))
     waits = list(waits_ns)[: max(option.pool for option in options) + 1]
     one_by_one = FewOptionsRanker(options, rest).rank(remaining_ns, rows, waits, least_rows)
     assert one_by_one == ManyOptionsRanker(options, rest).rank(remaining_ns, rows, waits, least_rows)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.reservations.assignments import cost_of
 from sluice.batcher.reservations.reservations import Reservations
-from sluice.batcher.reservations.search import Refusal
+from sluice.batcher.reservations.search import ReservationRefusal
 from sluice.batcher.reservations.slots import Precedence, QueueKey
 from sluice.batcher.reservations.timeline import Part
 
@@ -74,7 +74,7 @@ class Executor:
         self.waiting: dict[Part, int] = {}
         self.open: dict[int, set[int]] = {}
         self.ended: dict[int, int] = {}
-        self.refused: dict[int, Refusal] = {}
+        self.refused: dict[int, ReservationRefusal] = {}
         self.evicted: set[int] = set()
         self.batches = 0
         self.sequence = 0

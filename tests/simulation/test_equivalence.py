@@ -13,15 +13,15 @@ import pytest
 
 from sluice.batcher.drivers.simulator import Simulator, Verdicts
 from sluice.batcher.interface.config import (
+    ConfidenceSpec,
     Limits,
-    ModelConfig,
     PartitionConfig,
     PipelineConfig,
     PolicyConfig,
     PolicyName,
+    ScheduledModel,
     SchedulerSpec,
     StageConfig,
-    Verdict,
     WhenConfig,
 )
 from sluice.batcher.interface.decisions import (
@@ -40,7 +40,7 @@ from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.executors.timed import TimedExecutor
-from sluice.gateway.observability.metrics import Metrics
+from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.protocol.answer import Answer
 from sluice.gateway.runtime.driver import Runtime
 from sluice.models.pipelines.pipeline import Confidence, Late
@@ -62,7 +62,7 @@ SLOW = {
     for key, table in TABLES.items()
 }
 """Half as fast, but for the model that comes and goes."""
-CERTAINTY = Verdict("probs", Confidence.MAX)
+CERTAINTY = ConfidenceSpec("probs", Confidence.MAX)
 
 Step = tuple[int, AnyEvent | None, list[AnyDecision]]
 Arrival = tuple[int, RequestArrived]
@@ -130,7 +130,7 @@ def scheduler_spec(policy: PolicyName, late: Late) -> SchedulerSpec:
         late,
     )
     return SchedulerSpec(
-        tuple(ModelConfig(key, 8, (CERTAINTY,) if key == "small" else (), settings) for key in TABLES),
+        tuple(ScheduledModel(key, 8, (CERTAINTY,) if key == "small" else (), settings) for key in TABLES),
         (cascade, ensemble, PipelineConfig("twin:1", (StageConfig("twin", "twin"),), late)),
         tuple(PartitionConfig(name, "cpu1") for name in PARTITIONS),
         Limits(queue_requests=64),
@@ -216,7 +216,7 @@ def run_live(run: Run) -> list[Step]:
     spec = run.spec
 
     async def serve(loop: VirtualLoop) -> None:
-        metrics = Metrics(
+        metrics = ServerMetrics(
             {pipeline.name: [stage.name for stage in pipeline.stages] for pipeline in spec.pipelines},
             PARTITIONS,
             queue_depths=dict,

@@ -6,13 +6,13 @@ from functools import partial
 
 import pytest
 
-from sluice.batcher.interface.config import ModelConfig, PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
+from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, ScheduledModel, SchedulerSpec, StageConfig
 from sluice.batcher.interface.decisions import AnyDecision
 from sluice.batcher.interface.events import AnyEvent, BatchCompleted, OutputsCombined, PartitionReady, RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.executors.timed import TimedExecutor
-from sluice.gateway.observability.metrics import Metrics
+from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.protocol.answer import Answer
 from sluice.gateway.runtime.driver import Runtime
 from sluice.models.pipelines.pipeline import Late
@@ -30,7 +30,7 @@ STAGES = (
     StageConfig("vote", None, (1, 2, 3)),
 )
 SPEC = SchedulerSpec(
-    tuple(ModelConfig(model, 64) for model in MODELS),
+    tuple(ScheduledModel(model, 64) for model in MODELS),
     (PipelineConfig("ensemble:1", STAGES, late=Late.EVICT),),
     (PartitionConfig("cpu0", "cpu1"),),
 )
@@ -50,7 +50,7 @@ class Busy:
         self.over = asyncio.Event()
         self._left = requests
         tables = dict.fromkeys(MODELS, TABLE)
-        metrics = Metrics(
+        metrics = ServerMetrics(
             {"ensemble:1": [stage.name for stage in STAGES]}, ["cpu0"], queue_depths=dict, arena_bytes=int
         )
         self.runtime = Runtime(

@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from sluice.batcher.interface.config import Verdict
+from sluice.batcher.interface.config import ConfidenceSpec
 from sluice.batcher.interface.decisions import DispatchBatch, Member, ReleaseReason
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.tensors.assembly import Assembly
 from sluice.gateway.tensors.input_slots import InputSlots
-from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelinePlan, StagePlan, Wire
+from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelineWiring, StageWiring, TensorRef
 from sluice.gateway.tensors.request_tensors import Outputs
 from sluice.models.pipelines.memory import OutputMemory
 from sluice.models.pipelines.pipeline import Combiner, Confidence
@@ -33,52 +33,54 @@ MODELS = {
     "whole:1": ModelSpec("whole", 1, (X,), (TensorSpec("y", DataType.FP32, (1, 2)),), 0),
     "single:1": ModelSpec("single", 1, (TensorSpec("x", DataType.FP32, ()),), (X,), 0),
 }
-FROM_REQUEST = Wire(OF_REQUEST, "x")
-FIRST_PROBS = (Wire(0, "probs"),)
+FROM_REQUEST = TensorRef(OF_REQUEST, "x")
+FIRST_PROBS = (TensorRef(0, "probs"),)
 
 
-def stage(**inputs: Wire) -> StagePlan:
-    return StagePlan(inputs, None, "", ())
+def stage(**inputs: TensorRef) -> StageWiring:
+    return StageWiring(inputs, None, "", ())
 
 
 def plan(
-    stages: Sequence[StagePlan],
-    outputs: dict[str, tuple[Wire, ...]],
+    stages: Sequence[StageWiring],
+    outputs: dict[str, tuple[TensorRef, ...]],
     batchable: bool = True,
     ranks: Mapping[str, int] | None = None,
-) -> PipelinePlan:
-    return PipelinePlan(batchable, tuple(stages), outputs, OutputMemory(8, 0), ranks or {})
+) -> PipelineWiring:
+    return PipelineWiring(batchable, tuple(stages), outputs, OutputMemory(8, 0), ranks or {})
 
 
 PLANS = {
     "small:1": plan([stage(x=FROM_REQUEST)], {"probs": FIRST_PROBS}),
-    "cascade:1": plan([stage(x=FROM_REQUEST), stage(x=FROM_REQUEST)], {"probs": (Wire(1, "probs"), Wire(0, "probs"))}),
+    "cascade:1": plan(
+        [stage(x=FROM_REQUEST), stage(x=FROM_REQUEST)], {"probs": (TensorRef(1, "probs"), TensorRef(0, "probs"))}
+    ),
     "chain:1": plan(
-        [stage(x=FROM_REQUEST), stage(x=FROM_REQUEST, probs=Wire(0, "probs"))], {"probs": (Wire(1, "probs"),)}
+        [stage(x=FROM_REQUEST), stage(x=FROM_REQUEST, probs=TensorRef(0, "probs"))], {"probs": (TensorRef(1, "probs"),)}
     ),
     "ensemble:1": plan(
         [
             stage(x=FROM_REQUEST),
             stage(x=FROM_REQUEST),
-            StagePlan(
-                {"0": Wire(0, "probs"), "1": Wire(1, "probs")},
+            StageWiring(
+                {"0": TensorRef(0, "probs"), "1": TensorRef(1, "probs")},
                 Combiner.MEAN,
                 "probs",
-                (Verdict("probs", Confidence.MAX),),
+                (ConfidenceSpec("probs", Confidence.MAX),),
             ),
         ],
-        {"probs": (Wire(2, "probs"),)},
+        {"probs": (TensorRef(2, "probs"),)},
     ),
-    "words:1": plan([stage(text=Wire(OF_REQUEST, "text"))], {"text": (Wire(0, "text"),)}),
-    "some:1": plan([stage(x=FROM_REQUEST, k=Wire(OF_REQUEST, "k"))], {"probs": FIRST_PROBS}),
+    "words:1": plan([stage(text=TensorRef(OF_REQUEST, "text"))], {"text": (TensorRef(0, "text"),)}),
+    "some:1": plan([stage(x=FROM_REQUEST, k=TensorRef(OF_REQUEST, "k"))], {"probs": FIRST_PROBS}),
     "without:1": plan([stage(x=FROM_REQUEST)], {"probs": FIRST_PROBS}),
-    "single:1": plan([stage(x=FROM_REQUEST)], {"x": (Wire(0, "x"),)}, False, {"x": 1}),
+    "single:1": plan([stage(x=FROM_REQUEST)], {"x": (TensorRef(0, "x"),)}, False, {"x": 1}),
     "to-rows:1": plan(
-        [stage(x=FROM_REQUEST), stage(x=Wire(0, "y"))], {"probs": (Wire(1, "probs"),)}, False, {"probs": 1}
+        [stage(x=FROM_REQUEST), stage(x=TensorRef(0, "y"))], {"probs": (TensorRef(1, "probs"),)}, False, {"probs": 1}
     ),
     "from-rows:1": plan(
-        [stage(x=FROM_REQUEST), stage(x=Wire(0, "probs"))],
-        {"y": (Wire(1, "y"),), "probs": FIRST_PROBS},
+        [stage(x=FROM_REQUEST), stage(x=TensorRef(0, "probs"))],
+        {"y": (TensorRef(1, "y"),), "probs": FIRST_PROBS},
         ranks={"y": 2, "probs": 1},
     ),
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 import pynvml
 
-from sluice.mps.mig.geometry import GEOMETRIES, Geometry, Profile
+from sluice.mps.mig.geometry import GEOMETRIES, Geometry, MigProfile
 from sluice.mps.mig.placements import Placement, fault
 
 _KINDS = {
@@ -346,13 +346,13 @@ class FakeNvml:
         id._obj.value = self._thing(device).instance.id
 
 
-def _shape(profile: Profile) -> str:
+def _shape(profile: MigProfile) -> str:
     if (profile.compute, profile.memory) == (1, 2):
         return "1g double"
     return f"{profile.compute}g{'+me' if profile.media else ''}"
 
 
-def _profile(geometry: Geometry, matches: Callable[[Profile], bool]) -> Profile:
+def _profile(geometry: Geometry, matches: Callable[[MigProfile], bool]) -> MigProfile:
     for profile in geometry.profiles:
         if matches(profile):
             return profile

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from sluice.models.profiles.file import Entry, Profile, Source, model_hash, write_profile
+from sluice.models.profiles.file import FigureSource, ModelProfile, ProfileEntry, model_hash, write_profile
 from sluice.models.profiles.hardware import fingerprint
 from sluice.models.profiles.measurement import Cell
 from sluice.models.units import NS_PER_S
@@ -50,14 +50,14 @@ class HeldModel:
         (repository / name / "config.pbtxt").write_text(
             " ".join([f'backend: "python" max_batch_size: {max_batch_size}', *tensors, config])
         )
-        entry = Entry(
+        entry = ProfileEntry(
             fingerprint=fingerprint(),
             kind=f"cpu{len(available_cores())}",
-            source=Source.MEASURED,
+            source=FigureSource.MEASURED,
             sha256=model_hash(model),
             cells=(Cell(max_batch_size, PROMISED_NS, PROMISED_NS, PROMISED_NS, 1),),
         )
-        write_profile(model.with_name("profile.json"), Profile(entries=(entry,)))
+        write_profile(model.with_name("profile.json"), ModelProfile(entries=(entry,)))
         self._hold, self._begun = model.with_name("hold"), model.with_name("begun")
 
     @contextmanager

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from sluice.batcher.drivers.simulator import Verdicts
 from sluice.batcher.interface.config import (
     Limits,
-    ModelConfig,
     PartitionConfig,
     PipelineConfig,
+    ScheduledModel,
     SchedulerSpec,
     StageConfig,
 )
@@ -18,7 +18,7 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.executors.base import Combined
 from sluice.gateway.executors.timed import TimedExecutor
-from sluice.gateway.observability.metrics import Metrics
+from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.runtime.driver import Runtime
 from sluice.models.profiles.latency_table import LatencyTable
@@ -37,7 +37,7 @@ STAGES = {
     ),
 }
 SPEC = SchedulerSpec(
-    (ModelConfig("mlp:1", 8),),
+    (ScheduledModel("mlp:1", 8),),
     tuple(PipelineConfig(name, stages) for name, stages in STAGES.items()),
     (PartitionConfig("cpu0", "cpu1"),),
     Limits(memory_bytes=20_000),
@@ -121,7 +121,7 @@ class Bench:
         self.steps = steps()
         self.executor = executor(TableService(), loop.clock, [READY])
         stages = {name: [stage.name for stage in stages] for name, stages in STAGES.items()}
-        self.metrics = Metrics(stages, ["cpu0"], queue_depths=dict, arena_bytes=int)
+        self.metrics = ServerMetrics(stages, ["cpu0"], queue_depths=dict, arena_bytes=int)
         self.runtime = Runtime(
             Scheduler(SPEC),
             self.executor,

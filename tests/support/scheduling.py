@@ -6,14 +6,14 @@ import msgspec
 
 from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import (
+    ConfidenceSpec,
     Limits,
-    ModelConfig,
     PartitionConfig,
     PipelineConfig,
     PolicyConfig,
+    ScheduledModel,
     SchedulerSpec,
     StageConfig,
-    Verdict,
     WhenConfig,
 )
 from sluice.batcher.interface.decisions import AnyDecision, BuildPlan, DispatchBatch, Member, ReleaseReason
@@ -27,7 +27,7 @@ from sluice.batcher.interface.events import (
     PlanBuilt,
     RequestArrived,
 )
-from sluice.batcher.interface.plan_data import Front, PipelinePlan, Plan, StagePlan
+from sluice.batcher.interface.plan_data import CostToGo, PipelinePlan, Plan, StagePlan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Confidence, Late
@@ -41,13 +41,13 @@ ONE = LatencyTable.from_ms({1: 1})
 """1 ms whatever the batch."""
 GAINING = LatencyTable.from_ms({1: 1, 2: 1.1, 4: 1.2, 8: 1.4})
 """A model that gains from batching up to 8 rows."""
-CERTAINTY = Verdict("probs", Confidence.MAX)
+CERTAINTY = ConfidenceSpec("probs", Confidence.MAX)
 
 
 def model(
-    key: str, max_batch: int = 8, policy: PolicyConfig | None = None, *, verdicts: tuple[Verdict, ...] = ()
-) -> ModelConfig:
-    return ModelConfig(key, max_batch, verdicts, policy or PolicyConfig())
+    key: str, max_batch: int = 8, policy: PolicyConfig | None = None, *, verdicts: tuple[ConfidenceSpec, ...] = ()
+) -> ScheduledModel:
+    return ScheduledModel(key, max_batch, verdicts, policy or PolicyConfig())
 
 
 def single(
@@ -72,9 +72,9 @@ def chain(*keys: str, name: str = "chain:1", slo_ns: int = 0) -> PipelineConfig:
     return PipelineConfig(name, tuple(stages), slo_ns=slo_ns)
 
 
-def stage_plan(model_key: str, rest: Front | None = None) -> StagePlan:
+def stage_plan(model_key: str, rest: CostToGo | None = None) -> StagePlan:
     """What a plan says of a stage, the last one without `rest`; the scheduler goes by the model and the rest."""
-    return StagePlan(model_key, 1, "cpu1", MS, 0.001, rest or Front((0,), (0.0,)))
+    return StagePlan(model_key, 1, "cpu1", MS, 0.001, rest or CostToGo((0,), (0.0,)))
 
 
 def pipeline_plan(name: str, *stages: StagePlan) -> PipelinePlan:
@@ -88,7 +88,7 @@ def ensemble(*keys: str, name: str = "ensemble:1", late: Late = Late.SERVE) -> P
 
 
 def spec_of(
-    models: Sequence[ModelConfig],
+    models: Sequence[ScheduledModel],
     pipelines: Sequence[PipelineConfig] = (),
     *,
     partitions: Sequence[str | PartitionConfig] = ("cpu0",),

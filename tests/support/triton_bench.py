@@ -9,22 +9,25 @@ from typing import Any, cast
 import grpc
 import numpy as np
 
-from sluice.batcher.interface.config import Verdict
+from sluice.batcher.interface.config import ConfidenceSpec
 from sluice.batcher.interface.decisions import DispatchBatch, Member, ReleaseReason
 from sluice.batcher.interface.events import AnyEvent, PartitionReady
 from sluice.gateway.config.triton_settings import TritonSettings
 from sluice.gateway.executors.triton.partition import TritonPartition
 from sluice.gateway.tensors.assembly import Assembly
 from sluice.gateway.tensors.input_slots import InputSlots
-from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelinePlan, StagePlan, Wire
+from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelineWiring, StageWiring, TensorRef
 from sluice.models.pipelines.memory import OutputMemory
 from sluice.models.pipelines.pipeline import Confidence
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.arrays import WireBytes
 from tests.support.fake_triton import FakeTriton, M, Refusal, double, serving_fake
 
-PLAN = PipelinePlan(
-    True, (StagePlan({"x": Wire(OF_REQUEST, "x")}, None, "", ()),), {"y": (Wire(0, "y"),)}, OutputMemory(0, 8)
+PLAN = PipelineWiring(
+    True,
+    (StageWiring({"x": TensorRef(OF_REQUEST, "x")}, None, "", ()),),
+    {"y": (TensorRef(0, "y"),)},
+    OutputMemory(0, 8),
 )
 
 
@@ -38,7 +41,7 @@ class Bench:
         # What goes to Triton takes no slot of the arena.
         self.assembly = Assembly({f"{key}": PLAN for key in specs}, specs, cast("InputSlots", None))
         settings = TritonSettings("t", f"127.0.0.1:{port}", timeout_s=timeout_s)
-        verdicts = {"m:1": (Verdict("y", Confidence.MAX),)}
+        verdicts = {"m:1": (ConfidenceSpec("y", Confidence.MAX),)}
         self.partition = TritonPartition(settings, specs, verdicts, self.assembly, self, monotonic_ns)
         self._batches = 0
 

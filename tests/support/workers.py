@@ -21,8 +21,8 @@ from sluice.models.tensors.arrays import Array, decode_bytes, encode_bytes, nump
 from sluice.models.tensors.spec import DataType
 from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.messages import (
+    BatchRefused,
     Done,
-    Failed,
     InputTensor,
     LoadedModel,
     ModelFile,
@@ -64,7 +64,7 @@ class Gateway:
     """What the gateway does with its supervisor, cut down to one region of inputs and a queue of what was reported."""
 
     def __init__(self, specs: list[WorkerSpec], ready_timeout_s: float = 60.0) -> None:
-        self.reports: asyncio.Queue[Ready | LoadedModel | Done | Failed | Revoked | str] = asyncio.Queue()
+        self.reports: asyncio.Queue[Ready | LoadedModel | Done | BatchRefused | Revoked | str] = asyncio.Queue()
         self.workers: dict[str, WorkerProcess] = {}
         self.output_regions: dict[str, int] = {}
         self.supervisor = Supervisor(specs, self, ready_timeout_s)
@@ -96,7 +96,7 @@ class Gateway:
     def model_unloaded(self, partition: str, key: str) -> None:
         self.reports.put_nowait(f"{partition}: {key} unloaded")
 
-    def message(self, partition: str, message: Done | Failed | Revoked) -> None:
+    def message(self, partition: str, message: Done | BatchRefused | Revoked) -> None:
         self.reports.put_nowait(message)
 
     async def next(self) -> Any:

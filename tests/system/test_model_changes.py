@@ -24,12 +24,12 @@ from sluice.batcher.interface.events import (
     PartitionReady,
 )
 from sluice.gateway.executors.worker.executor import WorkerExecutor
-from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelinePlan, StagePlan, Wire
+from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelineWiring, StageWiring, TensorRef
 from sluice.models.pipelines.memory import OutputMemory
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import DataType, TensorSpec
-from sluice.mps.ipc.messages import Done, Failed, LoadedModel, ModelFile, Ready, Run
+from sluice.mps.ipc.messages import BatchRefused, Done, LoadedModel, ModelFile, Ready, RunBatch
 from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import Partition
 from sluice.mps.supervisor.supervisor import WorkerSpec
@@ -73,7 +73,7 @@ async def change_under_traffic(
     while change is None or len(done) < sent:
         while sent < len(done) + 2 and change is None:
             sent += 1
-            send(Run(sent, file.key, (x,), tuple(each.slot for each in done[-1:])))
+            send(RunBatch(sent, file.key, (x,), tuple(each.slot for each in done[-1:])))
         report = await gateway.next()
         if isinstance(report, Done):
             done.append(report)
@@ -98,7 +98,7 @@ async def test_a_model_is_loaded_and_unloaded_under_the_traffic_of_another(
         assert (loaded.key, loaded.error) == ("big:1", "")
         assert [size for size, _ in loaded.table.cells] == [1, 4]
         assert 34 * MIB < loaded.memory.of(4) < 50 * MIB
-        gateway.workers["cpu0"].send(Run(1, "big:1", (gateway.place(x),)))
+        gateway.workers["cpu0"].send(RunBatch(1, "big:1", (gateway.place(x),)))
         answer = (await gateway.next()).outputs[0]
         np.testing.assert_allclose(gateway.read(answer), direct(Path(big.path), x), rtol=1e-4)
         assert resident_bytes(gateway.workers["cpu0"].pid) - before > 34 * MIB
@@ -121,14 +121,14 @@ async def test_a_model_is_loaded_and_unloaded_under_the_traffic_of_another(
 async def test_a_model_is_unloaded_after_the_batches_that_were_sent_before(small: ModelFile) -> None:
     async with serving(worker(small)) as gateway:
         send, x = gateway.workers["cpu0"].send, gateway.place(rows(1))
-        send(Run(1, "small:1", (x,)))
-        send(Run(2, "small:1", (x,)))
+        send(RunBatch(1, "small:1", (x,)))
+        send(RunBatch(2, "small:1", (x,)))
         gateway.supervisor.unload("cpu0", "small:1")
         reports = [await gateway.next() for _ in range(3)]
         assert [each.batch for each in reports[:2]] == [1, 2]
         assert reports[2] == "cpu0: small:1 unloaded"
-        send(Run(3, "small:1", (x,)))
-        assert await gateway.next() == Failed(3, "small:1: the model is not loaded on this worker")
+        send(RunBatch(3, "small:1", (x,)))
+        assert await gateway.next() == BatchRefused(3, "small:1: the model is not loaded on this worker")
 
 
 @in_loop
@@ -212,7 +212,7 @@ async def test_a_slowed_partition_takes_a_multiple_of_the_time(tmp_path: Path) -
         gateway.supervisor.load("cpu0", file)
         loaded = await gateway.next()
         assert all(latency_ns >= 30e6 for _, latency_ns in loaded.table.cells)
-        gateway.workers["cpu0"].send(Run(1, "timed:1", (gateway.place(rows(1)),)))
+        gateway.workers["cpu0"].send(RunBatch(1, "timed:1", (gateway.place(rows(1)),)))
         done = await gateway.next()
         assert done.ended_ns - done.started_ns >= 30e6
 
@@ -246,8 +246,8 @@ async def test_orders_of_the_scheduler_are_carried_out_and_answered(tmp_path: Pa
     files = small, timed(tmp_path / "timed.json", 1), slow, model(broken, "bad:1")
     tensor = TensorSpec("x", DataType.FP32, (8,))
     specs = {file.key: ModelSpec(file.key[:-2], 1, (tensor,), (tensor,), max_batch_size=4) for file in files}
-    stages = (StagePlan({"x": Wire(OF_REQUEST, "x")}, None, "", ()),)
-    plan = PipelinePlan(True, stages, {"y": (Wire(0, "y"),)}, OutputMemory(0, 1))
+    stages = (StageWiring({"x": TensorRef(OF_REQUEST, "x")}, None, "", ()),)
+    plan = PipelineWiring(True, stages, {"y": (TensorRef(0, "y"),)}, OutputMemory(0, 1))
     spec = WorkerSpec(partition(), files, MIB, initial=("small:1",))
     executor = WorkerExecutor([spec], {"timed:1": plan}, specs, MIB, Quiet())
     events: asyncio.Queue[AnyEvent] = asyncio.Queue()

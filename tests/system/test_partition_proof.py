@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from sluice.models.tensors.spec import DataType
-from sluice.mps.ipc.messages import Done, Failed, LoadedModel, Run
+from sluice.mps.ipc.messages import BatchRefused, Done, LoadedModel, RunBatch
 from sluice.mps.partitions.cpu import available_cores
 from sluice.mps.partitions.isolation_report import CUDA, Evidence, shortfalls
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, Partition
@@ -89,9 +89,9 @@ async def test_what_takes_more_than_the_wall_fails_alone_and_the_worker_goes_on(
     assert (await gateway.next()).models[0].error == ""
     answers = []
     for number, count in enumerate((1, 128, 1)):
-        gateway.workers["cpu0"].send(Run(number, "m:1", (gateway.place(rows(count)),)))
+        gateway.workers["cpu0"].send(RunBatch(number, "m:1", (gateway.place(rows(count)),)))
         answers.append(await gateway.next())
-    assert [type(answer) for answer in answers] == [Done, Failed, Done]
+    assert [type(answer) for answer in answers] == [Done, BatchRefused, Done]
     assert "Failed to allocate memory" in answers[1].message
     await gateway.supervisor.drain()
 

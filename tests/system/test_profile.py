@@ -9,7 +9,14 @@ import pytest
 
 from sluice.gateway.cli.main import main
 from sluice.gateway.deployment.stored_profiles import stored_entries
-from sluice.models.profiles.file import Entry, Profile, Source, model_hash, read_profile, write_profile
+from sluice.models.profiles.file import (
+    FigureSource,
+    ModelProfile,
+    ProfileEntry,
+    model_hash,
+    read_profile,
+    write_profile,
+)
 from sluice.models.profiles.hardware import fingerprint
 from sluice.models.profiles.measurement import Cell
 from sluice.models.repository.scan import Repository
@@ -49,7 +56,7 @@ def test_a_model_is_measured_and_its_profile_lies_beside_it(profile: Profiling, 
     assert done.status == 0, done.err
     assert "spin:1: cpu1: p50 " in done.out
     (entry,) = read_profile(tmp_path / "spin" / "1" / "profile.json").entries
-    assert (entry.kind, entry.source, entry.fingerprint) == ("cpu1", Source.MEASURED, fingerprint())
+    assert (entry.kind, entry.source, entry.fingerprint) == ("cpu1", FigureSource.MEASURED, fingerprint())
     assert entry.sha256 == model_hash(tmp_path / "spin" / "1" / "model.onnx")
     assert [cell.batch for cell in entry.cells] == [1, 8]
     assert all(5 <= cell.samples <= 1000 for cell in entry.cells)
@@ -75,10 +82,12 @@ def test_measuring_again_keeps_what_other_hardware_said(profile: Profiling, tmp_
     model = save_fixed_batch(tmp_path / "fixed.onnx")
     stored = tmp_path / "fixed.profile.json"
     there, here = (
-        Entry(fingerprint=hardware, kind="cpu1", source=Source.MEASURED, sha256="00", cells=(Cell(1, 7, 8, 9, 5),))
+        ProfileEntry(
+            fingerprint=hardware, kind="cpu1", source=FigureSource.MEASURED, sha256="00", cells=(Cell(1, 7, 8, 9, 5),)
+        )
         for hardware in ("another machine", fingerprint())
     )
-    write_profile(stored, Profile(entries=(there, here)))
+    write_profile(stored, ModelProfile(entries=(there, here)))
     assert profile(model, "--partitions", "cpu1").status == 0
     entries = {entry.fingerprint: entry for entry in read_profile(stored).entries}
     assert entries["another machine"] == there
@@ -209,7 +218,7 @@ def test_a_server_serves_by_the_stored_profile_and_tells_how_far_it_is_off(profi
         for cell in entry.cells
     )
     fields = {name: getattr(entry, name) for name in entry.__struct_fields__}
-    write_profile(model.with_name("profile.json"), Profile(entries=(Entry(**fields | {"cells": quicker}),)))
+    write_profile(model.with_name("profile.json"), ModelProfile(entries=(ProfileEntry(**fields | {"cells": quicker}),)))
     body = json.dumps({"inputs": [{"name": "x", "shape": [1, 64], "datatype": "FP32", "data": [1.0] * 64}]}).encode()
     with gateway_server(tmp_path, tmp_path, ONE_CORE) as server:
         for _ in range(50):

@@ -8,7 +8,7 @@ import pytest
 
 from sluice.gateway.cli.main import main
 from sluice.gateway.deployment.stored_profiles import stored_entries, stored_tables
-from sluice.models.profiles.file import Entry, read_profile
+from sluice.models.profiles.file import ProfileEntry, read_profile
 from sluice.models.repository.scan import Repository
 from sluice.mps.daemon.daemon import MpsDaemon
 from sluice.mps.daemon.processes import mps_processes
@@ -70,7 +70,7 @@ def profile(models: Path, *partitions: object, strict: bool = False, batches: st
     return main(["profile", "--repository", str(models), "--config", str(config), "--batches", batches])
 
 
-def entries(models: Path) -> dict[str, Entry]:
+def entries(models: Path) -> dict[str, ProfileEntry]:
     path = models / "taker" / "1" / "profile.json"
     return {entry.kind: entry for entry in read_profile(path).entries} if path.exists() else {}
 

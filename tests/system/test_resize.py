@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sluice.batcher.drivers.journal import Step, replay
+from sluice.batcher.drivers.journal import JournalStep, replay
 from sluice.batcher.interface.events import PartitionResized
 from sluice.batcher.planner.live import LivePlanner
 from sluice.gateway.cli.main import main
@@ -78,7 +78,7 @@ def test_a_partition_grows_and_shrinks_under_load_without_a_failed_request(
     assert (state["partition"]["cores"], state["profile_kind"]) == ([CORES[1]], "cpu1")
     assert before != grown
     lines = journal.read_bytes().splitlines()
-    events = [msgspec.json.decode(line, type=Step).event for line in lines[1:]]
+    events = [msgspec.json.decode(line, type=JournalStep).event for line in lines[1:]]
     resized = [event for event in events if isinstance(event, PartitionResized)]
     assert [(event.kind, list(event.tables)) for event in resized] == [("cpu2", ["spin:1"]), ("cpu1", ["spin:1"])]
     assert replay(lines, LivePlanner()) is None

@@ -12,7 +12,7 @@ import pytest
 
 from sluice.models.tensors.spec import DataType
 from sluice.mps.ipc.arena import Region
-from sluice.mps.ipc.messages import InputTensor, Ready, Run, Segment
+from sluice.mps.ipc.messages import InputTensor, Ready, RunBatch, Segment
 from tests.support.onnx_models import save_mlp
 from tests.support.processes import alive, memory_files
 from tests.support.workers import Gateway, direct, held, in_loop, model, own_memory_files, rows, serving, worker
@@ -51,7 +51,7 @@ async def test_a_killed_worker_is_replaced_within_two_seconds_without_measuring_
     gateway.supervisor.start()
     first = await gateway.next()
     send = gateway.workers["cpu0"].send
-    send(Run(1, "m:1", (gateway.place(rows(4)),)))
+    send(RunBatch(1, "m:1", (gateway.place(rows(4)),)))
     kept = (await gateway.next()).outputs[0]
     before = gateway.read(kept)
 
@@ -68,8 +68,8 @@ async def test_a_killed_worker_is_replaced_within_two_seconds_without_measuring_
     np.testing.assert_array_equal(gateway.read(kept), before)
     assert gateway.output_regions["cpu0"] != kept.region
     x = InputTensor("x", DataType.FP32, (1, 8), (Segment(kept.region, kept.offset, 32),))
-    send(Run(2, "m:1", (x,)))  # To the worker that is gone: dropped.
-    gateway.workers["cpu0"].send(Run(3, "m:1", (x,)))
+    send(RunBatch(2, "m:1", (x,)))  # To the worker that is gone: dropped.
+    gateway.workers["cpu0"].send(RunBatch(3, "m:1", (x,)))
     done = await gateway.next()
     assert done.batch == 3
     np.testing.assert_array_equal(gateway.read(done.outputs[0]), direct(mlp, before.reshape(-1)[:8].reshape(1, 8)))
@@ -98,7 +98,7 @@ async def test_regions_that_come_and_go_while_a_worker_loads_do_not_burden_it(ml
     gateway.inputs = Region.create("sluice-test-inputs", 1 << 20)
     gateway.input_region = gateway.supervisor.share_region(gateway.inputs)
     assert isinstance(await gateway.next(), Ready)
-    gateway.workers["cpu0"].send(Run(1, "m:1", (gateway.place(rows(1)),)))
+    gateway.workers["cpu0"].send(RunBatch(1, "m:1", (gateway.place(rows(1)),)))
     assert (await gateway.next()).batch == 1
     await gateway.supervisor.drain()
 
@@ -109,7 +109,7 @@ async def test_a_worker_that_cannot_be_sent_a_region_is_replaced(mlp: Path) -> N
         process = gateway.workers["cpu0"]
         os.kill(process.pid, signal.SIGSTOP)
         for batch in range(100):  # More than the socket holds.
-            process.send(Run(batch, "m" * 50_000, ()))
+            process.send(RunBatch(batch, "m" * 50_000, ()))
         region = Region.create("sluice-test", 4096)
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))

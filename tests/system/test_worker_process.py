@@ -4,7 +4,7 @@ import asyncio
 import os
 from typing import Any
 
-from sluice.mps.ipc.messages import FromWorker, Load
+from sluice.mps.ipc.messages import FromWorker, StartWorker
 from sluice.mps.partitions.cpu import available_cores
 from sluice.mps.partitions.partition import CpuPartition
 from sluice.mps.supervisor.process import WorkerProcess
@@ -35,7 +35,7 @@ async def test_one_that_is_ended_as_it_answers_is_gone_without_an_error() -> Non
         process.close()
 
     process = WorkerProcess(PARTITION, end, reasons.append)
-    process.send(Load(PARTITION, 1, 4096, ()))
+    process.send(StartWorker(PARTITION, 1, 4096, ()))
     async with asyncio.timeout(60):
         await process.gone.wait()
     assert (reasons, troubles) == (["the worker exited with status 0"], [])

@@ -15,7 +15,7 @@ from onnx import helper
 
 from sluice.models.pipelines.pipeline import Confidence
 from sluice.models.tensors.spec import DataType
-from sluice.mps.ipc.messages import Done, Failed, InputTensor, Revoke, Revoked, Run, Segment
+from sluice.mps.ipc.messages import BatchRefused, Done, InputTensor, Revoke, Revoked, RunBatch, Segment
 from sluice.mps.partitions.cpu import available_cores
 from tests.support.onnx_models import save_identity, save_mlp, save_model, save_spin, value
 from tests.support.processes import alive, allowed_cores, memory_files, until
@@ -58,9 +58,9 @@ async def test_a_batch_runs_on_one_segment_and_on_many(mlp: Path) -> None:
     async with serving(worker(model(mlp, verdicts=verdicts))) as gateway:
         x = rows(4)
         expected = direct(mlp, x)
-        gateway.workers["cpu0"].send(Run(1, "m:1", (gateway.place(x),)))
+        gateway.workers["cpu0"].send(RunBatch(1, "m:1", (gateway.place(x),)))
         whole = await gateway.next()
-        gateway.workers["cpu0"].send(Run(2, "m:1", (gateway.place(x, segment_bytes=32),)))
+        gateway.workers["cpu0"].send(RunBatch(2, "m:1", (gateway.place(x, segment_bytes=32),)))
         in_parts = await gateway.next()
 
         for done in (whole, in_parts):
@@ -81,7 +81,7 @@ async def test_bytes_go_in_and_come_out_in_wire_form(tmp_path: Path) -> None:
     path = save_identity(tmp_path / "text.onnx", DataType.BYTES, (2,))
     async with serving(worker(model(path))) as gateway:
         text = np.array([[b"a", b""], ["größe".encode(), b"longer than the others"]], np.object_)
-        gateway.workers["cpu0"].send(Run(1, "m:1", (gateway.place(text, segment_bytes=7),)))
+        gateway.workers["cpu0"].send(RunBatch(1, "m:1", (gateway.place(text, segment_bytes=7),)))
         (output,) = (await gateway.next()).outputs
         assert gateway.read(output).tolist() == text.tolist()
         assert output.row_offsets == (0, 9, 46)
@@ -92,12 +92,12 @@ async def test_bytes_go_in_and_come_out_in_wire_form(tmp_path: Path) -> None:
 async def test_a_batch_that_waits_can_be_revoked_and_one_that_runs_cannot(tmp_path: Path) -> None:
     async with serving(worker(held(tmp_path / "held", "m:1"))) as gateway:
         send, x = gateway.workers["cpu0"].send, gateway.place(rows(1))
-        send(Run(1, "m:1", (x,)))
+        send(RunBatch(1, "m:1", (x,)))
         await asyncio.to_thread(until, (tmp_path / "held" / "waiting").exists)
-        send(Run(2, "m:1", (x,)))
+        send(RunBatch(2, "m:1", (x,)))
         send(Revoke(1))
         send(Revoke(2))
-        send(Run(3, "m:1", (x,)))
+        send(RunBatch(3, "m:1", (x,)))
         (tmp_path / "held" / "go").touch()
         answers = [await gateway.next() for _ in range(3)]
         assert [(type(answer), answer.batch) for answer in answers] == [(Done, 1), (Revoked, 2), (Done, 3)]
@@ -108,9 +108,9 @@ async def test_a_batch_that_waits_can_be_revoked_and_one_that_runs_cannot(tmp_pa
 async def test_outputs_that_do_not_fit_get_a_region_of_their_own(mlp: Path) -> None:
     async with serving(worker(model(mlp), output_bytes=4 * KIB)) as gateway:
         send, x = gateway.workers["cpu0"].send, rows(4)
-        send(Run(1, "m:1", (gateway.place(x),)))
+        send(RunBatch(1, "m:1", (gateway.place(x),)))
         first = await gateway.next()
-        send(Run(2, "m:1", (gateway.place(x),)))
+        send(RunBatch(2, "m:1", (gateway.place(x),)))
         second = await gateway.next()
         assert (first.slot, second.slot) == (0, -1)
         overflow = second.outputs[0].region
@@ -120,7 +120,7 @@ async def test_outputs_that_do_not_fit_get_a_region_of_their_own(mlp: Path) -> N
         gateway.supervisor.drop_region(overflow)
         with pytest.raises(KeyError):
             gateway.supervisor.region(overflow)
-        send(Run(3, "m:1", (gateway.place(x),), release=(first.slot,)))
+        send(RunBatch(3, "m:1", (gateway.place(x),), release=(first.slot,)))
         assert (await gateway.next()).slot == 0
         assert memory_files(gateway.workers["cpu0"].pid, "overflow") == []
     assert own_memory_files() == []
@@ -136,9 +136,9 @@ async def test_a_broken_model_leaves_the_others_alone(tmp_path: Path, mlp: Path)
     assert (bad.key, bad.table) == ("bad:1", None)
     assert "ONNX Runtime cannot load the model" in bad.error
     assert (good.key, good.error) == ("good:1", "")
-    gateway.workers["cpu0"].send(Run(1, "bad:1", (gateway.place(rows(1)),)))
-    gateway.workers["cpu0"].send(Run(2, "good:1", (gateway.place(rows(1)),)))
-    assert await gateway.next() == Failed(1, "bad:1: the model is not loaded on this worker")
+    gateway.workers["cpu0"].send(RunBatch(1, "bad:1", (gateway.place(rows(1)),)))
+    gateway.workers["cpu0"].send(RunBatch(2, "good:1", (gateway.place(rows(1)),)))
+    assert await gateway.next() == BatchRefused(1, "bad:1: the model is not loaded on this worker")
     assert (await gateway.next()).batch == 2
     await gateway.supervisor.drain()
 
@@ -148,14 +148,14 @@ async def test_a_worker_outlives_a_failing_batch(mlp: Path) -> None:
     async with serving(worker(model(mlp))) as gateway:
         send, pid = gateway.workers["cpu0"].send, gateway.workers["cpu0"].pid
         unmapped = InputTensor("x", DataType.FP32, (1, 8), (Segment(99, 0, 32),))
-        send(Run(1, "m:1", (gateway.place(rows(2, 5)),)))
+        send(RunBatch(1, "m:1", (gateway.place(rows(2, 5)),)))
         failed = await gateway.next()
-        send(Run(2, "m:1", (unmapped,)))
-        assert isinstance(failed, Failed)
+        send(RunBatch(2, "m:1", (unmapped,)))
+        assert isinstance(failed, BatchRefused)
         assert failed.message.startswith("m:1: ")
         assert "\n" not in failed.message
-        assert await gateway.next() == Failed(2, "m:1: input x: region 99 is not mapped here")
-        send(Run(3, "m:1", (gateway.place(rows(2)),)))
+        assert await gateway.next() == BatchRefused(2, "m:1: input x: region 99 is not mapped here")
+        send(RunBatch(3, "m:1", (gateway.place(rows(2)),)))
         assert (await gateway.next()).batch == 3
         assert gateway.workers["cpu0"].pid == pid
 
@@ -166,16 +166,16 @@ async def test_a_model_that_loses_rows_fails_the_batch(tmp_path: Path) -> None:
     node = helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=1)
     path = save_model(tmp_path / "sum.onnx", [node], ends[:1], ends[1:], {"axes": np.array([0])})
     async with serving(worker(model(path))) as gateway:
-        gateway.workers["cpu0"].send(Run(1, "m:1", (gateway.place(rows(3)),)))
+        gateway.workers["cpu0"].send(RunBatch(1, "m:1", (gateway.place(rows(3)),)))
         expected = "m:1: output y has shape [1, 8], expected 3 rows as in the batch"
-        assert await gateway.next() == Failed(1, expected)
+        assert await gateway.next() == BatchRefused(1, expected)
 
 
 @in_loop
 async def test_draining_leaves_no_process_and_no_memory_file(mlp: Path) -> None:
     async with serving(worker(model(mlp))) as gateway:
         pid = gateway.workers["cpu0"].pid
-        gateway.workers["cpu0"].send(Run(1, "m:1", (gateway.place(rows(4)),)))
+        gateway.workers["cpu0"].send(RunBatch(1, "m:1", (gateway.place(rows(4)),)))
         await gateway.next()
         descriptors = len(os.listdir("/proc/self/fd"))
         assert own_memory_files() != []
@@ -190,7 +190,7 @@ async def test_draining_kills_a_worker_that_does_not_end(tmp_path: Path) -> None
     path = save_spin(tmp_path / "spin.onnx", 1, 20_000)
     async with serving(worker(model(path, menu=(1,)))) as gateway:
         pid = gateway.workers["cpu0"].pid
-        gateway.workers["cpu0"].send(Run(1, "m:1", (gateway.place(rows(4000, 64)),)))
+        gateway.workers["cpu0"].send(RunBatch(1, "m:1", (gateway.place(rows(4000, 64)),)))
         await asyncio.sleep(0.05)
         await gateway.supervisor.drain(timeout_s=0.1)
         assert not alive(pid)
@@ -203,7 +203,7 @@ async def test_signals_meant_for_the_gateway_do_not_end_a_worker(mlp: Path) -> N
         assert os.getsid(process.pid) == process.pid
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(process.pid, number)
-        process.send(Run(1, "m:1", (gateway.place(rows(1)),)))
+        process.send(RunBatch(1, "m:1", (gateway.place(rows(1)),)))
         assert (await gateway.next()).batch == 1
 
 
@@ -213,20 +213,20 @@ async def test_a_worker_reads_the_output_of_another_where_it_lies(tmp_path: Path
     wide = save_mlp(tmp_path / "wide.onnx", (8, 8, 8), seed=3)
     async with serving(worker(model(wide)), worker(model(mlp), index=1, output_bytes=4 * KIB)) as gateway:
         x = rows(4)
-        gateway.workers["cpu0"].send(Run(1, "m:1", (gateway.place(x),)))
+        gateway.workers["cpu0"].send(RunBatch(1, "m:1", (gateway.place(x),)))
         made = (await gateway.next()).outputs[0]
         segment = Segment(made.region, made.offset + 32, 64)  # Rows 1 and 2 only.
         passed_on = InputTensor("x", DataType.FP32, (2, 8), (segment,))
         expected = direct(mlp, direct(wide, x)[1:3])
         for batch in (2, 3):  # The second one's outputs overflow.
-            gateway.workers["cpu1"].send(Run(batch, "m:1", (passed_on,)))
+            gateway.workers["cpu1"].send(RunBatch(batch, "m:1", (passed_on,)))
             last = (await gateway.next()).outputs[0]
             np.testing.assert_allclose(gateway.read(last), expected, rtol=1e-5)
 
         # An overflow region is mapped by the other workers as well.
         assert last.region < 0
         back = InputTensor("x", DataType.FP32, (1, 6), (Segment(last.region, last.offset, 24),))
-        gateway.workers["cpu0"].send(Run(4, "m:1", (back,)))
+        gateway.workers["cpu0"].send(RunBatch(4, "m:1", (back,)))
         failed = await gateway.next()
         assert "not mapped" not in failed.message
 

@@ -3,14 +3,14 @@
 from collections.abc import Iterable
 
 from sluice.gateway.cli.text.plot import plot
-from sluice.models.profiles.file import Entry, Profile, Source
+from sluice.models.profiles.file import FigureSource, ModelProfile, ProfileEntry
 from sluice.models.profiles.hardware import SIMULATED
 from sluice.models.units import NS_PER_S, ns_to_ms
 
 _KIB, _MIB = 1 << 10, 1 << 20
 
 
-def report(profile: Profile, fingerprint: str, sha256: str) -> str:
+def report(profile: ModelProfile, fingerprint: str, sha256: str) -> str:
     """All entries as tables, with what is stale marked, and plots of those that can be used here."""
     parts = [_table(entry, _state(entry, fingerprint, sha256)) for entry in profile.entries]
     usable = [entry for entry in profile.entries if not _state(entry, fingerprint, sha256)]
@@ -20,7 +20,7 @@ def report(profile: Profile, fingerprint: str, sha256: str) -> str:
     return "\n\n".join(parts)
 
 
-def summary(entry: Entry) -> str:
+def summary(entry: ProfileEntry) -> str:
     """A line on an entry."""
     first, last = entry.cells[0], entry.cells[-1]
     medians = f"p50 {ns_to_ms(first.p50_ns):.3f} ms at batch {first.batch}"
@@ -29,14 +29,14 @@ def summary(entry: Entry) -> str:
     return f"{entry.label}: {medians}"
 
 
-def _state(entry: Entry, fingerprint: str, sha256: str) -> str:
+def _state(entry: ProfileEntry, fingerprint: str, sha256: str) -> str:
     if entry.fingerprint not in (fingerprint, SIMULATED):
         return "STALE, other hardware"
     return "" if entry.sha256 == sha256 else "STALE, another model file"
 
 
-def _table(entry: Entry, state: str) -> str:
-    source = "computed by a formula" if entry.source is Source.SIMULATED else f"on {entry.fingerprint}"
+def _table(entry: ProfileEntry, state: str) -> str:
+    source = "computed by a formula" if entry.source is FigureSource.SIMULATED else f"on {entry.fingerprint}"
     lines = [f"{entry.label}: {source}" + (f"  [{state}]" if state else "")]
     if entry.memory_rest_bytes is not None and entry.memory_row_bytes is not None:
         lines.append(f"memory {entry.memory_rest_bytes / _MIB:.1f} MiB + {entry.memory_row_bytes / _KIB:.1f} KiB a row")
@@ -52,7 +52,7 @@ def _table(entry: Entry, state: str) -> str:
     return "\n".join(lines)
 
 
-def _latency_plot(entry: Entry) -> str:
+def _latency_plot(entry: ProfileEntry) -> str:
     series = {
         "p50": [(cell.batch, ns_to_ms(cell.p50_ns)) for cell in entry.cells],
         "p99": [(cell.batch, ns_to_ms(cell.p99_ns)) for cell in entry.cells],
@@ -60,7 +60,7 @@ def _latency_plot(entry: Entry) -> str:
     return plot(series, x_label="batch", y_label=f"{entry.label}: latency, ms", log_x=True, log_y=True, height=12)
 
 
-def _throughput_plot(entries: Iterable[Entry]) -> str:
+def _throughput_plot(entries: Iterable[ProfileEntry]) -> str:
     series = {entry.label: [(cell.batch, _rate(cell.batch, cell.p50_ns)) for cell in entry.cells] for entry in entries}
     return plot(series, x_label="batch", y_label="throughput at the median, rows/s", log_x=True, log_y=True, height=12)
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from sluice.batcher.interface.config import Verdict
+from sluice.batcher.interface.config import ConfidenceSpec
 from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.batcher.interface.events import BatchCompleted, BatchFailed, BatchRevoked, FailureCause
 from sluice.gateway.executors.base import Post
@@ -13,7 +13,7 @@ from sluice.gateway.executors.triton.client import TritonClient
 from sluice.gateway.executors.triton.errors import ModelLost, ServerLost
 from sluice.gateway.executors.triton.memory import TritonMemory
 from sluice.gateway.executors.triton.models import TritonModels
-from sluice.gateway.executors.triton.wire import Encoded, decode_batch, encode_for
+from sluice.gateway.executors.triton.wire import EncodedInfer, decode_batch, encode_for
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.tensors.assembly import Assembly
 from sluice.gateway.tensors.request_tensors import Outputs
@@ -40,7 +40,7 @@ class TritonBatches:
         client: TritonClient,
         memory: TritonMemory | None,
         models: TritonModels,
-        verdicts: Mapping[str, Sequence[Verdict]],
+        verdicts: Mapping[str, Sequence[ConfidenceSpec]],
         assembly: Assembly,
         timeout_s: float,
         lost: Callable[[str], None],
@@ -54,7 +54,7 @@ class TritonBatches:
         self._timeout_s = timeout_s
         self._lost = lost
         self._clock = clock
-        self._running: dict[int, tuple[DispatchBatch, asyncio.Task[None], Encoded]] = {}
+        self._running: dict[int, tuple[DispatchBatch, asyncio.Task[None], EncodedInfer]] = {}
         self._calls: set[asyncio.Task[None]] = set()
         self._free_ns = 0
         self.answered = 0
@@ -118,7 +118,7 @@ class TritonBatches:
         self._assembly.abandon(batch)
         self._post(BatchRevoked(batch))
 
-    async def _run(self, batch: DispatchBatch, sent: Encoded) -> None:
+    async def _run(self, batch: DispatchBatch, sent: EncodedInfer) -> None:
         sent_ns = self._clock()
         limit_s = LATENCY_FACTOR * self._models.tables[batch.model].latency_ns(batch.rows) / NS_PER_S
         free = True
@@ -146,7 +146,7 @@ class TritonBatches:
             if free:
                 self._free(sent)
 
-    def _complete(self, batch: DispatchBatch, sent_ns: int, answer: bytes, sent: Encoded) -> None:
+    def _complete(self, batch: DispatchBatch, sent_ns: int, answer: bytes, sent: EncodedInfer) -> None:
         """Take an answer; raises BadTensor for one that makes no sense."""
         ended_ns = self._clock()
         self.answered += 1
@@ -165,7 +165,7 @@ class TritonBatches:
         self._assembly.complete(batch.batch, Outputs(tensors, {}, lambda: self._free(sent)))
         self._post(BatchCompleted(batch.batch, started_ns, ended_ns, verdicts, key))
 
-    def _free(self, sent: Encoded) -> None:
+    def _free(self, sent: EncodedInfer) -> None:
         if self._memory is not None and sent.slot is not None:
             self._memory.free(sent.slot)
 
@@ -175,7 +175,7 @@ class TritonBatches:
             self._post(BatchFailed(batch.batch, cause, f"{batch.model}: {reason}"))
 
 
-def _confidences(tensors: Mapping[str, Tensor], verdict: Verdict) -> tuple[float, ...]:
+def _confidences(tensors: Mapping[str, Tensor], verdict: ConfidenceSpec) -> tuple[float, ...]:
     tensor = tensors[verdict.output]
     assert not isinstance(tensor, WireBytes), "confidences are of numbers"
     return tuple(confidence(tensor, verdict.confidence).tolist())

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from sluice.batcher.interface.config import Verdict
+from sluice.batcher.interface.config import ConfidenceSpec
 from sluice.batcher.interface.decisions import DispatchBatch, LoadModel, UnloadModel
 from sluice.gateway.config.triton_settings import TritonSettings
 from sluice.gateway.executors.base import Post
@@ -26,7 +26,7 @@ class MixedExecutor:
         workers: WorkerExecutor,
         servers: Sequence[TritonSettings],
         holds: Mapping[str, Mapping[str, ModelSpec]],
-        verdicts: Mapping[str, Sequence[Verdict]],
+        verdicts: Mapping[str, Sequence[ConfidenceSpec]],
         watcher: Watcher,
         clock: Callable[[], int],
         processes: Mapping[str, TritonProcess] = {},

@@ -21,7 +21,7 @@ _CODES = {
 """What the statuses of Triton's HTTP server are over gRPC; all others say that the request was wrong."""
 
 
-class Place(NamedTuple):
+class RegionRef(NamedTuple):
     """Where a tensor lies in a region of shared memory."""
 
     name: str
@@ -45,10 +45,10 @@ class _Answer(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Answer).decode
 
 
-def encode_request(host: str, spec: ModelSpec, region: str, inputs: list[Place], outputs: list[Place]) -> bytes:
+def encode_request(host: str, spec: ModelSpec, region: str, inputs: list[RegionRef], outputs: list[RegionRef]) -> bytes:
     """A whole HTTP request for a batch whose tensors, inputs and outputs, all have their place in a region."""
 
-    def parameters(place: Place) -> Mapping[str, object]:
+    def parameters(place: RegionRef) -> Mapping[str, object]:
         size = {"shared_memory_byte_size": place.nbytes, "shared_memory_offset": place.offset}
         return {"name": place.name, "parameters": {"shared_memory_region": region, **size}}
 

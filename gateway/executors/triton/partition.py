@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from sluice.batcher.interface.config import Verdict
+from sluice.batcher.interface.config import ConfidenceSpec
 from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.batcher.interface.events import ModelLoaded, ModelLoadFailed, ModelUnloaded, PartitionLost, PartitionReady
 from sluice.gateway.config.triton_settings import TritonSettings
@@ -77,7 +77,7 @@ class TritonPartition:
         self,
         settings: TritonSettings,
         specs: Mapping[str, ModelSpec],
-        verdicts: Mapping[str, Sequence[Verdict]],
+        verdicts: Mapping[str, Sequence[ConfidenceSpec]],
         assembly: Assembly,
         watcher: Watcher,
         clock: Callable[[], int],

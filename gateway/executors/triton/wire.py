@@ -7,7 +7,7 @@ import numpy as np
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2
 
-from sluice.gateway.executors.triton.http import Place, decode_answer, encode_request
+from sluice.gateway.executors.triton.http import RegionRef, decode_answer, encode_request
 from sluice.gateway.executors.triton.memory import MemorySlot, TritonMemory, aligned, known_bytes
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.tensors.assembly import BatchInput
@@ -22,7 +22,7 @@ _Found = tuple[str, tuple[int, ...], bytes | memoryview]
 _RAW_TAG = bytes([service_pb2.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | _LENGTH_DELIMITED])
 
 
-class Encoded(NamedTuple):
+class EncodedInfer(NamedTuple):
     """A ModelInferRequest; with a `slot`, its inputs lie there, and of the outputs those that have `offsets` will.
 
     `http` is the same as a request over HTTP, when that may be sent in its place.
@@ -43,7 +43,7 @@ def encode_batch(spec: ModelSpec, inputs: Sequence[BatchInput]) -> bytes:
     return b"".join(message)  # type: ignore[arg-type]  # arrays are buffers
 
 
-def encode_for(memory: TritonMemory | None, spec: ModelSpec, rows: int, inputs: Sequence[BatchInput]) -> Encoded:
+def encode_for(memory: TritonMemory | None, spec: ModelSpec, rows: int, inputs: Sequence[BatchInput]) -> EncodedInfer:
     """A batch as it is sent: in shared memory when a slot of it is free that is large enough, else in the message."""
     slot = None
     if memory is not None:
@@ -52,7 +52,7 @@ def encode_for(memory: TritonMemory | None, spec: ModelSpec, rows: int, inputs: 
         # There is no telling where nothing lies.
         slot = memory.take(sum(map(aligned, [*sizes, *outputs]))) if all(sizes) else None
     if memory is None or slot is None:
-        return Encoded(encode_batch(spec, inputs))
+        return EncodedInfer(encode_batch(spec, inputs))
     try:
         return _encode_in_memory(spec, rows, inputs, slot, memory.http)
     except BaseException:
@@ -60,7 +60,9 @@ def encode_for(memory: TritonMemory | None, spec: ModelSpec, rows: int, inputs: 
         raise
 
 
-def _encode_in_memory(spec: ModelSpec, rows: int, inputs: Sequence[BatchInput], slot: MemorySlot, http: str) -> Encoded:
+def _encode_in_memory(
+    spec: ModelSpec, rows: int, inputs: Sequence[BatchInput], slot: MemorySlot, http: str
+) -> EncodedInfer:
     """Copy the inputs into a slot; outputs whose size is not known are to come by message."""
     offset, places = 0, []
     for each in inputs:
@@ -70,7 +72,7 @@ def _encode_in_memory(spec: ModelSpec, rows: int, inputs: Sequence[BatchInput], 
         offset += aligned(nbytes)
     fixed = all(known_bytes(spec, tensor, rows) is not None for tensor in spec.inputs)
     if fixed and (known := slot.messages.get((spec.key, rows))) is not None:
-        return Encoded(known[0], slot, *known[1:])
+        return EncodedInfer(known[0], slot, *known[1:])
     head = _head(spec, inputs)
     for tensor, (begin, nbytes) in zip(head.inputs, places, strict=True):
         _place(tensor, slot.name, begin, nbytes)
@@ -86,7 +88,7 @@ def _encode_in_memory(spec: ModelSpec, rows: int, inputs: Sequence[BatchInput], 
         by_http = _encode_for_http(http, spec, rows, inputs, slot.name, places, offsets)
     if fixed:
         slot.messages[spec.key, rows] = message, offsets, by_http
-    return Encoded(message, slot, offsets, by_http)
+    return EncodedInfer(message, slot, offsets, by_http)
 
 
 def _encode_for_http(
@@ -99,10 +101,10 @@ def _encode_for_http(
     offsets: Mapping[str, int],
 ) -> bytes:
     given = [
-        Place(each.spec.name, *place, each.spec.datatype.value, tuple(each.shape))
+        RegionRef(each.spec.name, *place, each.spec.datatype.value, tuple(each.shape))
         for each, place in zip(inputs, places, strict=True)
     ]
-    wanted = [Place(each.name, offsets[each.name], known_bytes(spec, each, rows) or 0) for each in spec.outputs]
+    wanted = [RegionRef(each.name, offsets[each.name], known_bytes(spec, each, rows) or 0) for each in spec.outputs]
     return encode_request(host, spec, region, given, wanted)
 
 
@@ -118,7 +120,7 @@ def blank_inputs(spec: ModelSpec, rows: int) -> list[BatchInput]:
     return inputs
 
 
-def decode_batch(spec: ModelSpec, rows: int, data: bytes, sent: Encoded | None = None) -> dict[str, Tensor]:
+def decode_batch(spec: ModelSpec, rows: int, data: bytes, sent: EncodedInfer | None = None) -> dict[str, Tensor]:
     """The outputs of the spec, as views of an answer, a ModelInferResponse, and of the memory named in what was sent.
 
     Raises BadTensor for an answer that makes no sense.

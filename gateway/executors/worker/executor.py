@@ -28,7 +28,7 @@ from sluice.gateway.executors.worker.record import WorkerRecord
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.tensors.assembly import Assembly
 from sluice.gateway.tensors.input_slots import InputSlots
-from sluice.gateway.tensors.pipeline_wiring import PipelinePlan
+from sluice.gateway.tensors.pipeline_wiring import PipelineWiring
 from sluice.gateway.tensors.request_tensors import Outputs
 from sluice.gateway.tensors.stage_cache import StageCache
 from sluice.models.errors import PartitionError
@@ -39,16 +39,16 @@ from sluice.models.spec import ModelSpec
 from sluice.models.tensors.arrays import WireBytes, numpy_dtype
 from sluice.mps.daemon.control import MpsControl
 from sluice.mps.ipc.messages import (
+    BatchRefused,
     Blame,
     Done,
-    Failed,
     LoadedModel,
     ModelFile,
     OutputTensor,
     Ready,
     Revoke,
     Revoked,
-    Run,
+    RunBatch,
 )
 from sluice.mps.partitions.partition import Partition
 from sluice.mps.supervisor.process import WorkerProcess
@@ -68,7 +68,7 @@ class WorkerExecutor:
     def __init__(
         self,
         workers: Sequence[WorkerSpec],
-        plans: Mapping[str, PipelinePlan],
+        plans: Mapping[str, PipelineWiring],
         models: Mapping[str, ModelSpec],
         input_bytes: int,
         watcher: Watcher,
@@ -99,7 +99,7 @@ class WorkerExecutor:
 
     def add(
         self,
-        plans: Mapping[str, PipelinePlan],
+        plans: Mapping[str, PipelineWiring],
         models: Mapping[str, ModelSpec],
         files: Mapping[str, Mapping[str, ModelFile]],
     ) -> None:
@@ -192,7 +192,7 @@ class WorkerExecutor:
             raise PartitionError(f"partition {batch.partition} has no worker")
         inputs = self._assembly.begin(batch)
         try:
-            worker.process.send(Run(batch.batch, batch.model, inputs, tuple(worker.freed)))
+            worker.process.send(RunBatch(batch.batch, batch.model, inputs, tuple(worker.freed)))
         except BaseException:
             self._assembly.abandon(batch.batch)
             raise
@@ -308,12 +308,12 @@ class WorkerExecutor:
         self._watcher.model_unloaded(partition, key)
         self._post(ModelUnloaded(partition, key))
 
-    def message(self, partition: str, message: Done | Failed | Revoked) -> None:
+    def message(self, partition: str, message: Done | BatchRefused | Revoked) -> None:
         """Take a worker's answer."""
         worker = self._workers.get(partition)
         if worker is None or message.batch not in worker.batches:
             worker = next(each for each in self._replaced.values() if message.batch in each.batches)
-        if isinstance(message, Failed) and message.blame is Blame.DEVICE:
+        if isinstance(message, BatchRefused) and message.blame is Blame.DEVICE:
             self._context_lost(partition, worker.process, message.message)
             return
         batch = worker.batches.pop(message.batch)
@@ -328,7 +328,7 @@ class WorkerExecutor:
                 self._assembly.complete(batch.batch, Outputs(tensors, located, self._free(worker, message)))
                 key = self._output_key(batch.model, message.outputs)
                 self._post(BatchCompleted(batch.batch, message.started_ns, message.ended_ns, message.verdicts, key))
-            case Failed():
+            case BatchRefused():
                 self._assembly.abandon(batch.batch)
                 cause = FailureCause.OUT_OF_MEMORY if message.blame is Blame.MEMORY else FailureCause.BACKEND
                 self._post(BatchFailed(batch.batch, cause, message.message))

@@ -19,7 +19,7 @@ from sluice.models.backends.python_models import triton_utils as triton_python
 from sluice.models.errors import BackendFailed, BadTensor
 from sluice.models.tensors.arrays import Array, datatype_of
 from sluice.models.tensors.spec import VARIABLE, TensorSpec
-from sluice.models.triton_config.model_config import ModelConfig, TensorConfig, decode_config
+from sluice.models.triton_config.model_config import TensorConfig, TritonModelConfig, decode_config
 
 Infer = Callable[[dict[str, Array]], Mapping[str, Any]]
 
@@ -27,7 +27,7 @@ Infer = Callable[[dict[str, Array]], Mapping[str, Any]]
 class PythonModel:
     """The functions of a `model.py`, in this process; see `Backend`. `finish` tells it that it is no longer needed."""
 
-    def __init__(self, config: ModelConfig, path: str, infer: Infer, finish: Callable[[], object]) -> None:
+    def __init__(self, config: TritonModelConfig, path: str, infer: Infer, finish: Callable[[], object]) -> None:
         self.inputs, self.outputs = tensors_of(config)
         self.finish = finish
         self._path = path
@@ -52,7 +52,7 @@ class PythonModel:
         return {tensor.name: _checked(tensor, answer) for tensor in self.outputs}
 
 
-def tensors_of(config: ModelConfig) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+def tensors_of(config: TritonModelConfig) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """The inputs and the outputs as whole tensors."""
     batch = (VARIABLE,) if config.max_batch_size else ()
     return tuple(_whole(each, batch) for each in config.input), tuple(_whole(each, batch) for each in config.output)

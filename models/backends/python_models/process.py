@@ -8,7 +8,7 @@ import socket
 import sys
 
 from sluice.models.backends.python_models import model as python_model
-from sluice.models.backends.python_models.wire import Failed, Link, Memory, Start, Tensors
+from sluice.models.backends.python_models.wire import Link, Memory, ModelFailed, Start, Tensors
 from sluice.models.errors import BackendFailed
 
 
@@ -18,16 +18,16 @@ def serve(link: Link, inputs: Memory, outputs: Memory) -> None:
     try:
         model = python_model.load(start.path, start.threads, start.config)
     except BackendFailed as error:
-        link.send(Failed(str(error)))
+        link.send(ModelFailed(str(error)))
         return
     link.send(Tensors())
     try:
         while True:
             batch: Tensors = link.receive()
             try:
-                answer: Tensors | Failed = outputs.write(model.run(inputs.read(batch)))
+                answer: Tensors | ModelFailed = outputs.write(model.run(inputs.read(batch)))
             except Exception as error:  # whatever it is, it is this batch's failure alone
-                answer = Failed(str(error) or type(error).__name__)
+                answer = ModelFailed(str(error) or type(error).__name__)
             link.send(answer)
     except (EOFError, ConnectionError):
         model.finish()

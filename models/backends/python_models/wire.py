@@ -18,7 +18,7 @@ _ALIGNMENT = 64
 _MAX_MESSAGE = 4000
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class MemorySpan(msgspec.Struct, frozen=True, array_like=True):
     """Where a tensor lies, BYTES in wire form."""
 
     name: str
@@ -29,7 +29,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """Load the model of a `model.py` with its configuration in JSON; answered by no `Tensors`, or `Failed`."""
+    """Load the model of a `model.py` with its configuration in JSON; answered by no `Tensors`, or `ModelFailed`."""
 
     path: str
     threads: int
@@ -39,11 +39,11 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 class Tensors(msgspec.Struct, frozen=True, tag=True):
     """A batch, or what became of it; `size` is what the memory has to have."""
 
-    places: tuple[Place, ...] = ()
+    places: tuple[MemorySpan, ...] = ()
     size: int = 0
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class ModelFailed(msgspec.Struct, frozen=True, tag=True):
     """Why there is no answer."""
 
     message: str
@@ -59,7 +59,7 @@ class Memory:
 
     def write(self, arrays: Mapping[str, Array]) -> Tensors:
         """Copy tensors, over those that were there before."""
-        places: list[Place] = []
+        places: list[MemorySpan] = []
         contents: list[Array] = []
         end = 0
         for name, array in arrays.items():
@@ -69,7 +69,7 @@ class Memory:
             else:
                 content = array
             offset = -(-end // _ALIGNMENT) * _ALIGNMENT
-            places.append(Place(name, datatype, array.shape, offset, content.nbytes))
+            places.append(MemorySpan(name, datatype, array.shape, offset, content.nbytes))
             contents.append(content)
             end = offset + content.nbytes
         if end > self._size:
@@ -86,7 +86,7 @@ class Memory:
             self._map(tensors.size)
         return {place.name: self._read(place) for place in tensors.places}
 
-    def _read(self, place: Place) -> Array:
+    def _read(self, place: MemorySpan) -> Array:
         if place.datatype is DataType.BYTES:
             return decode_bytes(self._bytes[place.offset : place.offset + place.nbytes].data, place.shape, place.name)
         if not place.nbytes:
@@ -109,10 +109,10 @@ class Link:
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(incoming).decode
 
-    def send(self, message: Start | Tensors | Failed) -> None:
+    def send(self, message: Start | Tensors | ModelFailed) -> None:
         """Send a message; raises ConnectionError when the other end is gone."""
-        if isinstance(message, Failed):
-            message = Failed(message.message[:_MAX_MESSAGE])
+        if isinstance(message, ModelFailed):
+            message = ModelFailed(message.message[:_MAX_MESSAGE])
         self._socket.send(self._encode(message))
 
     def fileno(self) -> int:

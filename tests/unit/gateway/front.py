@@ -15,7 +15,7 @@ from sluice.batcher.interface.config import StageConfig
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.config.restricted import Restrictions
-from sluice.gateway.deployment.registry import Catalogue
+from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.http.app import build_app
 from sluice.gateway.http.exchange import InferRoute
 from sluice.gateway.http.server import Connection, http_config
@@ -23,7 +23,7 @@ from sluice.gateway.inference.dataplane import DataPlane
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.management.repository_api import RepositoryApi
 from sluice.gateway.observability.log_settings import LogSettings
-from sluice.gateway.observability.metrics import Metrics, PipelineMeter
+from sluice.gateway.observability.metrics import PipelineMeter, ServerMetrics
 from sluice.gateway.observability.statistics import Statistics
 from sluice.gateway.observability.trace import Trace, Traces
 from sluice.gateway.observability.trace_settings import TraceFileSettings, TraceSettings
@@ -33,7 +33,7 @@ from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.resizing.resizing import Resizing
 from sluice.gateway.runtime.driver import Runtime
 from sluice.gateway.runtime.submission import Submission
-from sluice.models.pipelines.pipeline import Pipeline, Source, Stage
+from sluice.models.pipelines.pipeline import Pipeline, Stage, TensorSource
 from sluice.models.repository.scan import Broken
 from sluice.models.tensors.spec import DataType, TensorSpec
 
@@ -120,7 +120,7 @@ class Exposition:
 
 class Front(NamedTuple):
     runtime: InstantRuntime
-    catalogue: Catalogue
+    catalogue: ModelRegistry
     dataplane: DataPlane
     control: ControlPlane
     make_app: Callable[[], FastAPI]
@@ -152,8 +152,8 @@ def identity(
         version=1,
         inputs=specs,
         outputs=specs,
-        stages=(Stage(name, {spec.name: Source("request", spec.name) for spec in specs}, model=f"{name}:1"),),
-        sources={spec.name: (Source(name, spec.name),) for spec in specs},
+        stages=(Stage(name, {spec.name: TensorSource("request", spec.name) for spec in specs}, model=f"{name}:1"),),
+        sources={spec.name: (TensorSource(name, spec.name),) for spec in specs},
         max_batch_size=max_batch_size,
         slo_ms=slo_ms,
     )
@@ -167,7 +167,7 @@ def front(
     restrictions: Restrictions | None = None,
     resizing: object = None,
 ) -> Front:
-    catalogue = Catalogue("1.2.3", pipelines, [Broken("broken", None, "model.onnx is empty")], ["cpu0"])
+    catalogue = ModelRegistry("1.2.3", pipelines, [Broken("broken", None, "model.onnx is empty")], ["cpu0"])
     catalogue.partition_ready("cpu0", [f"{pipeline.name}:{pipeline.version}" for pipeline in pipelines], {})
     runtime = InstantRuntime()
     shared_memory = SharedMemory(allow_client_shm, 1 << 20)
@@ -187,7 +187,7 @@ def front(
 
     @cache
     def app() -> FastAPI:
-        return build_app(control, cast(Metrics, Exposition()), runtime.traces, max_body_bytes, restrictions)
+        return build_app(control, cast(ServerMetrics, Exposition()), runtime.traces, max_body_bytes, restrictions)
 
     return Front(runtime, catalogue, dataplane, control, app, InferRoute(dataplane, max_body_bytes), restrictions)
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from sluice.batcher.estimates.batch_limit import Ceiling
+from sluice.batcher.estimates.batch_limit import BatchLimit
 from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.interface.config import PartitionConfig, PolicyConfig, PolicyName
 from sluice.batcher.interface.decisions import (
@@ -198,7 +198,7 @@ def test_what_is_left_to_another_kind_runs_here_when_that_is_lost() -> None:
 
 
 def test_what_failed_above_the_ceiling_says_nothing_new() -> None:
-    ceiling = Ceiling(64)
+    ceiling = BatchLimit(64)
     assert ceiling.ran_out(64, 0)
     assert ceiling.rows == 32
     assert not ceiling.ran_out(64, 5)
@@ -211,7 +211,7 @@ def test_what_failed_above_the_ceiling_says_nothing_new() -> None:
 
 
 def test_a_ceiling_is_at_least_one_row_and_waits_an_hour_at_most() -> None:
-    ceiling = Ceiling(1)
+    ceiling = BatchLimit(1)
     now_ns = 0
     for _ in range(20):
         assert ceiling.ran_out(1, now_ns)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from sluice.batcher.fleet.shared_device import SharedDevice, Stake, parts
+from sluice.batcher.fleet.shared_device import DeviceAccount, SharedDevice, parts
 from sluice.batcher.interface.config import DeviceShare, Limits, PartitionConfig
 from sluice.batcher.interface.decisions import AnyDecision, DispatchBatch, RejectRequest, RevokeBatch
 from sluice.batcher.interface.events import BatchRevoked, PartitionReady, PartitionResized
@@ -142,7 +142,7 @@ def test_reserved_work_waits_for_its_place_and_no_longer() -> None:
 
 
 def test_work_is_predicted_to_take_as_long_as_it_did_when_it_was_held_back() -> None:
-    stake = Stake(SharedDevice(), PartitionState(0, PartitionConfig("small", "s", device=SMALL), 0), SMALL)
+    stake = DeviceAccount(SharedDevice(), PartitionState(0, PartitionConfig("small", "s", device=SMALL), 0), SMALL)
     for cycle in range(20):
         stake.wait(cycle * 50 * MS)
         stake.go_on(cycle * 50 * MS + 30 * MS)

@@ -9,7 +9,7 @@ from sluice.batcher.interface.config import Limits, PartitionConfig, PipelineCon
 from sluice.batcher.interface.decisions import BuildPlan, CompleteRequest, DispatchBatch, Member, ReleaseReason
 from sluice.batcher.interface.events import PartitionLost, PartitionReady, PlanBuilt
 from sluice.batcher.interface.outcome import Outcome
-from sluice.batcher.interface.plan_data import Front, Plan
+from sluice.batcher.interface.plan_data import CostToGo, Plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.latency_table import LatencyTable
@@ -103,7 +103,7 @@ def test_what_was_left_to_a_partition_that_overruns_is_looked_at_again_when_it_i
 
 def test_what_misses_only_by_the_plan_runs_here_although_it_would_elsewhere_too() -> None:
     """The plan asks for 8 ms for the second stage, which takes 1 ms: nothing fits for request 2, on either."""
-    rest = Front((8 * MS,), (1.0,))
+    rest = CostToGo((8 * MS,), (1.0,))
     spec = spec_of(
         [model("m:1", 1), model("n:1", 1)],
         [chain("m:1", "n:1", slo_ns=20 * MS), single("m:1")],
@@ -118,7 +118,7 @@ def test_what_misses_only_by_the_plan_runs_here_although_it_would_elsewhere_too(
 # -- batch sizes
 
 
-def sized(rest: Front) -> Scheduler:
+def sized(rest: CostToGo) -> Scheduler:
     """Stage a takes 1 ms for a row and 2 ms for four, for 1 and 2 in all; no hand-off; what follows costs `rest`."""
     spec = spec_of(
         [model("a:1", 4), model("b:1", 4)],
@@ -142,21 +142,21 @@ def sized(rest: Front) -> Scheduler:
     ],
 )
 def test_the_batch_is_as_large_as_makes_it_and_the_rest_in_the_time_left_cheapest(deadline_us: int, rows: int) -> None:
-    scheduler = sized(Front((3 * MS, 8 * MS), (2.0, 1.0)))
+    scheduler = sized(CostToGo((3 * MS, 8 * MS), (2.0, 1.0)))
     arrivals = [arrival(number, deadline_us * US, "chain:1") for number in range(4)]
     assert step(scheduler, 0, *arrivals) == [dispatch(1, range(rows), FULL, model="a:1")]
 
 
 def test_an_option_counts_by_the_rows_that_it_finds() -> None:
     """For the one row that waits a batch of four costs 2 as well, and nothing is gained."""
-    scheduler = sized(Front((3 * MS, 8 * MS), (2.0, 1.0)))
+    scheduler = sized(CostToGo((3 * MS, 8 * MS), (2.0, 1.0)))
     assert step(scheduler, 0, arrival(1, 10 * MS, "chain:1"), arrival(2, 10 * MS, "chain:1")) == [
         dispatch(1, [1], ReleaseReason.IDLE, model="a:1")
     ]
 
 
 def test_while_much_waits_batches_stay_efficient() -> None:
-    scheduler = sized(Front((3 * MS, 8 * MS), (2.0, 1.0)))
+    scheduler = sized(CostToGo((3 * MS, 8 * MS), (2.0, 1.0)))
     arrivals = [arrival(number, 9_000 * US, "chain:1") for number in range(8)]
     assert step(scheduler, 0, *arrivals) == [dispatch(1, range(4), FULL, model="a:1")]
 
@@ -310,7 +310,7 @@ def test_a_plan_for_a_variant_that_no_partition_holds_changes_no_model() -> None
 
 def test_options_are_those_of_the_partitions_that_there_are() -> None:
     """A worker comes back without the model while its stage, which has a choice of batch sizes, is ranked."""
-    rest = Front((3 * MS, 8 * MS), (2.0, 1.0))
+    rest = CostToGo((3 * MS, 8 * MS), (2.0, 1.0))
     spec = spec_of([model("m:1", 4), model("n:1", 4)], [chain("m:1", "n:1", slo_ns=20 * MS)], partitions=(SLOW, FAST))
     plan = Plan((pipeline_plan("chain:1", stage_plan("m:1", rest), stage_plan("n:1")),))
     scheduler = planned(spec, TABLES, plan)

@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from sluice.batcher.interface.config import Limits, PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
-from sluice.batcher.interface.plan_data import Front, Observed, PipelinePlan
+from sluice.batcher.interface.plan_data import CostToGo, Observed, PipelinePlan
 from sluice.batcher.planner.build import build_plan
 from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import MS, S, cascade, chain, model, single, spec_of
@@ -37,8 +37,8 @@ def test_every_stage_has_its_choice_and_what_follows_it() -> None:
     ]
     assert (found.latency_ns, found.feasible) == (40 * MS, True)
     assert found.cost == pytest.approx(0.04)
-    assert found.stages[0].rest == Front((30 * MS,), (0.03,))
-    assert found.stages[1].rest == Front((0,), (0.0,))
+    assert found.stages[0].rest == CostToGo((30 * MS,), (0.03,))
+    assert found.stages[1].rest == CostToGo((0,), (0.0,))
 
 
 def test_the_cheap_partition_is_taken_where_the_objective_leaves_time_for_it() -> None:

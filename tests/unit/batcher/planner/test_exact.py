@@ -3,7 +3,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from sluice.batcher.interface.plan_data import Front
+from sluice.batcher.interface.plan_data import CostToGo
 from sluice.batcher.planner.baselines.brute_force import plan_brute_force
 from sluice.batcher.planner.exact import ExactPlanner, plan_exact
 from sluice.batcher.planner.problem import Path, Problem, StageProblem
@@ -11,7 +11,7 @@ from sluice.models.errors import ConfigError
 from tests.support.planning import chain, directed_acyclic, longest_ns, random_problem, realistic_problem
 
 DIAMOND = ((), (0,), (0,), (1, 2))
-NOTHING = Front((0,), (0.0,))
+NOTHING = CostToGo((0,), (0.0,))
 
 
 def stage(
@@ -112,12 +112,12 @@ def test_the_quickest_path_is_the_cheapest_of_those_and_asks_for_no_budget() -> 
 
 def test_the_rest_of_a_chain_is_what_follows_each_stage() -> None:
     stages = (*two_stages(0).stages, stage("third", (1, 1), sources=[1], probability=0.5))
-    assert ExactPlanner(Problem(stages, 100)).rests() == (Front((3, 7), (7.5, 1.5)), Front((1,), (0.5,)), NOTHING)
+    assert ExactPlanner(Problem(stages, 100)).rests() == (CostToGo((3, 7), (7.5, 1.5)), CostToGo((1,), (0.5,)), NOTHING)
 
 
 def test_the_rest_ends_at_the_budget_but_has_its_quickest_point() -> None:
-    assert ExactPlanner(two_stages(5)).rests() == (Front((2,), (7.0,)), NOTHING)
-    assert ExactPlanner(two_stages(1)).rests() == (Front((2,), (7.0,)), NOTHING)
+    assert ExactPlanner(two_stages(5)).rests() == (CostToGo((2,), (7.0,)), NOTHING)
+    assert ExactPlanner(two_stages(1)).rests() == (CostToGo((2,), (7.0,)), NOTHING)
 
 
 def test_the_rest_of_a_branch_counts_what_joins_it_and_not_its_siblings() -> None:
@@ -127,9 +127,9 @@ def test_the_rest_of_a_branch_counts_what_joins_it_and_not_its_siblings() -> Non
         stage("b", (5, 6), sources=[0]),
         stage("vote", (1, 4), (2, 3), sources=[1, 2]),
     )
-    after_branch = Front((1, 2), (4.0, 3.0))
+    after_branch = CostToGo((1, 2), (4.0, 3.0))
     assert ExactPlanner(Problem(stages, 100)).rests() == (
-        Front((6, 7, 8, 9), (18.0, 17.0, 12.0, 11.0)),
+        CostToGo((6, 7, 8, 9), (18.0, 17.0, 12.0, 11.0)),
         after_branch,
         after_branch,
         NOTHING,
@@ -145,10 +145,10 @@ def test_the_rest_in_an_order_that_is_not_series_parallel_counts_all_that_follow
         stage("e", (10, 16), sources=[2, 3]),
     )
     assert ExactPlanner(Problem(stages, 100)).rests() == (
-        Front((12, 13), (21.0, 20.0)),
-        Front((12, 13), (29.0, 27.0)),
-        Front((10,), (16.0,)),
-        Front((10,), (16.0,)),
+        CostToGo((12, 13), (21.0, 20.0)),
+        CostToGo((12, 13), (29.0, 27.0)),
+        CostToGo((10,), (16.0,)),
+        CostToGo((10,), (16.0,)),
         NOTHING,
     )
 

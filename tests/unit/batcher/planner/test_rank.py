@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 
-from sluice.batcher.interface.plan_data import Front
+from sluice.batcher.interface.plan_data import CostToGo
 from sluice.batcher.planner.exact import ExactPlanner, plan_exact
 from sluice.batcher.planner.rank import StageRanker
 from tests.support.planning import chain, realistic_problem
 
 LATENCY_NS = np.array([1, 4, 6, 4])
 COST = np.array([9.0, 3.0, 1.0, 4.0])
-REST = Front((2, 5), (7.0, 5.0))
+REST = CostToGo((2, 5), (7.0, 5.0))
 """With at least 5 ns left after them the options cost 14, 8, 6 and 9 in all, with 2 to 4 ns left 2 more."""
 
 
@@ -39,7 +39,7 @@ def test_an_option_waits_for_its_kind_of_partition() -> None:
 
 
 def test_without_anything_left_to_do_the_last_stage_goes_by_its_own_cost() -> None:
-    assert StageRanker(LATENCY_NS, COST, Front((0,), (0.0,))).rank(4) == [1, 3, 0]
+    assert StageRanker(LATENCY_NS, COST, CostToGo((0,), (0.0,))).rank(4) == [1, 3, 0]
 
 
 def test_of_many_options_the_first_is_that_of_the_best_path_and_none_is_named_twice() -> None:

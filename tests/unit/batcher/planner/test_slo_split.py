@@ -5,7 +5,7 @@ import pytest
 
 from sluice.batcher.planner.problem import Path, Problem, StageProblem
 from sluice.batcher.planner.slo_split import (
-    Group,
+    StageGroup,
     dominators,
     normalised_lengths,
     path_of,
@@ -84,26 +84,26 @@ def test_a_stage_that_takes_no_time_is_given_all_of_it() -> None:
 @pytest.mark.parametrize(
     ("sources", "latencies", "expected"),
     [
-        (chain(3), [10, 20, 70], [Group((0, 1, 2), 1000)]),
-        (chain(7), [10] * 7, [Group((0, 1, 2), 428), Group((3, 4, 5), 428), Group((6,), 142)]),
+        (chain(3), [10, 20, 70], [StageGroup((0, 1, 2), 1000)]),
+        (chain(7), [10] * 7, [StageGroup((0, 1, 2), 428), StageGroup((3, 4, 5), 428), StageGroup((6,), 142)]),
         # Two stages side by side count once: the first group has length 2, the second 1.
-        (DIAMOND, [10, 10, 10, 10], [Group((0, 1, 2), 666), Group((3,), 333)]),
+        (DIAMOND, [10, 10, 10, 10], [StageGroup((0, 1, 2), 666), StageGroup((3,), 333)]),
         # Branches have the same time each, and are divided by themselves when they are long.
         (
             ((), (), (0,), (1,), (2,), (3,)),
             [10] * 6,
-            [Group((0, 2, 4), 1000), Group((1, 3, 5), 1000)],
+            [StageGroup((0, 2, 4), 1000), StageGroup((1, 3, 5), 1000)],
         ),
         # No stage divides it and no branches: each stage by itself.
         (
             ((), (), (0, 1), (1,)),
             [10, 20, 30, 40],
-            [Group((0,), 250), Group((1,), 333), Group((2,), 600), Group((3,), 666)],
+            [StageGroup((0,), 250), StageGroup((1,), 333), StageGroup((2,), 600), StageGroup((3,), 666)],
         ),
     ],
 )
 def test_groups_of_three_and_their_time(
-    sources: tuple[tuple[int, ...], ...], latencies: list[int], expected: list[Group]
+    sources: tuple[tuple[int, ...], ...], latencies: list[int], expected: list[StageGroup]
 ) -> None:
     problem = pipeline(sources, latencies)
     assert split_groups(problem, normalised_lengths(problem)) == expected

@@ -6,18 +6,18 @@ import pytest
 
 from sluice.batcher.interface.config import (
     Limits,
-    ModelConfig,
     Objective,
     PartitionConfig,
     PipelineConfig,
     PolicyConfig,
     PolicyName,
+    ScheduledModel,
     SchedulerSpec,
     StageConfig,
     WhenConfig,
 )
 from sluice.batcher.interface.plan_data import Observed
-from sluice.batcher.planner.demand import Demand
+from sluice.batcher.planner.demand import DemandTable
 from sluice.batcher.planner.exact import plan_exact
 from sluice.batcher.planner.problem import Problem
 from sluice.batcher.planner.stage_options import Candidate, pipeline_candidates, problem_of
@@ -33,7 +33,7 @@ Tables = Mapping[str, dict[str, LatencyTable]]
 
 
 def spec(
-    models: Sequence[ModelConfig],
+    models: Sequence[ScheduledModel],
     pipelines: Sequence[PipelineConfig] = (),
     partitions: Sequence[str | PartitionConfig] = ("cpu0",),
 ) -> SchedulerSpec:
@@ -45,19 +45,19 @@ def demand(
     tables: Tables,
     rate: float = 0.0,
     probabilities: tuple[float, ...] | None = None,
-) -> Demand:
+) -> DemandTable:
     """All pipelines have the same rate; `probabilities` are the first one's."""
     first = served.pipelines[0].name
     shares = {} if probabilities is None else {first: probabilities}
-    return Demand(served, Observed(dict(tables), {each.name: rate for each in served.pipelines}, shares))
+    return DemandTable(served, Observed(dict(tables), {each.name: rate for each in served.pipelines}, shares))
 
 
-def only_stage(asked: Demand) -> list[Candidate]:
+def only_stage(asked: DemandTable) -> list[Candidate]:
     (choices,) = pipeline_candidates(asked, asked.spec.pipelines[0])
     return choices
 
 
-def problem(asked: Demand, budget_ns: int, percentile: float = 1.0) -> Problem:
+def problem(asked: DemandTable, budget_ns: int, percentile: float = 1.0) -> Problem:
     first = asked.spec.pipelines[0]
     return problem_of(asked, first, pipeline_candidates(asked, first), budget_ns, percentile)
 
@@ -229,11 +229,11 @@ def test_only_the_partitions_that_hold_a_model_count() -> None:
 def test_a_residency_says_where_models_are() -> None:
     served = spec([model("a", 1), model("b", 1)], [chain("a", "b")], ["cpu0", "cpu1"])
     observed = Observed({"a": {"cpu1": FLAT}, "b": {"cpu1": FLAT}}, {"chain:1": 60.0}, {})
-    asked = Demand(served, observed, {"cpu0": ("a",), "cpu1": ("b",)})
+    asked = DemandTable(served, observed, {"cpu0": ("a",), "cpu1": ("b",)})
     assert (asked.capacities("a"), asked.capacities("b")) == ({"cpu1": 100}, {"cpu1": 100})
     assert asked.servers("a", "cpu1", ("a", 60.0)) == 1
     assert asked.partitions == {"cpu1": 2}
-    nowhere = Demand(served, observed, {"cpu0": ("a",), "cpu1": ()})
+    nowhere = DemandTable(served, observed, {"cpu0": ("a",), "cpu1": ()})
     with pytest.raises(ConfigError, match="stage 'b#1': no partition that is up holds model b, or has room for it"):
         pipeline_candidates(nowhere, served.pipelines[0])
 

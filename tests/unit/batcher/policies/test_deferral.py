@@ -1,6 +1,6 @@
 """Objective `cost`: 1, 1.1, 1.2 and 1.4 ms for 1, 2, 4 and 8 rows (8 are efficient), 150 us of hand-off."""
 
-from sluice.batcher.interface.config import Limits, ModelConfig, Objective, PolicyConfig
+from sluice.batcher.interface.config import Limits, Objective, PolicyConfig, ScheduledModel
 from sluice.batcher.interface.decisions import CompleteRequest, Member, ReleaseReason
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.scheduler.scheduler import Scheduler
@@ -27,7 +27,7 @@ from tests.support.scheduling import (
 FULL, IDLE, DEADLINE = ReleaseReason.FULL, ReleaseReason.IDLE, ReleaseReason.DEADLINE
 
 
-def frugal(key: str, max_batch: int = 8) -> ModelConfig:
+def frugal(key: str, max_batch: int = 8) -> ScheduledModel:
     return model(key, max_batch, PolicyConfig(objective=Objective.COST), verdicts=(CERTAINTY,))
 
 

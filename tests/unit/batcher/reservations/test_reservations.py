@@ -1,9 +1,9 @@
 import pytest
 
 from sluice.batcher.interface.config import PartitionConfig
-from sluice.batcher.reservations.assignments import ALTERNATIVES, Alternatives
-from sluice.batcher.reservations.reservations import Reservations, Run
-from sluice.batcher.reservations.search import Refusal
+from sluice.batcher.reservations.assignments import ALTERNATIVES, Assignments
+from sluice.batcher.reservations.reservations import Reservations, ReservedBatch
+from sluice.batcher.reservations.search import ReservationRefusal
 from sluice.batcher.reservations.slots import Precedence, QueueKey, Reservation
 from sluice.batcher.reservations.timeline import Part
 
@@ -95,7 +95,9 @@ def test_who_cannot_make_it_is_told_the_soonest_and_changes_nothing() -> None:
     reservations = one_partition(a=(10,))
     reservations.reserve(1, SINGLE, (A,), 1, deadline_ns=15, now_ns=0)
     before = slots(reservations)
-    assert reservations.reserve(2, SINGLE, (A,), 1, deadline_ns=18, now_ns=0) == Refusal(25, 1.0 * 10 / SECOND)
+    assert reservations.reserve(2, SINGLE, (A,), 1, deadline_ns=18, now_ns=0) == ReservationRefusal(
+        25, 1.0 * 10 / SECOND
+    )
     assert slots(reservations) == before
     assert 2 not in reservations
 
@@ -103,15 +105,17 @@ def test_who_cannot_make_it_is_told_the_soonest_and_changes_nothing() -> None:
 def test_what_runs_already_counts() -> None:
     reservations = one_partition(a=(10,))
     reservations.started("p", [(7, 0)], end_ns=50)
-    assert reservations.reserve(1, SINGLE, (A,), 1, deadline_ns=59, now_ns=0) == Refusal(60, 1.0 * 10 / SECOND)
+    assert reservations.reserve(1, SINGLE, (A,), 1, deadline_ns=59, now_ns=0) == ReservationRefusal(
+        60, 1.0 * 10 / SECOND
+    )
     reservations.free("p", 49)
     assert reservations.reserve(1, SINGLE, (A,), 1, deadline_ns=59, now_ns=0) is None
 
 
 def test_without_a_partition_for_it_there_is_no_best() -> None:
     reservations = one_partition(a=(10,))
-    assert reservations.reserve(1, SINGLE, (B,), 1, deadline_ns=100, now_ns=0) == Refusal(None, None)
-    assert reservations.reserve(2, SINGLE, (A,), 2, deadline_ns=100, now_ns=0) == Refusal(None, None)
+    assert reservations.reserve(1, SINGLE, (B,), 1, deadline_ns=100, now_ns=0) == ReservationRefusal(None, None)
+    assert reservations.reserve(2, SINGLE, (A,), 2, deadline_ns=100, now_ns=0) == ReservationRefusal(None, None)
 
 
 def test_stages_are_placed_backwards_from_the_deadline() -> None:
@@ -149,7 +153,7 @@ def test_the_cheapest_placement_that_makes_it_is_taken() -> None:
 def test_a_request_that_would_cost_more_than_its_limit_is_told_the_least() -> None:
     reservations = two_kinds()
     refusal = reservations.reserve(1, SINGLE, (A,), 1, deadline_ns=30, now_ns=0, max_cost=49 / SECOND)
-    assert refusal == Refusal(10, 5.0 * 10 / SECOND, hopeless=True)
+    assert refusal == ReservationRefusal(10, 5.0 * 10 / SECOND, hopeless=True)
     assert slots(reservations) == []
     assert reservations.reserve(1, SINGLE, (A,), 1, deadline_ns=30, now_ns=0, max_cost=50 / SECOND) is None
 
@@ -162,7 +166,7 @@ def test_placements_are_bounded_and_keep_the_cheapest_and_the_quickest() -> None
         reservations.ready(kind, ["a"], 0)
     precedence = Precedence(((), *((stage,) for stage in range(9))), (True,) * 10)
     reservation = Reservation(1, precedence, (A,) * 10, (None,) * 10, 1, 10_000)
-    found = Alternatives(reservations.ledgers.values(), reservation)
+    found = Assignments(reservations.ledgers.values(), reservation)
     assert len(found.by_cost) <= ALTERNATIVES
     assert found.by_cost[0].cost == pytest.approx(10 * 60 / SECOND)
     assert found.least_ns == 10 * 20
@@ -176,7 +180,7 @@ def test_a_slot_starts_as_soon_as_its_members_wait() -> None:
     reservations.reserve(1, SINGLE, (A,), 1, deadline_ns=100, now_ns=0)
     assert reservations.runnable("p", 0, lambda request, stage: 0) is None
     assert reservations.ledgers["p"].due_ns() == 90
-    assert reservations.runnable("p", 5, everything) == Run(((1, 0),), 1, 100)
+    assert reservations.runnable("p", 5, everything) == ReservedBatch(((1, 0),), 1, 100)
     reservations.started("p", [(1, 0)], end_ns=15)
     assert slots(reservations) == []
 
@@ -189,7 +193,7 @@ def test_what_would_take_the_time_of_the_first_slot_does_not_start() -> None:
     def waiting(request: int, stage: int) -> int:
         return int(request == 2)
 
-    assert reservations.runnable("p", 10, waiting) == Run(((2, 0),), 1, 40)
+    assert reservations.runnable("p", 10, waiting) == ReservedBatch(((2, 0),), 1, 40)
     assert reservations.runnable("p", 11, waiting) is None
 
 
@@ -198,8 +202,8 @@ def test_later_members_of_the_queue_fill_a_batch() -> None:
     for request, deadline_ns in enumerate((100, 110, 120)):
         reservations.reserve(request, SINGLE, (A,), 1, deadline_ns, now_ns=0)
     reservations.learn("gpu", "a", (10, 11, 12))
-    assert reservations.runnable("p", 0, everything) == Run(((0, 0), (1, 0), (2, 0)), 3, 100)
-    assert reservations.runnable("p", 89, everything) == Run(((0, 0), (1, 0)), 2, 100)
+    assert reservations.runnable("p", 0, everything) == ReservedBatch(((0, 0), (1, 0), (2, 0)), 3, 100)
+    assert reservations.runnable("p", 89, everything) == ReservedBatch(((0, 0), (1, 0)), 2, 100)
 
 
 def test_members_that_leave_early_shorten_their_slot() -> None:
@@ -223,7 +227,7 @@ def test_a_partition_helps_one_that_is_equal() -> None:
     reservations.reserve(1, SINGLE, (A,), 1, deadline_ns=100, now_ns=0)
     reservations.ready("q", ["a"], 0)
     assert slots(reservations) == [("p", 90, 100, ((1, 0),))]
-    assert reservations.runnable("q", 0, everything) == Run(((1, 0),), 1, 100)
+    assert reservations.runnable("q", 0, everything) == ReservedBatch(((1, 0),), 1, 100)
     assert reservations.runnable("r", 1000, everything) is None
 
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from sluice.batcher.interface.config import ModelConfig, PartitionConfig, PipelineConfig, SchedulerSpec
+from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, ScheduledModel, SchedulerSpec
 from sluice.batcher.interface.decisions import (
     AnyDecision,
     CompleteRequest,
@@ -291,7 +291,7 @@ def test_a_model_that_fits_nowhere_is_refused() -> None:
 
 
 def test_memory_is_what_the_largest_batch_takes() -> None:
-    config = ModelConfig("m", 8, memory_bytes=100, footprints={"cpu1": Footprint(20, 3)})
+    config = ScheduledModel("m", 8, memory_bytes=100, footprints={"cpu1": Footprint(20, 3)})
     assert (config.memory_on("cpu1"), config.memory_on("cpu2")) == (44, 100)
 
 

@@ -1,7 +1,7 @@
 """Models come to be held again where it is needed: after a partition is lost for good, and when they are asked for."""
 
 from sluice.batcher.drivers.simulator import Verdicts
-from sluice.batcher.interface.config import ModelConfig, PartitionConfig
+from sluice.batcher.interface.config import PartitionConfig, ScheduledModel
 from sluice.batcher.interface.decisions import (
     AnyDecision,
     BuildPlan,
@@ -27,7 +27,7 @@ class Run:
 
     def __init__(self, rooms: dict[str, int], held: dict[str, str], models: str = "kmn") -> None:
         spec = spec_of(
-            [ModelConfig(key, 1, memory_bytes=100 if key == TOO_LARGE else 1) for key in models],
+            [ScheduledModel(key, 1, memory_bytes=100 if key == TOO_LARGE else 1) for key in models],
             partitions=[PartitionConfig(name, "cpu1", memory_bytes=room) for name, room in rooms.items()],
         )
         tables = dict.fromkeys(models, ONE)

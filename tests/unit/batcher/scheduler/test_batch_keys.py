@@ -6,7 +6,7 @@ from sluice.batcher.interface.events import BatchCompleted, BatchFailed, Failure
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.spec_builder import build_spec
-from sluice.models.pipelines.pipeline import Late, Pipeline, Source, Stage
+from sluice.models.pipelines.pipeline import Late, Pipeline, Stage, TensorSource
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import DataType, TensorSpec
 from tests.support.scheduling import (
@@ -62,8 +62,8 @@ def test_requests_whose_pipelines_rename_inputs_crosswise_never_share_a_batch(la
 
     def renaming(name: str, x: str, y: str) -> Pipeline:
         given = tuple(TensorSpec(each, DataType.FP32, (-1,)) for each in "ab")
-        stage = Stage("s", {"x": Source("request", x), "y": Source("request", y)}, model="pair:1")
-        return Pipeline(name, 1, given, pair.outputs, (stage,), {"z": (Source("s", "z"),)}, 8, late=late)
+        stage = Stage("s", {"x": TensorSource("request", x), "y": TensorSource("request", y)}, model="pair:1")
+        return Pipeline(name, 1, given, pair.outputs, (stage,), {"z": (TensorSource("s", "z"),)}, 8, late=late)
 
     pipelines = [renaming("straight", "a", "b"), renaming("alike", "a", "b"), renaming("crossed", "b", "a")]
     scheduler = serving(build_spec([pair], pipelines, [PartitionConfig("cpu0", "cpu1")]), GAINING)

@@ -1,19 +1,19 @@
 from sluice.batcher.interface.config import (
+    ConfidenceSpec,
     Limits,
-    ModelConfig,
     PartitionConfig,
     PipelineConfig,
     PolicyConfig,
     PolicyName,
+    ScheduledModel,
     SchedulerSpec,
     StageConfig,
-    Verdict,
     WhenConfig,
 )
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.spec_builder import build_spec, pipeline_key
 from sluice.models.pipelines.check import single_model
-from sluice.models.pipelines.pipeline import Combiner, Confidence, Late, Pipeline, Source, Stage, When
+from sluice.models.pipelines.pipeline import Combiner, Confidence, Late, Pipeline, Stage, TensorSource, When
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import DataType, TensorSpec
 
@@ -25,22 +25,22 @@ FIXED = ModelSpec("fixed", 1, (X,), (PROBS,), 0)
 TEXT = ModelSpec("text", 1, (ANY,), (FEATURES,), 8)
 HEAD = ModelSpec("head", 1, (FEATURES, X), (PROBS,), 8)
 CPU0 = PartitionConfig("cpu0", "cpu1")
-MAX, MARGIN = Verdict("probs", Confidence.MAX), Verdict("probs", Confidence.MARGIN)
+MAX, MARGIN = ConfidenceSpec("probs", Confidence.MAX), ConfidenceSpec("probs", Confidence.MARGIN)
 
 
 def pipeline(name: str, *stages: Stage, late: Late = Late.SERVE) -> Pipeline:
-    return Pipeline(name, 3, (X,), (PROBS,), stages, {"probs": (Source(stages[-1].name, "probs"),)}, 8, late=late)
+    return Pipeline(name, 3, (X,), (PROBS,), stages, {"probs": (TensorSource(stages[-1].name, "probs"),)}, 8, late=late)
 
 
 def stage(name: str, model: str, *, when: When | None = None, **inputs: str) -> Stage:
-    sources = {tensor: Source(*source.split(".")) for tensor, source in inputs.items()}
+    sources = {tensor: TensorSource(*source.split(".")) for tensor, source in inputs.items()}
     return Stage(name, sources, model=model, when=when)
 
 
 def test_models_alone() -> None:
     spec = build_spec([SMALL, FIXED], [single_model(SMALL), single_model(FIXED)], [CPU0])
     assert spec == SchedulerSpec(
-        (ModelConfig("small:1", 64), ModelConfig("fixed:1", 1)),
+        (ScheduledModel("small:1", 64), ScheduledModel("fixed:1", 1)),
         (
             PipelineConfig("small:1", (StageConfig("small", "small:1"),)),
             PipelineConfig("fixed:1", (StageConfig("fixed", "fixed:1"),)),
@@ -65,7 +65,7 @@ def test_a_cascade_names_the_verdict_that_it_asks_for() -> None:
         stage("third", "large:2", when=When("first", "probs", 0.2, Confidence.MARGIN), x="request.x"),
     )
     spec = build_spec([SMALL, LARGE], [served, other], [CPU0])
-    assert spec.models == (ModelConfig("small:1", 64, (MARGIN, MAX)), ModelConfig("large:2", 16))
+    assert spec.models == (ScheduledModel("small:1", 64, (MARGIN, MAX)), ScheduledModel("large:2", 16))
     assert spec.pipelines == (
         PipelineConfig(
             "digits:3",
@@ -88,12 +88,12 @@ def test_an_ensemble_whose_combiner_is_asked() -> None:
         "vote",
         stage("a", "small:1", x="request.x"),
         stage("b", "large:2", x="request.x"),
-        Stage("mean", {"0": Source("a", "probs"), "1": Source("b", "probs")}, combine=Combiner.MEAN),
+        Stage("mean", {"0": TensorSource("a", "probs"), "1": TensorSource("b", "probs")}, combine=Combiner.MEAN),
         stage("c", "large:2", when=When("mean", "probs", 0.5), x="request.x"),
         stage("d", "large:2", when=When("mean", "probs", 0.1, Confidence.MARGIN), x="request.x"),
     )
     spec = build_spec([SMALL, LARGE], [served], [CPU0])
-    assert spec.models == (ModelConfig("small:1", 64), ModelConfig("large:2", 16))
+    assert spec.models == (ScheduledModel("small:1", 64), ScheduledModel("large:2", 16))
     assert spec.pipelines[0].stages[2:] == (
         StageConfig("mean", None, (0, 1), None, (MAX, MARGIN)),
         StageConfig("c", "large:2", (), WhenConfig(2, 0, 0.5)),
@@ -149,12 +149,12 @@ def test_variants_report_the_same_verdicts_in_the_same_order() -> None:
     third = ModelSpec("third", 1, (X,), (PROBS,), 8)
     cascade = pipeline(
         "cascade",
-        Stage("first", {"x": Source("request", "x")}, model="large:2", variants=("large:2", "small:1")),
+        Stage("first", {"x": TensorSource("request", "x")}, model="large:2", variants=("large:2", "small:1")),
         stage("second", "fixed:1", when=When("first", "probs", 0.9), x="request.x"),
     )
     other = pipeline(
         "other",
-        Stage("first", {"x": Source("request", "x")}, model="small:1", variants=("small:1", "third:1")),
+        Stage("first", {"x": TensorSource("request", "x")}, model="small:1", variants=("small:1", "third:1")),
         stage("second", "fixed:1", when=When("first", "probs", 0.5, Confidence.MARGIN), x="request.x"),
     )
     spec = build_spec([SMALL, LARGE, third, FIXED], [cascade, other], [CPU0])

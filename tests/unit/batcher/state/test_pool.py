@@ -8,7 +8,7 @@ from sluice.batcher.interface.plan_data import Plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.queues.fair_queue import Queue
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.batcher.state.pool import Pool
+from sluice.batcher.state.pool import PartitionGroup
 from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import (
     MS,
@@ -33,7 +33,7 @@ def scheduler_of(*names: str) -> Scheduler:
     return serving(spec_of([model("m:1", 1), model("n:1", 1)], partitions=names), {"m:1": ONE, "n:1": OTHER})
 
 
-def pool_of(scheduler: Scheduler, name: str = "cpu0") -> Pool:
+def pool_of(scheduler: Scheduler, name: str = "cpu0") -> PartitionGroup:
     pool = scheduler.dispatcher.fleet.partitions[name].pool
     assert pool is not None
     return pool
@@ -138,7 +138,7 @@ def test_a_lone_request_is_gathered_for_also_on_a_partition_that_unloads_another
 
 def test_a_queue_whose_time_has_come_is_forgotten_also_where_a_partition_that_never_idles_would_recall_it() -> None:
     """Queues come and go with the shapes of requests: on a busy partition those that are gone must not pile up."""
-    pool = Pool(0, "cpu1", frozenset({"m:1"}), 1.0)
+    pool = PartitionGroup(0, "cpu1", frozenset({"m:1"}), 1.0)
     queue = Queue("m:1", "x=3")
     pool.put_off(queue, 5, 8)
     pool.park(queue, 3)

@@ -10,9 +10,9 @@ import pytest
 
 from sluice.gateway.cli import checks as doctor
 from sluice.gateway.cli import running_server as doctor_server
-from sluice.gateway.cli.checks import Verdict
+from sluice.gateway.cli.checks import Severity
 from sluice.gateway.cli.main import main
-from sluice.gateway.partitions.states import Enforcement, PartitionState
+from sluice.gateway.partitions.states import Enforcement, PartitionStatus
 from sluice.mps.partitions.cpu import available_cores
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition
 from tests.support.fake_nvml import FakeGpu, FakeNvml, installed
@@ -51,12 +51,12 @@ def test_two_runtimes_in_one_place_are_wrong(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(doctor, "distributions", lambda: found)
     (finding,) = doctor.packages()
     assert (finding.verdict, finding.text) == (
-        Verdict.WRONG,
+        Severity.WRONG,
         "onnxruntime 1.30.0, onnxruntime-gpu 1.30.0 are installed into the same place, in part each; uninstall all and "
         "install one of them",
     )
     monkeypatch.setattr(doctor, "distributions", lambda: found[:2])
-    assert [(each.verdict, each.text) for each in doctor.packages()] == [(Verdict.OK, "onnxruntime 1.30.0")]
+    assert [(each.verdict, each.text) for each in doctor.packages()] == [(Severity.OK, "onnxruntime 1.30.0")]
 
 
 def test_a_partition_of_a_gpu_needs_a_runtime_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,17 +64,17 @@ def test_a_partition_of_a_gpu_needs_a_runtime_for_it(monkeypatch: pytest.MonkeyP
         "sluice.models.backends.onnxruntime.available_providers", lambda: ("1.30.0", ("CPUExecutionProvider",))
     )
     assert [(each.verdict, each.text) for each in doctor.providers([CpuPartition("a", (0,)), MIG])] == [
-        (Verdict.OK, "ONNX Runtime 1.30.0: CPUExecutionProvider"),
-        (Verdict.WRONG, "partition mig0 is of a GPU, and this ONNX Runtime has no CUDAExecutionProvider"),
+        (Severity.OK, "ONNX Runtime 1.30.0: CPUExecutionProvider"),
+        (Severity.WRONG, "partition mig0 is of a GPU, and this ONNX Runtime has no CUDAExecutionProvider"),
     ]
 
 
 @pytest.mark.usefixtures("no_driver")
 def test_without_a_driver_only_partitions_of_gpus_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    assert [each.verdict for each in doctor.drivers([CpuPartition("a", (0,))])] == [Verdict.NOTE]
+    assert [each.verdict for each in doctor.drivers([CpuPartition("a", (0,))])] == [Severity.NOTE]
     missing, program = doctor.drivers([MPS])
-    assert missing.verdict is program.verdict is Verdict.WRONG
+    assert missing.verdict is program.verdict is Severity.WRONG
     assert missing.text.startswith("partition mps0 needs a GPU: no NVIDIA driver answers on this machine")
     assert program.text == "partition mps0 needs MPS, and there is no nvidia-cuda-mps-control"
 
@@ -82,7 +82,7 @@ def test_without_a_driver_only_partitions_of_gpus_are_wrong(monkeypatch: pytest.
 def test_gpus_are_listed(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     (finding,) = doctor.drivers([MIG])
-    assert finding.verdict is Verdict.OK
+    assert finding.verdict is Severity.OK
     assert gpu.uuid in finding.text
 
 
@@ -90,16 +90,16 @@ def test_a_gpu_that_is_lost_is_wrong(gpu: FakeGpu, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", "")
     gpu.lost = True
     (finding,) = doctor.drivers([])
-    assert (finding.verdict, finding.text) == (Verdict.WRONG, "GPU 0: it is lost (NVML: GPU is lost)")
+    assert (finding.verdict, finding.text) == (Severity.WRONG, "GPU 0: it is lost (NVML: GPU is lost)")
 
 
 def test_few_open_files_are_wrong_under_mps_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 8192))
     text = "open files: 1024, expected at least {} (ulimit -n; at most 8192 are allowed here)"
     finding = next(iter(doctor.limits([])))
-    assert (finding.verdict, finding.text) == (Verdict.NOTE, text.format(4096))
+    assert (finding.verdict, finding.text) == (Severity.NOTE, text.format(4096))
     finding = next(iter(doctor.limits([MPS])))
-    assert (finding.verdict, finding.text) == (Verdict.WRONG, text.format(16384))
+    assert (finding.verdict, finding.text) == (Severity.WRONG, text.format(16384))
 
 
 def test_less_time_than_cores_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,30 +113,30 @@ def test_time_for_the_cores_that_are_used_is_enough(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(doctor, "available_cores", lambda: (0, 1))
     monkeypatch.setattr(doctor, "cpu_quota", lambda: 1.5)
     finding = next(each for each in doctor.limits([CpuPartition("a", (1,))]) if each.text.startswith("cores"))
-    assert (finding.verdict, finding.text) == (Verdict.OK, "cores: 1")
+    assert (finding.verdict, finding.text) == (Severity.OK, "cores: 1")
 
 
 def test_a_server_tells_of_its_partitions_and_why_one_has_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     states = [
-        PartitionState(CpuPartition("a", (0,)), "cpu1", 4242, Enforcement.ENFORCED),
-        PartitionState(CpuPartition("b", (1,)), "cpu1", 4243, Enforcement.UNENFORCED, ("it may run anywhere",)),
-        PartitionState(CpuPartition("c", (2,)), "cpu1"),
-        PartitionState(CpuPartition("d", (3,)), "cpu1", lost="the worker exited with status 1"),
+        PartitionStatus(CpuPartition("a", (0,)), "cpu1", 4242, Enforcement.ENFORCED),
+        PartitionStatus(CpuPartition("b", (1,)), "cpu1", 4243, Enforcement.UNENFORCED, ("it may run anywhere",)),
+        PartitionStatus(CpuPartition("c", (2,)), "cpu1"),
+        PartitionStatus(CpuPartition("d", (3,)), "cpu1", lost="the worker exited with status 1"),
     ]
     body = msgspec.json.encode({"partitions": states})
     monkeypatch.setattr(doctor_server, "open_url", lambda url, timeout: io.BytesIO(body))
     assert [(each.verdict, each.text) for each in doctor_server.served("http://127.0.0.1:8000")] == [
-        (Verdict.OK, "a: enforced (worker 4242)"),
-        (Verdict.WRONG, "b: unenforced; it may run anywhere (worker 4243)"),
-        (Verdict.NOTE, "c: unknown (no worker is up)"),
-        (Verdict.WRONG, "d: unknown; the worker exited with status 1 (no worker is up)"),
+        (Severity.OK, "a: enforced (worker 4242)"),
+        (Severity.WRONG, "b: unenforced; it may run anywhere (worker 4243)"),
+        (Severity.NOTE, "c: unknown (no worker is up)"),
+        (Severity.WRONG, "d: unknown; the worker exited with status 1 (no worker is up)"),
     ]
 
 
 def test_a_partition_of_cores_is_tried_out() -> None:
     partition = CpuPartition("cpu0", (CORE,), hard_memory_mb=256)
     (finding,) = doctor.layout([partition])
-    assert (finding.verdict, finding.text) == (Verdict.OK, f"cpu0: core {CORE}, 256 MiB at most: enforced")
+    assert (finding.verdict, finding.text) == (Severity.OK, f"cpu0: core {CORE}, 256 MiB at most: enforced")
 
 
 @pytest.mark.usefixtures("no_driver")

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from sluice.gateway.cli.main import main
-from sluice.models.profiles.file import Entry, Profile, Source, write_profile
+from sluice.models.profiles.file import FigureSource, ModelProfile, ProfileEntry, write_profile
 from sluice.models.profiles.measurement import Cell
 
 FILE = """
@@ -64,17 +64,17 @@ def test_programs_read_json(file: str, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_profile_tells_what_a_model_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cells = (Cell(1, 100, 110, 150, 300),)
-    measured = Entry(
+    measured = ProfileEntry(
         fingerprint="here",
         kind="cpu1",
-        source=Source.MEASURED,
+        source=FigureSource.MEASURED,
         sha256="aa",
         cells=cells,
         memory_rest_bytes=100 * 2**20,
         memory_row_bytes=2**20 + 1,
     )
-    unmeasured = Entry(fingerprint="here", kind="cpu2", source=Source.MEASURED, sha256="aa", cells=cells)
-    write_profile(tmp_path / "profile.json", Profile(entries=(measured, unmeasured)))
+    unmeasured = ProfileEntry(fingerprint="here", kind="cpu2", source=FigureSource.MEASURED, sha256="aa", cells=cells)
+    write_profile(tmp_path / "profile.json", ModelProfile(entries=(measured, unmeasured)))
     path = tmp_path / "models.yaml"
     text = "{{devices: {{cpu0: 1000}}, models: {{a: {{profile: {{file: profile.json, kind: {}, batch: 8}}}}}}}}"
     path.write_text(text.format("cpu1"), encoding="utf-8")

@@ -18,16 +18,16 @@ from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.residency import LoadingMode, ResidencySettings
 from sluice.batcher.settings.spec_builder import build_spec
 from sluice.gateway.config.server_config import ServerConfig
-from sluice.gateway.deployment.dependencies import Names
-from sluice.gateway.deployment.deployer import Lifecycle
-from sluice.gateway.deployment.load_waiter import Loads
-from sluice.gateway.deployment.registry import Catalogue
-from sluice.gateway.deployment.revision import Source, deployed_from
+from sluice.gateway.deployment.dependencies import DependencyGraph
+from sluice.gateway.deployment.deployer import Deployer
+from sluice.gateway.deployment.load_waiter import LoadWaiter
+from sluice.gateway.deployment.registry import ModelRegistry
+from sluice.gateway.deployment.revision import RevisionSource, deployed_from
 from sluice.gateway.deployment.rollout import Deployment
 from sluice.gateway.executors.base import Combined, Post
 from sluice.gateway.executors.worker.executor import WorkerExecutor
 from sluice.gateway.management.repository_api import IndexEntry, RepositoryApi
-from sluice.gateway.observability.metrics import Metrics
+from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.partitions.states import PartitionStates
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.runtime.driver import Runtime
@@ -138,7 +138,7 @@ class Served:
     def __init__(
         self, *repositories: Path, memory_bytes: int = 0, count: int = 1, residency: ResidencySettings | None = None
     ) -> None:
-        source = Source(repositories, 4, {}, {})
+        source = RevisionSource(repositories, 4, {}, {})
         partitions = [CpuPartition(f"cpu{number}", (number,)) for number in range(count)]
         names = [each.name for each in partitions]
         configs = [PartitionConfig(each.name, each.profile_kind, memory_bytes=memory_bytes) for each in partitions]
@@ -146,9 +146,9 @@ class Served:
         loading = Loading.DEMAND if config.residency.loading is LoadingMode.DEMAND else Loading.PLAN
         spec = msgspec.structs.replace(build_spec([], [], configs), residency=config.residency.config(loading))
         self.scheduler = Scheduler(spec, LivePlanner())
-        self.catalogue = Catalogue("1", [], (), names)
-        metrics = Metrics({}, names, queue_depths=self.scheduler.queue_depths, arena_bytes=lambda: 0)
-        loads = Loads()
+        self.catalogue = ModelRegistry("1", [], (), names)
+        metrics = ServerMetrics({}, names, queue_depths=self.scheduler.queue_depths, arena_bytes=lambda: 0)
+        loads = LoadWaiter()
         self.states = PartitionStates(partitions)
         self.executor = InstantExecutor(PartitionWatch(self.catalogue, metrics, loads, self.states), names)
         self.runtime = Runtime(
@@ -164,8 +164,8 @@ class Served:
             config, {}, self.states, self.scheduler, self.runtime, executor, self.catalogue, metrics, loads
         )
         empty = Repository.scan(repositories, selection=Selection(()))
-        deployed = Names(deployed_from(empty, source))
-        self.lifecycle = Lifecycle(source, deployed, self.catalogue, deployment, loads, recycle=False)
+        deployed = DependencyGraph(deployed_from(empty, source))
+        self.lifecycle = Deployer(source, deployed, self.catalogue, deployment, loads, recycle=False)
         self.runtime.start()
 
     @property

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from sluice.gateway.deployment.dependencies import Names
-from sluice.gateway.deployment.load_waiter import Loads
+from sluice.gateway.deployment.dependencies import DependencyGraph
+from sluice.gateway.deployment.load_waiter import LoadWaiter
 from sluice.gateway.deployment.override import Override, read_override
-from sluice.gateway.deployment.revision import Deployed, Source, read_revision
+from sluice.gateway.deployment.revision import Deployed, RevisionSource, read_revision
 from sluice.models.errors import RejectedError, RequestError
 
 PIPELINE = "stages: {only: {model: m, inputs: {x: request.x}}}\noutputs: {y: only.y}\n"
@@ -50,8 +50,8 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def source(repository: Path) -> Source:
-    return Source((repository,), 8, {}, {})
+def source(repository: Path) -> RevisionSource:
+    return RevisionSource((repository,), 8, {}, {})
 
 
 def read(
@@ -155,7 +155,7 @@ def deployed(*needs: str, override: Override | None = None) -> Deployed:
 
 
 def test_what_needs_a_name_goes_with_it_and_returns_with_it() -> None:
-    names = Names({"m": deployed(), "n": deployed(), "family": deployed("m"), "p": deployed("family", "n")})
+    names = DependencyGraph({"m": deployed(), "n": deployed(), "family": deployed("m"), "p": deployed("family", "n")})
     assert names.dependents({"m"}) == {"family", "p"}
     taken, stranded = names.take("m", with_needs=False)
     assert (set(taken), stranded) == ({"m", "family", "p"}, {"family", "p"})
@@ -166,15 +166,15 @@ def test_what_needs_a_name_goes_with_it_and_returns_with_it() -> None:
 
 def test_what_only_a_name_needs_goes_with_it_when_that_is_asked_for() -> None:
     served = {"m": deployed(), "n": deployed(), "k": deployed(), "p": deployed("m", "n"), "q": deployed("n")}
-    taken, stranded = Names(served).take("p", with_needs=True)
+    taken, stranded = DependencyGraph(served).take("p", with_needs=True)
     assert (set(taken), stranded) == ({"p", "m"}, set())
-    taken, stranded = Names(served).take("unknown", with_needs=True)
+    taken, stranded = DependencyGraph(served).take("unknown", with_needs=True)
     assert (taken, stranded) == ({}, set())
 
 
 @in_loop
 async def test_a_model_has_come_when_all_partitions_have_told_and_one_holds_it() -> None:
-    loads = Loads()
+    loads = LoadWaiter()
     loads.partition_ready("a", [], {})
     loads.partition_ready("b", [], {})
     coming = loads.come("m", ["a", "b", "down"])
@@ -189,7 +189,7 @@ async def test_a_model_has_come_when_all_partitions_have_told_and_one_holds_it()
 
 @in_loop
 async def test_a_model_has_not_come_when_it_failed_wherever_a_worker_is_left() -> None:
-    loads = Loads()
+    loads = LoadWaiter()
     loads.partition_ready("a", [], {})
     loads.partition_ready("b", [], {})
     coming = loads.come("m", ["a", "b"])
@@ -200,7 +200,7 @@ async def test_a_model_has_not_come_when_it_failed_wherever_a_worker_is_left() -
 
 @in_loop
 async def test_where_a_worker_is_lost_before_its_turn_the_next_one_loads_a_model() -> None:
-    loads = Loads()
+    loads = LoadWaiter()
     loads.partition_ready("a", [], {})
     coming = loads.come("m", ["a"])
     loads.partition_lost("a", "killed by signal 11")
@@ -212,7 +212,7 @@ async def test_where_a_worker_is_lost_before_its_turn_the_next_one_loads_a_model
 
 @in_loop
 async def test_a_model_is_not_waited_for_over_more_than_three_workers() -> None:
-    loads = Loads()
+    loads = LoadWaiter()
     coming = loads.come("m", ["down"])
     for _ in range(3):
         loads.partition_lost("down", "killed by signal 11")
@@ -221,7 +221,7 @@ async def test_a_model_is_not_waited_for_over_more_than_three_workers() -> None:
 
 @in_loop
 async def test_nobody_waits_for_models_and_workers_of_a_server_that_stops() -> None:
-    loads = Loads()
+    loads = LoadWaiter()
     loads.partition_ready("a", ["n"], {})
     leaving = [asyncio.create_task(loads.go("n")), asyncio.create_task(loads.back("a"))]
     waiting: list[asyncio.Future[Any]] = [loads.come("m", ["a"]), *leaving]
@@ -234,7 +234,7 @@ async def test_nobody_waits_for_models_and_workers_of_a_server_that_stops() -> N
 
 @in_loop
 async def test_a_model_has_gone_when_nobody_holds_it() -> None:
-    loads = Loads()
+    loads = LoadWaiter()
     loads.partition_ready("a", ["m"], {})
     loads.partition_ready("b", ["m"], {})
     going = asyncio.create_task(loads.go("m"))

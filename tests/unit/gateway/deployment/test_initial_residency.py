@@ -7,7 +7,7 @@ from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
 from sluice.batcher.interface.residency_config import Loading
 from sluice.batcher.settings.residency import LoadingMode, ResidencySettings
 from sluice.gateway.deployment.initial_residency import initial_residency
-from sluice.gateway.deployment.registry import Catalogue
+from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.models.errors import BackendUnavailable
 from sluice.models.pipelines.check import single_model
 from sluice.models.spec import ModelSpec
@@ -23,10 +23,10 @@ def spec(memory: int, **models: dict[str, object]) -> SchedulerSpec:
     return spec_of(configs, partitions=[PartitionConfig("only", "cpu1", memory_bytes=memory)])
 
 
-def catalogue(*names: str) -> Catalogue:
+def catalogue(*names: str) -> ModelRegistry:
     tensor = TensorSpec("x", DataType.FP32, (4,))
     pipelines = [single_model(ModelSpec(name, 1, (tensor,), (tensor,), 4)) for name in names]
-    return Catalogue("1", pipelines, [], ["only"])
+    return ModelRegistry("1", pipelines, [], ["only"])
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import re
 import msgspec
 import pytest
 
-from sluice.gateway.deployment.registry import Catalogue, ModelState
+from sluice.gateway.deployment.registry import ModelRegistry, VersionStatus
 from sluice.models.errors import BackendUnavailable, ModelNotFound, UnsupportedRequest, VersionNotFound
 from sluice.models.pipelines.pipeline import Pipeline, Stage
 from sluice.models.repository.scan import Broken
@@ -27,13 +27,13 @@ BROKEN = [
 ]
 
 
-def new_catalogue() -> Catalogue:
-    return Catalogue("1.2.3", PIPELINES, BROKEN, WORKERS)
+def new_catalogue() -> ModelRegistry:
+    return ModelRegistry("1.2.3", PIPELINES, BROKEN, WORKERS)
 
 
 def test_it_tells_whose_answers_may_be_given_again() -> None:
     cached = [msgspec.structs.replace(each, response_cache=each.version == 2) for each in PIPELINES]
-    assert Catalogue("1.2.3", cached, BROKEN, WORKERS).caching() == ["mlp"]
+    assert ModelRegistry("1.2.3", cached, BROKEN, WORKERS).caching() == ["mlp"]
     assert new_catalogue().caching() == []
 
 
@@ -51,7 +51,7 @@ def test_a_pipeline_is_served_once_a_worker_has_loaded_all_its_models() -> None:
 
 def test_a_stage_with_variants_needs_one_of_them() -> None:
     family = Pipeline("any", 1, (), (), (Stage("any", {}, model="big:1", variants=("big:1", "mlp:1")),), {}, 8)
-    catalogue = Catalogue("1.2.3", [family], [], WORKERS)
+    catalogue = ModelRegistry("1.2.3", [family], [], WORKERS)
     catalogue.model_load_failed("big:1", "no room")
     with pytest.raises(BackendUnavailable, match="'any' cannot be served: model mlp:1 is still loading"):
         catalogue.pipeline("any", "")
@@ -65,7 +65,7 @@ def test_a_stage_with_variants_needs_one_of_them() -> None:
 
 def test_a_stage_of_which_no_variant_loaded_cannot_be_served() -> None:
     family = Pipeline("any", 1, (), (), (Stage("any", {}, model="big:1", variants=("big:1", "mlp:1")),), {}, 8)
-    catalogue = Catalogue("1.2.3", [family], [], WORKERS)
+    catalogue = ModelRegistry("1.2.3", [family], [], WORKERS)
     catalogue.partition_ready("cpu0", [], {"big:1": "no room", "mlp:1": "torn"})
     assert catalogue.broken("any") == "model big:1 did not load: no room"
 
@@ -137,33 +137,33 @@ def test_the_server_is_not_ready_when_nothing_that_was_to_be_served_did_load() -
     assert not catalogue.server_ready()
     catalogue.model_loaded("cpu0", "mlp:1")
     assert catalogue.server_ready()
-    empty = Catalogue("1.2.3", [], [], ["cpu0"])
+    empty = ModelRegistry("1.2.3", [], [], ["cpu0"])
     empty.partition_ready("cpu0", [], {})
     assert empty.server_ready()
-    unreadable = Catalogue("1.2.3", [], [Broken("torn", None, "torn/model.onnx: not a model")], ["cpu0"])
+    unreadable = ModelRegistry("1.2.3", [], [Broken("torn", None, "torn/model.onnx: not a model")], ["cpu0"])
     unreadable.partition_ready("cpu0", [], {})
     assert not unreadable.server_ready()
 
 
 def test_a_strict_server_is_ready_while_all_is_served() -> None:
-    strict = Catalogue("1.2.3", PIPELINES, [], ["cpu0"], strict=True)
+    strict = ModelRegistry("1.2.3", PIPELINES, [], ["cpu0"], strict=True)
     strict.partition_ready("cpu0", ["mlp:1", "mlp:2"], {})
     assert not strict.server_ready()
     strict.model_loaded("cpu0", "big:1")
     assert strict.server_ready()
-    strict.set_aside("cascade", {"1": (ModelState.UNAVAILABLE, "unloaded")})
+    strict.set_aside("cascade", {"1": (VersionStatus.UNAVAILABLE, "unloaded")})
     assert strict.server_ready()
-    strict.set_aside("new", {"": (ModelState.UNAVAILABLE, "new/model.onnx: not a model")})
+    strict.set_aside("new", {"": (VersionStatus.UNAVAILABLE, "new/model.onnx: not a model")})
     assert not strict.server_ready()
     strict.give_up("new")
     assert strict.server_ready()
-    broken = Catalogue("1.2.3", PIPELINES, BROKEN, ["cpu0"], strict=True)
+    broken = ModelRegistry("1.2.3", PIPELINES, BROKEN, ["cpu0"], strict=True)
     broken.partition_ready("cpu0", ["mlp:1", "mlp:2", "big:1"], {})
     assert not broken.server_ready()
     broken.give_up("mlp")  # other versions are served
     broken.give_up("torn")
     assert [broken.served("mlp"), "torn" in broken, broken.server_ready()] == [["1", "2"], False, False]
-    torn = Catalogue("1.2.3", PIPELINES, BROKEN[:1], ["cpu0"], strict=True)
+    torn = ModelRegistry("1.2.3", PIPELINES, BROKEN[:1], ["cpu0"], strict=True)
     torn.partition_ready("cpu0", ["mlp:1", "mlp:2", "big:1"], {})
     torn.give_up("torn")
     assert torn.server_ready()
@@ -171,15 +171,15 @@ def test_a_strict_server_is_ready_while_all_is_served() -> None:
 
 def test_a_model_of_a_kind_that_is_not_served_is_told_from_one_that_is_broken() -> None:
     kind = Broken("many", None, "many/config.pbtxt: a request has exactly one answer", unsupported=True)
-    catalogue = Catalogue("1.2.3", [], [*BROKEN, kind], WORKERS)
+    catalogue = ModelRegistry("1.2.3", [], [*BROKEN, kind], WORKERS)
     with pytest.raises(UnsupportedRequest, match=r"'many' cannot be served: .*: a request has exactly"):
         catalogue.pipeline("many", "")
     with pytest.raises(BackendUnavailable, match="torn"):
         catalogue.pipeline("torn", "")
-    catalogue.set_aside("torn", {"": (ModelState.UNAVAILABLE, "it keeps state")}, unsupported=True)
+    catalogue.set_aside("torn", {"": (VersionStatus.UNAVAILABLE, "it keeps state")}, unsupported=True)
     with pytest.raises(UnsupportedRequest, match="'torn' is not at ready state: it keeps state"):
         catalogue.pipeline("torn", "")
-    catalogue.set_aside("torn", {"": (ModelState.UNAVAILABLE, "not a model")})
+    catalogue.set_aside("torn", {"": (VersionStatus.UNAVAILABLE, "not a model")})
     with pytest.raises(BackendUnavailable, match="'torn' is not at ready state: not a model"):
         catalogue.pipeline("torn", "")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from sluice.gateway.deployment.stored_profiles import model_memory, stored_entries, stored_tables
-from sluice.models.profiles.file import Entry, Profile, Source, model_hash, write_profile
+from sluice.models.profiles.file import FigureSource, ModelProfile, ProfileEntry, model_hash, write_profile
 from sluice.models.profiles.hardware import fingerprint
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.measurement import Cell
@@ -29,8 +29,8 @@ def store(
     sha256: str | None = None,
     memory: tuple[int | None, int | None] = (None, None),
 ) -> None:
-    source = Source.SIMULATED if hardware == "simulated" else Source.MEASURED
-    entry = Entry(
+    source = FigureSource.SIMULATED if hardware == "simulated" else FigureSource.MEASURED
+    entry = ProfileEntry(
         fingerprint=hardware,
         kind=kind,
         source=source,
@@ -39,7 +39,7 @@ def store(
         memory_rest_bytes=memory[0],
         memory_row_bytes=memory[1],
     )
-    write_profile(model.path.with_name("mlp.profile.json"), Profile(entries=(entry,)))
+    write_profile(model.path.with_name("mlp.profile.json"), ModelProfile(entries=(entry,)))
 
 
 def reasons(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -78,9 +78,11 @@ def test_a_profile_of_another_model_file_is_not_used(model: ModelEntry, caplog: 
 
 def test_a_stale_entry_is_told_of_beside_a_simulated_one(model: ModelEntry, caplog: pytest.LogCaptureFixture) -> None:
     path, sha256 = model.path.with_name("mlp.profile.json"), model_hash(model.path)
-    there = Entry(fingerprint="there", kind="cpu1", source=Source.MEASURED, sha256=sha256, cells=CELLS)
-    simulated = Entry(fingerprint="simulated", kind="mps-20", source=Source.SIMULATED, sha256=sha256, cells=CELLS)
-    write_profile(path, Profile(entries=(there, simulated)))
+    there = ProfileEntry(fingerprint="there", kind="cpu1", source=FigureSource.MEASURED, sha256=sha256, cells=CELLS)
+    simulated = ProfileEntry(
+        fingerprint="simulated", kind="mps-20", source=FigureSource.SIMULATED, sha256=sha256, cells=CELLS
+    )
+    write_profile(path, ModelProfile(entries=(there, simulated)))
     assert stored_entries(model, ["cpu1", "mps-20"]) == {"mps-20": simulated}
     assert reasons(caplog) == [f"{path}: cpu1: it was measured on other hardware (there), this is {fingerprint()}"]
 

@@ -10,7 +10,7 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.grpc.codec import decode_request, encode_response
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request import InferResponse, Placed
-from sluice.gateway.protocol.shared_memory import Place
+from sluice.gateway.protocol.shared_memory import SharedMemoryRef
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.errors import RequestError
 from sluice.models.tensors.arrays import WireBytes, encode_bytes
@@ -44,10 +44,10 @@ def place(offset: int = 0) -> dict[str, str | int | float]:
 def test_raw_contents_are_of_the_inputs_that_are_not_in_shared_memory() -> None:
     inputs = [given("a"), given("x", **place(4)), given("b")]
     request = decode_request(pb.ModelInferRequest(inputs=inputs, raw_input_contents=[b"12345678", b"abcdefgh"]))
-    assert [tensor.data for tensor in request.inputs] == [b"12345678", Place("r", 8, 4), b"abcdefgh"]
+    assert [tensor.data for tensor in request.inputs] == [b"12345678", SharedMemoryRef("r", 8, 4), b"abcdefgh"]
     assert request.shared
     alone = decode_request(pb.ModelInferRequest(inputs=[given("x", **place())]))
-    assert [tensor.data for tensor in alone.inputs] == [Place("r", 8, 0)]
+    assert [tensor.data for tensor in alone.inputs] == [SharedMemoryRef("r", 8, 0)]
 
 
 def test_outputs_say_where_they_go() -> None:
@@ -56,7 +56,7 @@ def test_outputs_say_where_they_go() -> None:
     outputs = [wanted("x", **place(2)), wanted("h", classification=3), unsigned, wanted("z")]
     request = decode_request(pb.ModelInferRequest(outputs=outputs))
     assert request.outputs == ["x", "h", "y", "z"]
-    assert request.deliveries == {"x": Place("r", 8, 2), "h": 3, "y": Place("r", 9, 0)}
+    assert request.deliveries == {"x": SharedMemoryRef("r", 8, 2), "h": 3, "y": SharedMemoryRef("r", 9, 0)}
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_an_input_has_its_data_in_one_place() -> None:
 def test_every_output_has_raw_contents_even_one_in_shared_memory() -> None:
     buffer, offsets = encode_bytes(np.array([["0.5:1"]], np.object_))
     outputs: list[tuple[str, Tensor | Placed]] = [
-        ("h", Placed(Place("r", 2, 4), (1, 1))),
+        ("h", Placed(SharedMemoryRef("r", 2, 4), (1, 1))),
         ("x", WireBytes(buffer, (1, 1), offsets)),
     ]
     message = encode_response(InferResponse("", outputs, Answer(Outcome.COMPLETED)), SIGNATURE)

@@ -9,7 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from sluice.gateway.config.restricted import Group, RestrictedSettings, Restrictions
+from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings, Restrictions
 from sluice.models.tensors.spec import DataType
 from tests.unit.gateway.front import Front, front, identity
 from tests.unit.gateway.grpc.grpc_channel import converse, converse_on_channel, refusal
@@ -101,7 +101,7 @@ def test_what_cannot_be_done_is_refused(
 
 def with_key(talk: Callable[[grpc.aio.Channel], Awaitable[None]]) -> None:
     """Talk to a server of which some groups are restricted."""
-    groups = (Group.INFERENCE, Group.HEALTH)
+    groups = (ApiGroup.INFERENCE, ApiGroup.HEALTH)
     restrictions = Restrictions([RestrictedSettings(groups, "admin-key", "s3cret")])
     converse_on_channel(front(MODEL, restrictions=restrictions), talk)
 

@@ -11,7 +11,7 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.http.codec import decode_request, encode_response
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request import InferResponse, Placed
-from sluice.gateway.protocol.shared_memory import Place
+from sluice.gateway.protocol.shared_memory import SharedMemoryRef
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.errors import RequestError
 from sluice.models.tensors.arrays import WireBytes, encode_bytes
@@ -149,11 +149,11 @@ def test_tensors_may_lie_in_shared_memory_and_take_no_bytes_of_the_body() -> Non
     ]
     body, length = encode({"inputs": [shared, binary], "outputs": outputs, "parameters": BINARY}, b"ab")
     request, flags = decode_request(body, length, SIGNATURE)
-    assert request.inputs[0].data == Place("r", 8, 16)
+    assert request.inputs[0].data == SharedMemoryRef("r", 8, 16)
     assert bytes(cast(memoryview, request.inputs[1].data)) == b"ab"
     assert request.shared
     assert request.outputs == ["s", "x", "h"]
-    assert request.deliveries == {"s": 3, "x": Place("r", 8, 0)}
+    assert request.deliveries == {"s": 3, "x": SharedMemoryRef("r", 8, 0)}
     assert flags == (True, True, True)
 
 
@@ -270,7 +270,7 @@ def test_outputs_that_are_not_contiguous_are_written_in_row_order() -> None:
 def test_outputs_that_are_elsewhere_or_classes_are_told_as_such() -> None:
     buffer, offsets = encode_bytes(np.array([["0.5:1"]], np.object_))
     head, blobs, _ = encode_response(
-        respond(("h", Placed(Place("r", 2, 4), (1, 1))), ("x", WireBytes(buffer, (1, 1), offsets))),
+        respond(("h", Placed(SharedMemoryRef("r", 2, 4), (1, 1))), ("x", WireBytes(buffer, (1, 1), offsets))),
         (False, False),
         SIGNATURE,
     )

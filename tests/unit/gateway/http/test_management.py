@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sluice.batcher.interface.decisions import DispatchBatch, Member, ReleaseReason
-from sluice.gateway.config.restricted import Group, RestrictedSettings, Restrictions
-from sluice.gateway.observability.trace import BatchRun
+from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings, Restrictions
+from sluice.gateway.observability.trace import BatchTrace
 from sluice.models.tensors.spec import DataType
 from sluice.models.units import NS_PER_MS
 from tests.unit.gateway.front import Front, Reply, front, get, identity, message, post, send
@@ -38,7 +38,7 @@ def test_the_configuration_is_printed_as_triton_does(served: Front) -> None:
 
 def test_statistics_are_of_one_version_or_all_that_is_ready(served: Front) -> None:
     batch = DispatchBatch(1, "cpu0", "m:1", 3, (Member(1, 0, 1), Member(2, 0, 2)), ReleaseReason.FULL)
-    run = BatchRun(batch, dispatched_ns=10, free_ns=10, started_ns=12, ended_ns=17, told_ns=18 * NS_PER_MS)
+    run = BatchTrace(batch, dispatched_ns=10, free_ns=10, started_ns=12, ended_ns=17, told_ns=18 * NS_PER_MS)
     served.control.statistics.of("m:1").batch_ran(run, 2, 3, ready_ns=8 + 9)
     (entry,) = get(served, "/v2/models/m/stats").json["model_stats"]
     assert entry["name"] == "m"
@@ -144,7 +144,9 @@ def test_a_model_named_like_a_route_part_is_still_reached() -> None:
     assert get(served, "/v2/models/setting").json["name"] == "setting"
 
 
-KEY = Restrictions([RestrictedSettings((Group.INFERENCE, Group.STATISTICS, Group.HEALTH), "admin-key", "s3cret")])
+KEY = Restrictions(
+    [RestrictedSettings((ApiGroup.INFERENCE, ApiGroup.STATISTICS, ApiGroup.HEALTH), "admin-key", "s3cret")]
+)
 
 
 @pytest.mark.parametrize(

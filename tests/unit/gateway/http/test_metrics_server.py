@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from sluice.gateway.http.metrics_server import MAX_HEAD_BYTES, MetricsServer
-from sluice.gateway.observability.metrics import Metrics
+from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.models.errors import ConfigError
 
 TIMEOUT_S = 30
@@ -22,7 +22,7 @@ def answered(*sent: bytes) -> list[bytes]:
     """What comes back for what is sent, each on a connection of its own, until that is closed."""
 
     async def ask() -> list[bytes]:
-        server = MetricsServer(cast(Metrics, Exposition()), "127.0.0.1", 0)
+        server = MetricsServer(cast(ServerMetrics, Exposition()), "127.0.0.1", 0)
         await server.start()
         replies = []
         for each in sent:
@@ -63,7 +63,7 @@ def test_a_port_that_is_taken_is_told_with_what_it_was_for() -> None:
         with pytest.raises(
             ConfigError, match=f"^metrics port 127.0.0.1:{port} cannot be bound: Address already in use$"
         ):
-            MetricsServer(cast(Metrics, Exposition()), "127.0.0.1", port)
+            MetricsServer(cast(ServerMetrics, Exposition()), "127.0.0.1", port)
 
 
 def test_who_says_too_much_gets_no_answer_and_the_next_one_does() -> None:

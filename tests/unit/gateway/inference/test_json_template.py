@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sluice.gateway.http.codec import decode_request
 from sluice.gateway.inference.dataplane import Terms
-from sluice.gateway.inference.request_template import JsonForm
+from sluice.gateway.inference.request_template import JsonTemplate
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.errors import ServingError
 from sluice.models.tensors.spec import DataType
@@ -20,10 +20,10 @@ from tests.unit.gateway.front import ARRIVED_NS, Client, front, identity, messag
 SIGNATURE = Signature(identity("m", ("x", DataType.FP32, (2,))))
 
 
-def form_of(body: bytes, signature: Signature = SIGNATURE) -> JsonForm:
+def form_of(body: bytes, signature: Signature = SIGNATURE) -> JsonTemplate:
     request, flags = decode_request(body, None, signature)
     inputs, rows, key, memory_bytes = signature.accept(request.inputs)
-    return JsonForm(body, signature, inputs, Terms(("x",), rows, key, memory_bytes, 0, request.id), flags)
+    return JsonTemplate(body, signature, inputs, Terms(("x",), rows, key, memory_bytes, 0, request.id), flags)
 
 
 def request(data: str, shape: str = "[1,2]", head: str = '{"inputs":[{', tail: str = "}]}") -> bytes:

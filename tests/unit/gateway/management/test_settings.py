@@ -15,7 +15,7 @@ from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.observability.log_settings import LogSettings
 from sluice.gateway.observability.logs import LogFormat, configure, log
-from sluice.gateway.observability.trace import BatchRun, Trace
+from sluice.gateway.observability.trace import BatchTrace, Trace
 from sluice.gateway.observability.trace_settings import TraceFileSettings, TraceLevel, TraceSettings
 from sluice.models.errors import RequestError, UnsupportedRequest
 
@@ -79,7 +79,7 @@ def traced(number: int, pipeline: str = "m:1", stages: tuple[StageConfig, ...] =
     for index, stage in enumerate(stages):
         begin = 110 + 100 * index
         batch = DispatchBatch(index, "cpu0", str(stage.model), 1, (Member(number, index, 1),), ReleaseReason.IDLE)
-        trace.runs += (BatchRun(batch, begin, begin, begin, begin + 5, begin + 25, begin + 30),)
+        trace.runs += (BatchTrace(batch, begin, begin, begin, begin + 5, begin + 25, begin + 30),)
     trace.outcome, trace.ended_ns = Outcome.COMPLETED, 10 + trace.runs[-1].told_ns
     return trace
 

@@ -10,7 +10,7 @@ from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.cli.why import table
 from sluice.gateway.observability.explanation import Explanation, StageTrace, explain
-from sluice.gateway.observability.trace import BatchRun, Trace, Traces
+from sluice.gateway.observability.trace import BatchTrace, Trace, Traces
 from sluice.models.errors import NotFoundError
 
 MS = 1_000_000
@@ -40,9 +40,9 @@ def ran(
     free: float = 0,
     expected: float = 0,
     cost: float = 0,
-) -> BatchRun:
+) -> BatchTrace:
     """A batch that ran; times in milliseconds, `free` and `expected` are at its dispatch unless they are later."""
-    return BatchRun(
+    return BatchTrace(
         ordered,
         dispatched_ns=ns(dispatched),
         free_ns=ns(max(free, dispatched)),
@@ -55,7 +55,7 @@ def ran(
 
 
 def trace(
-    runs: Sequence[BatchRun],
+    runs: Sequence[BatchTrace],
     outcome: Outcome | None,
     ended_ms: float,
     *,
@@ -156,7 +156,7 @@ ME = Member(7, 0, 1)
         ),
         (
             [
-                BatchRun(batch(1, ME), 1 * MS, told_ns=9 * MS, failed="worker_lost"),
+                BatchTrace(batch(1, ME), 1 * MS, told_ns=9 * MS, failed="worker_lost"),
                 ran(batch(2, ME), 10, 10, 12, 12),
             ],
             12,
@@ -166,7 +166,7 @@ ME = Member(7, 0, 1)
     ],
 )
 def test_the_largest_cause_of_a_late_answer_is_named(
-    runs: list[BatchRun], ended_ms: float, cause: str, sentence: str
+    runs: list[BatchTrace], ended_ms: float, cause: str, sentence: str
 ) -> None:
     named, said = why(trace(runs, Outcome.COMPLETED_LATE, ended_ms))
     assert (named, said) == (cause, f"It was {round(ended_ms - 10.0, 3)} ms late; the largest cause was {sentence}.")
@@ -251,7 +251,7 @@ def test_headers_are_short_and_ascii() -> None:
 
 def test_the_table_has_a_line_a_stage_and_the_sentence() -> None:
     runs = [
-        BatchRun(batch(1, ME), 1 * MS, told_ns=2 * MS, failed="backend"),
+        BatchTrace(batch(1, ME), 1 * MS, told_ns=2 * MS, failed="backend"),
         ran(batch(2, Member(6, 0, 2), ME, predicted_ms=4.5), 2, 2.25, 4, 4.5, cost=0.75),
     ]
     assert table(explain(trace(runs, Outcome.COMPLETED, 4.5), 0)).splitlines() == [

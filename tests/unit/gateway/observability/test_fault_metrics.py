@@ -3,7 +3,7 @@
 from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.batcher.interface.events import BatchFailed, FailureCause
 from sluice.gateway.observability.fault_metrics import FaultMetrics
-from sluice.gateway.observability.metrics import Metrics
+from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.runtime.batch_log import BatchRuns
 from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import MS, arrival, model, serving, spec_of, step
@@ -13,7 +13,7 @@ FLAT = LatencyTable.from_ms({1: 1, 8: 1.3})
 
 def test_what_fails_is_counted_and_what_comes_of_it_is_shown() -> None:
     scheduler = serving(spec_of([model("m:1")], partitions=("cpu0", "cpu1")), FLAT)
-    metrics = Metrics({"m:1": ["m"]}, ["cpu0", "cpu1"], scheduler.queue_depths, lambda: 0)
+    metrics = ServerMetrics({"m:1": ["m"]}, ["cpu0", "cpu1"], scheduler.queue_depths, lambda: 0)
     quarantined = {"cpu1"}
     metrics.include(FaultMetrics(scheduler, metrics.failures, ["cpu0", "cpu1"], lambda: quarantined))
     runs = BatchRuns(metrics, lambda partition: 0.0)

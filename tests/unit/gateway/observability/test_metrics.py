@@ -2,11 +2,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sluice.batcher.interface.decisions import DispatchBatch, Member, ReleaseReason
 from sluice.batcher.interface.outcome import Outcome
-from sluice.gateway.observability.metrics import Metrics
+from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.models.units import NS_PER_MS
 
 
-def samples(metrics: Metrics) -> dict[tuple[str, frozenset[str]], float]:
+def samples(metrics: ServerMetrics) -> dict[tuple[str, frozenset[str]], float]:
     """Values by name and the values of the labels."""
     return {
         (sample.name, frozenset(sample.labels.values())): sample.value
@@ -15,8 +15,8 @@ def samples(metrics: Metrics) -> dict[tuple[str, frozenset[str]], float]:
     }
 
 
-def new_metrics() -> Metrics:
-    return Metrics({"cascade:1": ["small", "large"]}, ["cpu0"], lambda: {"mlp:1": 3}, lambda: 4096)
+def new_metrics() -> ServerMetrics:
+    return ServerMetrics({"cascade:1": ["small", "large"]}, ["cpu0"], lambda: {"mlp:1": 3}, lambda: 4096)
 
 
 def key(name: str, *labels: str) -> tuple[str, frozenset[str]]:
@@ -94,5 +94,5 @@ def test_stages_queues_workers_and_memory_are_shown() -> None:
 
 
 def test_corrections_tell_how_far_profiles_are_off() -> None:
-    metrics = Metrics({}, [], queue_depths=dict, arena_bytes=int, corrections=lambda: {("mlp:1", "cpu1"): 1.25})
+    metrics = ServerMetrics({}, [], queue_depths=dict, arena_bytes=int, corrections=lambda: {("mlp:1", "cpu1"): 1.25})
     assert samples(metrics)[key("latency_correction", "mlp:1", "cpu1")] == 1.25

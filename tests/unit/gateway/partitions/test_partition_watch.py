@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
-from sluice.gateway.deployment.load_waiter import Loads
-from sluice.gateway.deployment.registry import Catalogue
-from sluice.gateway.observability.metrics import Metrics
+from sluice.gateway.deployment.load_waiter import LoadWaiter
+from sluice.gateway.deployment.registry import ModelRegistry
+from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.partitions.states import PartitionStates
 from sluice.gateway.server.server import PartitionWatch
 from sluice.mps.ipc.messages import Ready
@@ -18,10 +18,10 @@ class Bench:
     """A watch over one partition, whose worker is up."""
 
     def __init__(self) -> None:
-        self.catalogue = Catalogue("1", [], (), ["cpu0"])
-        self.metrics = Metrics({}, ["cpu0"], queue_depths=dict, arena_bytes=lambda: 0)
+        self.catalogue = ModelRegistry("1", [], (), ["cpu0"])
+        self.metrics = ServerMetrics({}, ["cpu0"], queue_depths=dict, arena_bytes=lambda: 0)
         self.states = PartitionStates([CpuPartition("cpu0", (0,))])
-        self.watch = PartitionWatch(self.catalogue, self.metrics, Loads(), self.states)
+        self.watch = PartitionWatch(self.catalogue, self.metrics, LoadWaiter(), self.states)
         self.watch.worker_ready("cpu0", Ready(1, (0,), 1, (), Evidence((0,))))
 
     def figure(self, name: str) -> str:

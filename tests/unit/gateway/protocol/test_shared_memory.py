@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sluice.gateway.protocol import shared_memory
-from sluice.gateway.protocol.shared_memory import Place, RegionStatus, SharedMemory
+from sluice.gateway.protocol.shared_memory import RegionStatus, SharedMemory, SharedMemoryRef
 from sluice.models.errors import AlreadyExists, BadTensor, NotFoundError, RequestError, UnsupportedRequest
 from sluice.models.tensors.arrays import WireBytes, encode_bytes
 
@@ -46,32 +46,41 @@ def test_regions_are_listed_until_they_are_unregistered(memory: Path, regions: S
 
 def test_a_window_reads_and_writes_its_part(memory: Path, regions: SharedMemory) -> None:
     regions.register("a", KEY, 8, 32)
-    assert regions.window(Place("a", 4, 2)).read() == bytes([10, 11, 12, 13])
-    assert regions.window(Place("a", 0, 32)).read() == b""
+    assert regions.window(SharedMemoryRef("a", 4, 2)).read() == bytes([10, 11, 12, 13])
+    assert regions.window(SharedMemoryRef("a", 0, 32)).read() == b""
     values = np.array([[1, 2], [3, 4]], np.int16)
-    assert regions.window(Place("a", 8, 24)).write("y", values) == Place("a", 8, 24)
+    assert regions.window(SharedMemoryRef("a", 8, 24)).write("y", values) == SharedMemoryRef("a", 8, 24)
     assert memory.read_bytes()[32:40] == values.tobytes()
-    assert regions.window(Place("a", 10, 0)).write("y", values.T) == Place("a", 8, 0)
+    assert regions.window(SharedMemoryRef("a", 10, 0)).write("y", values.T) == SharedMemoryRef("a", 8, 0)
     assert memory.read_bytes()[8:16] == np.array([1, 3, 2, 4], np.int16).tobytes()
     buffer, offsets = encode_bytes(np.array([[b"skipped"], [b"x"]], np.object_))
-    assert regions.window(Place("a", 8, 0)).write("y", WireBytes(buffer, (1, 1), offsets[1:])) == Place("a", 5, 0)
+    assert regions.window(SharedMemoryRef("a", 8, 0)).write(
+        "y", WireBytes(buffer, (1, 1), offsets[1:])
+    ) == SharedMemoryRef("a", 5, 0)
     assert memory.read_bytes()[8:13] == b"\1\0\0\0x"
-    assert regions.window(Place("a", 0, 0)).write("y", np.empty((1, 0), np.float32)) == Place("a", 0, 0)
+    assert regions.window(SharedMemoryRef("a", 0, 0)).write("y", np.empty((1, 0), np.float32)) == SharedMemoryRef(
+        "a", 0, 0
+    )
 
 
 @pytest.mark.parametrize(
     ("place", "problem"),
     [
-        (Place("b", 1), "Unable to find shared memory region: 'b'"),
-        (Place("a", 1, 33), "Invalid offset for shared memory region: 'a': expected 0 to 32, got 33"),
-        (Place("a", 1, -1), "Invalid offset for shared memory region"),
-        (Place("a", 33), "Invalid offset \\+ byte size for shared memory region: 'a' has 32 bytes, but 33 from 0"),
-        (Place("a", -1), "Invalid offset \\+ byte size"),
-        (Place("a", 2**63 - 1, 31), "Invalid offset \\+ byte size"),
-        (Place("a", 2**70, 31), "Invalid offset \\+ byte size"),
+        (SharedMemoryRef("b", 1), "Unable to find shared memory region: 'b'"),
+        (SharedMemoryRef("a", 1, 33), "Invalid offset for shared memory region: 'a': expected 0 to 32, got 33"),
+        (SharedMemoryRef("a", 1, -1), "Invalid offset for shared memory region"),
+        (
+            SharedMemoryRef("a", 33),
+            "Invalid offset \\+ byte size for shared memory region: 'a' has 32 bytes, but 33 from 0",
+        ),
+        (SharedMemoryRef("a", -1), "Invalid offset \\+ byte size"),
+        (SharedMemoryRef("a", 2**63 - 1, 31), "Invalid offset \\+ byte size"),
+        (SharedMemoryRef("a", 2**70, 31), "Invalid offset \\+ byte size"),
     ],
 )
-def test_a_place_must_be_within_its_region(memory: Path, regions: SharedMemory, place: Place, problem: str) -> None:
+def test_a_place_must_be_within_its_region(
+    memory: Path, regions: SharedMemory, place: SharedMemoryRef, problem: str
+) -> None:
     regions.register("a", KEY, 8, 32)
     with pytest.raises((BadTensor, NotFoundError), match=problem):
         regions.window(place)
@@ -79,17 +88,17 @@ def test_a_place_must_be_within_its_region(memory: Path, regions: SharedMemory, 
 
 def test_what_is_read_for_an_input_is_bounded(memory: Path, regions: SharedMemory) -> None:
     regions.register("a", KEY, 0, 64)
-    assert len(regions.input_window(Place("a", 48)).read()) == 48
+    assert len(regions.input_window(SharedMemoryRef("a", 48)).read()) == 48
     with pytest.raises(
         BadTensor, match="an input of 49 bytes in shared memory region 'a' is over the limit of 48 bytes"
     ):
-        regions.input_window(Place("a", 49))
+        regions.input_window(SharedMemoryRef("a", 49))
 
 
 def test_an_output_that_is_too_large_is_not_written(memory: Path, regions: SharedMemory) -> None:
     regions.register("a", KEY, 0, 64)
     with pytest.raises(BadTensor, match=r"output 'y' \(7 bytes\) should be at least 8 bytes to hold the results"):
-        regions.window(Place("a", 7)).write("y", np.zeros(2, np.float32))
+        regions.window(SharedMemoryRef("a", 7)).write("y", np.zeros(2, np.float32))
     assert memory.read_bytes() == bytes(range(64))
 
 
@@ -152,7 +161,7 @@ def test_the_number_of_regions_is_bounded(memory: Path, regions: SharedMemory, m
 def test_a_region_stays_open_as_long_as_a_request_uses_it(memory: Path, regions: SharedMemory) -> None:
     regions.register("a", KEY, 0, 64)
     before = len(os.listdir("/proc/self/fd"))
-    window = regions.window(Place("a", 4, 60))
+    window = regions.window(SharedMemoryRef("a", 4, 60))
     regions.unregister("a")
     memory.unlink()
     assert window.read() == bytes([60, 61, 62, 63])
@@ -164,7 +173,7 @@ def test_an_object_that_was_cut_short_is_an_error_for_its_client_alone(memory: P
     regions.register("a", KEY, 0, 64)
     os.truncate(memory, 10)
     with pytest.raises(BadTensor, match="region 'a': its object has been cut short"):
-        regions.window(Place("a", 8, 8)).read()
+        regions.window(SharedMemoryRef("a", 8, 8)).read()
 
 
 def test_clients_have_no_regions_unless_they_may(memory: Path) -> None:
@@ -173,7 +182,7 @@ def test_clients_have_no_regions_unless_they_may(memory: Path) -> None:
         lambda: regions.register("a", KEY, 0, 8),
         regions.unregister,
         regions.status,
-        lambda: regions.window(Place("a", 8)),
+        lambda: regions.window(SharedMemoryRef("a", 8)),
     ):
         with pytest.raises(UnsupportedRequest, match="started without --allow-client-shm"):
             attempt()

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from sluice.batcher.planner.core_steps import Ask, Cores, Judgement, Reason, Step
+from sluice.batcher.planner.core_steps import Ask, Cores, CoreStep, Judgement, Reason
 from sluice.gateway.partitions.states import PartitionStates
 from sluice.gateway.resizing.auto_resize import AutoResize
 from sluice.gateway.resizing.plan_steps import PlanSteps
@@ -169,7 +169,7 @@ def test_nothing_is_decided_while_a_partition_is_being_resized_by_hand() -> None
     run_virtual(main)
 
 
-MOVE = Step((Change("b", (1,)), Change("a", (0, 2))), 0)
+MOVE = CoreStep((Change("b", (1,)), Change("a", (0, 2))), 0)
 ASK = Ask(
     MOVE,
     Reason.OBJECTIVE,

@@ -13,11 +13,11 @@ from sluice.batcher.planner.core_steps import Ask, Cores, Reason
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.planner.splits import Split, best_step
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.gateway.deployment.dependencies import Names
+from sluice.gateway.deployment.dependencies import DependencyGraph
 from sluice.gateway.deployment.known_sizes import KnownSizes, Tables
 from sluice.gateway.deployment.revision import Deployed
 from sluice.gateway.resizing.plan_steps import PlanSteps, Rates, Watched, best_step_beside, watched
-from sluice.models.profiles.file import Entry, Profile, Source, model_hash, write_profile
+from sluice.models.profiles.file import FigureSource, ModelProfile, ProfileEntry, model_hash, write_profile
 from sluice.models.profiles.hardware import fingerprint
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.measurement import Cell
@@ -182,10 +182,16 @@ def profiled(directory: Path, *kinds: str) -> ModelEntry:
     entry = entry_of_file(save_mlp(directory / "mlp.onnx", [4, 3]), 1)
     cells = (Cell(1, 1000, 1100, 1200, 100),)
     stored = (
-        Entry(fingerprint=fingerprint(), kind=kind, source=Source.MEASURED, sha256=model_hash(entry.path), cells=cells)
+        ProfileEntry(
+            fingerprint=fingerprint(),
+            kind=kind,
+            source=FigureSource.MEASURED,
+            sha256=model_hash(entry.path),
+            cells=cells,
+        )
         for kind in kinds
     )
-    write_profile(entry.path.with_name("mlp.profile.json"), Profile(entries=tuple(stored)))
+    write_profile(entry.path.with_name("mlp.profile.json"), ModelProfile(entries=tuple(stored)))
     return entry
 
 
@@ -201,7 +207,7 @@ def profiled(directory: Path, *kinds: str) -> ModelEntry:
 def test_sizes_are_known_where_profiles_have_two_that_there_could_be(
     kinds: tuple[str, ...], known: set[str], tmp_path: Path
 ) -> None:
-    sizes = KnownSizes(Names({"mlp": Deployed((profiled(tmp_path, *kinds),), ())}))
+    sizes = KnownSizes(DependencyGraph({"mlp": Deployed((profiled(tmp_path, *kinds),), ())}))
     tables = asyncio.run(sizes.tables([CpuPartition("a", (0,))], 4))
     assert tables.keys() == known
     assert all(by_key == {"mlp:1": LatencyTable(((1, 1000),))} for by_key in tables.values())

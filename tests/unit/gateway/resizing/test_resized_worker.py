@@ -10,7 +10,7 @@ from sluice.batcher.interface.events import BatchCompleted, BatchFailed, Failure
 from sluice.models.errors import PartitionError
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.ipc.arena import Region
-from sluice.mps.ipc.messages import Blame, Failed, Ready, Run
+from sluice.mps.ipc.messages import BatchRefused, Blame, Ready, RunBatch
 from sluice.mps.partitions.partition import CpuPartition
 from sluice.mps.supervisor.process import WorkerProcess
 from tests.unit.gateway.executors.worker.test_executor import Bench, Packets, benched
@@ -61,7 +61,7 @@ async def test_batches_go_to_the_new_worker_while_the_one_before_ends_what_it_ha
     bench.send(1)
     resizing = await resized.begin()
     bench.send(2)
-    assert [type(message) for message in bench.worker.sent] == [Run, Run]
+    assert [type(message) for message in bench.worker.sent] == [RunBatch, RunBatch]
     resized.take_over()
     await resizing
     assert bench.events[1:] == [PartitionResized("cpu0", "cpu2", 2.0, 0.5, {"mlp:1": FAST})]
@@ -194,7 +194,7 @@ async def test_one_whose_context_is_lost_after_its_place_was_taken_goes_alone(be
     resized.take_over()
     await resizing
     bench.supervisor._by_name["cpu0"].process = cast("WorkerProcess", resized.successor)
-    bench.executor.message("cpu0", Failed(failed, "mlp:1: CUDA failure 700", Blame.DEVICE))
+    bench.executor.message("cpu0", BatchRefused(failed, "mlp:1: CUDA failure 700", Blame.DEVICE))
     assert (bench.worker.killed, resized.successor.killed) == (["mlp:1: CUDA failure 700"], [])
     bench.supervisor._by_name["cpu0"].process = None
     bench.executor.worker_gone(cast("WorkerProcess", bench.worker), "mlp:1: CUDA failure 700")

@@ -10,8 +10,8 @@ from pydantic import TypeAdapter
 
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.gateway.cli.main import main
-from sluice.gateway.config.restricted import Group, RestrictedSettings, Restrictions
-from sluice.gateway.deployment.dependencies import Names
+from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings, Restrictions
+from sluice.gateway.deployment.dependencies import DependencyGraph
 from sluice.gateway.deployment.rollout import Deployment
 from sluice.gateway.deployment.worker_files import worker_files
 from sluice.gateway.executors.worker.executor import WorkerExecutor
@@ -46,7 +46,7 @@ class Machine:
         self.orders: list[tuple[Partition, PartitionConfig]] = []
         self.resizing = Resizing(
             self.states,
-            Names({}),
+            DependencyGraph({}),
             cast(Deployment, self),
             cast(WorkerExecutor, self),
             [CpuPartition("triton", (3,))],
@@ -179,7 +179,7 @@ def test_the_first_request_finds_all_routes_made(monkeypatch: pytest.MonkeyPatch
 
 
 def test_who_may_resize_can_be_restricted(monkeypatch: pytest.MonkeyPatch) -> None:
-    restrictions = Restrictions([RestrictedSettings((Group.PARTITIONS,), "admin-key", "s3cret")])
+    restrictions = Restrictions([RestrictedSettings((ApiGroup.PARTITIONS,), "admin-key", "s3cret")])
     served = front(resizing=Machine(monkeypatch).resizing, restrictions=restrictions)
     path = "/v2/sluice/partitions/cpu0/resize"
     assert post(served, path, {"cores": [0, 1]}).status == 403

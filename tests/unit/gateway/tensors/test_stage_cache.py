@@ -7,8 +7,8 @@ import numpy as np
 from sluice.batcher.interface.decisions import Member
 from sluice.gateway.observability.statistics import Statistics
 from sluice.gateway.protocol.answer import Tensor
-from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelinePlan, StagePlan, Wire
-from sluice.gateway.tensors.request_tensors import Kept, Outputs, Part, nothing
+from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelineWiring, StageWiring, TensorRef
+from sluice.gateway.tensors.request_tensors import Outputs, RequestTensors, StageOutput, nothing
 from sluice.gateway.tensors.response_cache import ResponseCache, request_key
 from sluice.gateway.tensors.stage_cache import StageCache
 from sluice.models.pipelines.memory import OutputMemory
@@ -26,16 +26,16 @@ VALUES: Array = np.arange(8, dtype=np.float32).reshape(4, 2)
 class Filled:
     """A cache, and a request whose stage 1 is looked up."""
 
-    def __init__(self, inputs: Mapping[str, Tensor], rows: int, **wires: Wire) -> None:
+    def __init__(self, inputs: Mapping[str, Tensor], rows: int, **wires: TensorRef) -> None:
         self.statistics = Statistics()
         self.cache = ResponseCache(1 << 20, self.statistics, lambda: 0)
         self.stages = StageCache(self.cache)
-        stages = (StagePlan({}, None, "", ()), StagePlan(wires, None, "", ()))
-        self.kept = Kept(PipelinePlan(True, stages, {}, OutputMemory(0, 0)), inputs, rows)
+        stages = (StageWiring({}, None, "", ()), StageWiring(wires, None, "", ()))
+        self.kept = RequestTensors(PipelineWiring(True, stages, {}, OutputMemory(0, 0)), inputs, rows)
 
     def first(self, tensor: Tensor, first: int, rows: int, row_index: tuple[int, ...] | None = None) -> None:
         """Stage 0 has made a tensor `y`, within a batch."""
-        self.kept.parts[0] = Part(Outputs({"y": tensor}, {}, nothing), first, rows, row_index)
+        self.kept.parts[0] = StageOutput(Outputs({"y": tensor}, {}, nothing), first, rows, row_index)
 
     def know(self, spec: ModelSpec, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         """A request to the model alone has been answered."""
@@ -43,7 +43,7 @@ class Filled:
 
 
 def test_a_stage_finds_the_answer_of_a_request_to_its_model() -> None:
-    filled = Filled({"x": VALUES[:2]}, 2, x=Wire(OF_REQUEST, "x"))
+    filled = Filled({"x": VALUES[:2]}, 2, x=TensorRef(OF_REQUEST, "x"))
     filled.know(ROWS, {"x": VALUES[:2].copy()}, {"x": VALUES[2:]})
     found = filled.stages.look_up(filled.kept, Member(1, 1, 2), ROWS)
     assert found is not None
@@ -52,7 +52,7 @@ def test_a_stage_finds_the_answer_of_a_request_to_its_model() -> None:
 
 
 def test_a_request_to_the_model_finds_what_a_stage_has_made_of_some_rows_of_a_batch() -> None:
-    filled = Filled({}, 4, x=Wire(0, "y"))
+    filled = Filled({}, 4, x=TensorRef(0, "y"))
     filled.first(np.concatenate([VALUES[3:], VALUES]), 1, 4)
     member = Member(1, 1, 3, (0, 2, 3))
     assert filled.stages.look_up(filled.kept, member, ROWS) is None
@@ -65,7 +65,7 @@ def test_a_request_to_the_model_finds_what_a_stage_has_made_of_some_rows_of_a_ba
 
 
 def test_a_model_without_a_batch_dimension_is_known_by_its_items() -> None:
-    filled = Filled({}, 1, x=Wire(0, "y"))
+    filled = Filled({}, 1, x=TensorRef(0, "y"))
     filled.first(VALUES[:1], 0, 1)
     member = Member(1, 1, 1)
     assert filled.stages.look_up(filled.kept, member, ITEM) is None
@@ -80,7 +80,7 @@ def test_a_model_without_a_batch_dimension_is_known_by_its_items() -> None:
 
 def test_strings_are_known_and_inputs_that_are_left_out_are_no_part_of_the_key() -> None:
     text = WireBytes(b"\1\0\0\0a\2\0\0\0bc", (2, 1), np.array([0, 5, 11], np.int64))
-    filled = Filled({"s": text}, 2, text=Wire(OF_REQUEST, "s"), k=Wire(OF_REQUEST, "k"))
+    filled = Filled({"s": text}, 2, text=TensorRef(OF_REQUEST, "s"), k=TensorRef(OF_REQUEST, "k"))
     last = WireBytes(b"\2\0\0\0bc", (1, 1), np.array([0, 6], np.int64))
     filled.know(WORDS, {"text": last}, {"text": last})
     assert filled.stages.look_up(filled.kept, Member(1, 1, 1, (1,)), WORDS) is not None

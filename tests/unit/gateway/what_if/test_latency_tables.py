@@ -5,7 +5,7 @@ import pytest
 from sluice.gateway.what_if.answer import TableSource
 from sluice.gateway.what_if.latency_tables import latency_tables, planned_partitions
 from sluice.models.errors import ConfigError
-from sluice.models.profiles.file import Entry, Profile, Source, model_hash, write_profile
+from sluice.models.profiles.file import FigureSource, ModelProfile, ProfileEntry, model_hash, write_profile
 from sluice.models.profiles.hardware import SIMULATED, fingerprint
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.measurement import Cell
@@ -32,9 +32,11 @@ def store(
     hardware: str = fingerprint(),
     sha: str = "",
 ) -> None:
-    source = Source.SIMULATED if hardware == SIMULATED else Source.MEASURED
-    entry = Entry(fingerprint=hardware, kind=kind, source=source, sha256=sha or model_hash(model.path), cells=cells)
-    write_profile(model.path.with_name("mlp.profile.json"), Profile(entries=(entry,)))
+    source = FigureSource.SIMULATED if hardware == SIMULATED else FigureSource.MEASURED
+    entry = ProfileEntry(
+        fingerprint=hardware, kind=kind, source=source, sha256=sha or model_hash(model.path), cells=cells
+    )
+    write_profile(model.path.with_name("mlp.profile.json"), ModelProfile(entries=(entry,)))
 
 
 def used(model: ModelEntry) -> tuple[TableSource, tuple[str, ...], list[str]]:

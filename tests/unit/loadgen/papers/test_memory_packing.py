@@ -4,14 +4,22 @@ import pytest
 
 from sluice.loadgen import cli
 from sluice.loadgen.papers import memory_packing
-from sluice.loadgen.papers.memory_packing import EXTRA_PERCENT, Case, arrivals_ns, cases, play, request_mib, table
-from sluice.loadgen.papers.replay import Pace
+from sluice.loadgen.papers.memory_packing import (
+    EXTRA_PERCENT,
+    PackingCase,
+    arrivals_ns,
+    cases,
+    play,
+    request_mib,
+    table,
+)
+from sluice.loadgen.papers.replay import SchedulingPace
 from sluice.models.units import NS_PER_S
 from sluice.mps.packing.best_fit import BestFit
 from sluice.mps.packing.peak_safe import PeakSafe
 from sluice.mps.packing.pp import PeakPrediction
 
-Runs = Mapping[tuple[str, int], Case]
+Runs = Mapping[tuple[str, int], PackingCase]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +60,7 @@ def test_forecasts_of_samples_run_out_of_memory(runs: Runs) -> None:
 @pytest.mark.parametrize("spread_s", [0.0, 12.9])
 def test_engines_as_slow_as_in_the_fullest_runs_wait_little_as_well(spread_s: float) -> None:
     # 176.5 s is what an engine took where up to seven shared the device, with that deviation.
-    slow = play(PeakSafe(), Pace(look_ns=NS_PER_S), 250, run_s=176.5, spread_s=spread_s)
+    slow = play(PeakSafe(), SchedulingPace(look_ns=NS_PER_S), 250, run_s=176.5, spread_s=spread_s)
     assert 1717 / slow.pending_s >= 8.6
     assert slow.restarts == 0
     assert slow.peak_mib <= 32_510 - 512

@@ -1,6 +1,6 @@
 import pytest
 
-from sluice.loadgen.papers.replay import Ended, Job, Pace, replay
+from sluice.loadgen.papers.replay import Ended, ReplayJob, SchedulingPace, replay
 from sluice.models.units import NS_PER_S
 from sluice.mps.packing.best_fit import BestFit
 from sluice.mps.packing.first_fit_decreasing import FirstFitDecreasing
@@ -8,8 +8,8 @@ from sluice.mps.packing.peak_safe import PeakSafe
 from sluice.mps.packing.policy import PackingPolicy
 from sluice.mps.packing.tenant import Phase, Tenant
 
-AT_ONCE = Pace()
-EVERY_SECOND = Pace(look_ns=NS_PER_S)
+AT_ONCE = SchedulingPace()
+EVERY_SECOND = SchedulingPace(look_ns=NS_PER_S)
 
 
 def seconds(ended: Ended) -> tuple[str, float, int, float]:
@@ -21,11 +21,13 @@ def life(*phases: tuple[int, int]) -> tuple[Phase, ...]:
     return tuple(Phase(mib, length * NS_PER_S) for mib, length in phases)
 
 
-def job(name: str, arrival_s: int, *phases: tuple[int, int], request_mib: int, less: tuple[int, ...] = ()) -> Job:
-    return Job(Tenant(name, request_mib, life(*phases)), arrival_s * NS_PER_S, life(*phases), less)
+def job(name: str, arrival_s: int, *phases: tuple[int, int], request_mib: int, less: tuple[int, ...] = ()) -> ReplayJob:
+    return ReplayJob(Tenant(name, request_mib, life(*phases)), arrival_s * NS_PER_S, life(*phases), less)
 
 
-def play(policy: PackingPolicy, *jobs: Job, pace: Pace = AT_ONCE) -> list[tuple[str, float, int, float]]:
+def play(
+    policy: PackingPolicy, *jobs: ReplayJob, pace: SchedulingPace = AT_ONCE
+) -> list[tuple[str, float, int, float]]:
     return [seconds(ended) for ended in replay(policy, jobs, {"gpu": 1000}, pace).jobs]
 
 
@@ -58,15 +60,15 @@ def test_who_makes_do_with_less_goes_on() -> None:
 
 def test_a_load_starts_before_the_room_is_there_and_waits_at_the_gate_when_it_is_late() -> None:
     measured = life((100, 10), (700, 50))
-    late = Job(Tenant("late", 1, measured), 0, life((100, 10), (700, 53)), ())
-    after = Job(Tenant("after", 1, measured), 0, measured, ())
+    late = ReplayJob(Tenant("late", 1, measured), 0, life((100, 10), (700, 53)), ())
+    after = ReplayJob(Tenant("after", 1, measured), 0, measured, ())
     # "late" is to end after 60 s, so that "after" starts after 50 s, and has 3 s to wait for 700 MiB.
     assert play(PeakSafe(headroom_mib=0), late, after, pace=EVERY_SECOND) == [("late", 0, 0, 63), ("after", 53, 0, 113)]
 
 
 def test_a_scheduler_pauses_after_each_placement() -> None:
     jobs = [job(name, 0, (100, 60), request_mib=100) for name in "abc"]
-    assert play(BestFit(), *jobs, pace=Pace(pause_ns=5 * NS_PER_S)) == [
+    assert play(BestFit(), *jobs, pace=SchedulingPace(pause_ns=5 * NS_PER_S)) == [
         ("a", 0, 0, 60),
         ("b", 5, 0, 65),
         ("c", 10, 0, 70),
@@ -76,7 +78,9 @@ def test_a_scheduler_pauses_after_each_placement() -> None:
 def test_a_load_waits_when_none_could_go_on_if_it_grew() -> None:
     # "late" has 100 MiB where 600 and then 200 were measured, so that "after" has a place; if it took its 700 now,
     # there would be neither the 600 for "late" nor its own 900. "third" has no place meanwhile.
-    late = Job(Tenant("late", 1, life((100, 1), (600, 1), (200, 100))), 0, life((100, 1100), (600, 1), (200, 100)))
+    late = ReplayJob(
+        Tenant("late", 1, life((100, 1), (600, 1), (200, 100))), 0, life((100, 1100), (600, 1), (200, 100))
+    )
     after = job("after", 10, (700, 1000), (900, 10), request_mib=1)
     third = job("third", 15, (700, 1000), (900, 10), request_mib=1)
     assert play(PeakSafe(headroom_mib=50), late, after, third, pace=EVERY_SECOND) == [
@@ -93,7 +97,7 @@ def test_who_takes_more_than_the_device_has_is_told() -> None:
 
 def test_who_waits_at_the_gate_for_good_is_told() -> None:
     # "a" takes more than was measured, and that is more than the head-room leaves.
-    longer = Job(Tenant("a", 1, life((100, 10))), 0, life((100, 10), (951, 10)))
+    longer = ReplayJob(Tenant("a", 1, life((100, 10))), 0, life((100, 10), (951, 10)))
     with pytest.raises(ValueError, match=r"^b, a wait for memory that never comes$"):
         play(PeakSafe(headroom_mib=50), longer, job("b", 1, (900, 1), request_mib=1), pace=EVERY_SECOND)
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from sluice.loadgen.records.samples import SampleSource, load_samples
-from sluice.loadgen.target.base import ModelMetadata
+from sluice.loadgen.target.base import TargetModel
 from sluice.models.errors import ConfigError
 from sluice.models.tensors.spec import DataType, TensorSpec
 
-BATCHED = ModelMetadata((TensorSpec("x", DataType.FP32, (-1, 2)),), ())
-UNBATCHED = ModelMetadata((TensorSpec("x", DataType.FP32, (2,)),), ())
+BATCHED = TargetModel((TensorSpec("x", DataType.FP32, (-1, 2)),), ())
+UNBATCHED = TargetModel((TensorSpec("x", DataType.FP32, (2,)),), ())
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_model_without_batches_gets_items(file: str) -> None:
 def test_text_is_for_bytes_inputs(tmp_path: Path) -> None:
     path = tmp_path / "text.npz"
     np.savez(path, x=np.array(["a", "bcd"]))
-    metadata = ModelMetadata((TensorSpec("x", DataType.BYTES, (-1,)),), ())
+    metadata = TargetModel((TensorSpec("x", DataType.BYTES, (-1,)),), ())
     assert load_samples(SampleSource(str(path)), metadata, 1, seed=0).tensors(1)["x"].tolist() == ["bcd"]
 
 
@@ -91,13 +91,13 @@ def test_an_array_that_only_pickle_could_read_is_refused(tmp_path: Path) -> None
 def test_a_datatype_that_would_lose_information_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "floats.npz"
     np.savez(path, x=np.zeros((3, 2)))
-    metadata = ModelMetadata((TensorSpec("x", DataType.INT32, (-1, 2)),), ())
+    metadata = TargetModel((TensorSpec("x", DataType.INT32, (-1, 2)),), ())
     with pytest.raises(ConfigError, match="input x is INT32, its array is float64"):
         load_samples(SampleSource(str(path)), metadata, 1, seed=0)
 
 
 def test_random_samples_depend_on_the_seed_only() -> None:
-    metadata = ModelMetadata((TensorSpec("x", DataType.FP32, (-1, 2)), TensorSpec("t", DataType.BYTES, (-1, 1))), ())
+    metadata = TargetModel((TensorSpec("x", DataType.FP32, (-1, 2)), TensorSpec("t", DataType.BYTES, (-1, 1))), ())
     first, again, other = (load_samples(SampleSource(), metadata, 3, seed) for seed in (1, 1, 2))
     assert len(first) == 64
     assert first.tensors(63)["x"].shape == (3, 2)
@@ -106,6 +106,6 @@ def test_random_samples_depend_on_the_seed_only() -> None:
 
 
 def test_random_samples_need_fixed_items() -> None:
-    metadata = ModelMetadata((TensorSpec("x", DataType.FP32, (-1, -1)),), ())
+    metadata = TargetModel((TensorSpec("x", DataType.FP32, (-1, -1)),), ())
     with pytest.raises(ConfigError, match="input x: its shape"):
         load_samples(SampleSource(), metadata, 1, seed=0)

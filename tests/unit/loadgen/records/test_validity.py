@@ -1,10 +1,10 @@
 import msgspec
 import pytest
 
-from sluice.loadgen.records.stats import Distribution, Metrics
+from sluice.loadgen.records.stats import Distribution, QueryStatistics
 from sluice.loadgen.records.validity import invalid_reasons
 
-METRICS = Metrics(
+METRICS = QueryStatistics(
     queries=1000,
     ok=1000,
     shed=0,
@@ -24,7 +24,7 @@ METRICS = Metrics(
 )
 
 
-def late(p99: float) -> Metrics:
+def late(p99: float) -> QueryStatistics:
     return msgspec.structs.replace(METRICS, lateness_ms=Distribution(0, 0, 0, 0, 0, p99, p99, p99))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.run.issuer import Issuer
-from sluice.loadgen.target.base import ModelMetadata, Sink, Tensors
+from sluice.loadgen.target.base import Sink, TargetModel, Tensors
 from sluice.loadgen.traffic.schedule import Schedule
 
 
@@ -17,8 +17,8 @@ class Brittle:
     def __init__(self, unsendable: set[int]) -> None:
         self._unsendable = unsendable
 
-    async def metadata(self) -> ModelMetadata:
-        return ModelMetadata((), ())
+    async def metadata(self) -> TargetModel:
+        return TargetModel((), ())
 
     async def prepare(self, samples: Mapping[int, Tensors], sink: Sink, keep_answers: bool) -> None:
         self._sink = sink

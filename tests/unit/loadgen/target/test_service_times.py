@@ -1,6 +1,6 @@
 import pytest
 
-from sluice.loadgen.target.service import Pace, ServiceTimes, Strays
+from sluice.loadgen.target.service import ServiceNoise, ServiceTimes, Strays
 from sluice.models.errors import ConfigError
 
 
@@ -49,12 +49,12 @@ def test_without_quantiles_nothing_strays() -> None:
 
 
 def test_pieces_of_a_pace_are_played_to_their_ends() -> None:
-    pace = Pace(((1.0, 2.0, 3.0), (5.0, 6.0, 7.0)), 1)
+    pace = ServiceNoise(((1.0, 2.0, 3.0), (5.0, 6.0, 7.0)), 1)
     played = [tuple(pace() for _ in range(3)) for _ in range(100)]
     assert set(played) == {(1.0, 2.0, 3.0), (5.0, 6.0, 7.0)}
     assert played.count((1.0, 2.0, 3.0)) == pytest.approx(50, abs=20)
 
 
 def test_without_pieces_nothing_is_slower() -> None:
-    pace = Pace((), 1)
+    pace = ServiceNoise((), 1)
     assert [pace() for _ in range(5)] == [1.0] * 5

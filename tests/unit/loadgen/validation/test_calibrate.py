@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from sluice.batcher.drivers.journal import JournalWriter, Step
+from sluice.batcher.drivers.journal import JournalStep, JournalWriter
 from sluice.batcher.drivers.simulator import Simulator, Verdicts
-from sluice.batcher.interface.config import ModelConfig, PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
+from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, ScheduledModel, SchedulerSpec, StageConfig
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, Member, ReleaseReason
 from sluice.batcher.interface.events import AnyEvent, BatchCompleted, BatchRevoked, PartitionReady, RequestArrived
 from sluice.batcher.scheduler.scheduler import Scheduler
@@ -21,15 +21,15 @@ from sluice.loadgen.records.stats import measure
 from sluice.loadgen.run.result import RunConfig, RunResult
 from sluice.loadgen.target.simulation_file import HostSettings
 from sluice.loadgen.traffic.schedule import Schedule
-from sluice.loadgen.validation.calibrate import Load, host_settings, processor_ns, strays_us, ways_us
-from sluice.loadgen.validation.live_steps import Activity, BatchRun, digest, read_journal
+from sluice.loadgen.validation.calibrate import MeasuredLoad, host_settings, processor_ns, strays_us, ways_us
+from sluice.loadgen.validation.live_steps import Activity, ObservedBatch, digest, read_journal
 from sluice.models.errors import ConfigError
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_S
 
 TABLE = LatencyTable.from_ms({1: 1.0, 4: 1.4, 16: 2.6})
 SPEC = SchedulerSpec(
-    (ModelConfig("wide:1", 16),),
+    (ScheduledModel("wide:1", 16),),
     (PipelineConfig("wide:1", (StageConfig("wide", "wide:1"),)),),
     (PartitionConfig("cpu0", "cpu1"),),
 )
@@ -64,7 +64,7 @@ class Machine:
     """A server with the costs of `TRUTH`, under Poisson arrivals of a rate for ten seconds."""
 
     def __init__(self, rate: float) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[JournalStep] = []
         gaps = random.Random(int(rate))
         due_ns = list(accumulate(int(gaps.expovariate(rate) * NS_PER_S) + 1 for _ in range(int(rate * 10))))
         record = Record.of(Schedule(np.array(due_ns, np.int64), np.zeros(len(due_ns), np.int64)))
@@ -81,52 +81,52 @@ class Machine:
         self.result = RunResult(config, "", record, measure(record, None, 99, 0), [])
 
     def _observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
-        self.steps.append(Step(now_ns, event, tuple(decisions)))
+        self.steps.append(JournalStep(now_ns, event, tuple(decisions)))
 
-    def load(self) -> Load:
+    def load(self) -> MeasuredLoad:
         """The load as measured: the processor time is that of everything that keeps the loop busy."""
         (activity,) = digest(self.steps, [(1, 11 * NS_PER_S)]).activities
         request_us = TRUTH.receive_us + TRUTH.answer_us + 2 * TRUTH.handle_us + TRUTH.dispatch_row_us
         used_us = len(activity.arrived_ns) * request_us
         used_us += len(activity.batches) * (TRUTH.dispatch_us + TRUTH.complete_us + TRUTH.answers_us) + 30_000
-        return Load(self.result, activity, round(used_us * 1e3))
+        return MeasuredLoad(self.result, activity, round(used_us * 1e3))
 
 
 @pytest.fixture(scope="module")
-def loads() -> list[Load]:
+def loads() -> list[MeasuredLoad]:
     return [Machine(rate).load() for rate in (20, 500, 1500, 4000)]
 
 
-def test_processor_time_is_split_between_requests_and_batches(loads: list[Load]) -> None:
+def test_processor_time_is_split_between_requests_and_batches(loads: list[MeasuredLoad]) -> None:
     assert processor_ns(loads) == pytest.approx((85_000, 155_000), rel=0.02)
 
 
-def test_the_parameters_of_a_server_are_found_from_outside(loads: list[Load]) -> None:
+def test_the_parameters_of_a_server_are_found_from_outside(loads: list[MeasuredLoad]) -> None:
     found = msgspec.structs.asdict(host_settings(loads[:1], loads))
     assert found == pytest.approx(msgspec.structs.asdict(TRUTH), abs=2)
 
 
-def test_ways_that_are_always_the_same_do_not_stray(loads: list[Load]) -> None:
+def test_ways_that_are_always_the_same_do_not_stray(loads: list[MeasuredLoad]) -> None:
     assert ways_us(loads[:1])[1:90] == (0.0,) * 89
 
 
 def test_strays_are_how_batches_differ_on_their_ways_to_a_worker_and_back() -> None:
-    def ways(out_us: int, back_us: int) -> BatchRun:
+    def ways(out_us: int, back_us: int) -> ObservedBatch:
         sent_ns = 2 * NS_PER_S
         times_ns = (sent_ns, sent_ns + out_us * 1000, sent_ns + 10**6, sent_ns + 10**6 + back_us * 1000)
-        return BatchRun("wide:1", 1, *times_ns, None, False, 0)
+        return ObservedBatch("wide:1", 1, *times_ns, None, False, 0)
 
     batches = [ways(50, 300)] * 60 + [ways(90, 300)] * 40
-    strays = strays_us([Load(Machine(20).result, Activity(batches=batches), 1)])
+    strays = strays_us([MeasuredLoad(Machine(20).result, Activity(batches=batches), 1)])
     assert (strays[79], strays[81]) == (0.0, 40.0)
 
 
-def test_ways_stray_as_far_as_latencies_beyond_the_time_inside(loads: list[Load]) -> None:
+def test_ways_stray_as_far_as_latencies_beyond_the_time_inside(loads: list[MeasuredLoad]) -> None:
     record, activity = loads[0].result.record, loads[0].activity
     late = deepcopy(record)
     late.done_ns[::4] += 200_000
     result = RunResult(loads[0].result.config, "", late, loads[0].result.metrics, [])
-    assert ways_us([Load(result, activity, 1)])[76:90] == (200.0,) * 14
+    assert ways_us([MeasuredLoad(result, activity, 1)])[76:90] == (200.0,) * 14
 
 
 def test_batches_count_from_the_end_of_the_warm_up() -> None:
@@ -138,7 +138,7 @@ def test_batches_count_from_the_end_of_the_warm_up() -> None:
 
 def test_a_run_begins_when_its_schedule_does() -> None:
     machine = Machine(50)
-    later = Load(replace(machine.result, start_ns=5 * NS_PER_S), machine.load().activity, 1)
+    later = MeasuredLoad(replace(machine.result, start_ns=5 * NS_PER_S), machine.load().activity, 1)
     assert min(batch.dispatched_ns for batch in later.batches) == pytest.approx(6 * NS_PER_S, abs=NS_PER_S // 5)
 
 
@@ -146,7 +146,9 @@ def test_a_refused_request_is_no_measure_of_the_ways_and_spoils_none() -> None:
     machine = Machine(20)
     activity, record = machine.load().activity, machine.result.record
     record.status[60] = Status.SHED
-    refused = Load(machine.result, replace(activity, completed_ns=np.delete(activity.completed_ns, 60).tolist()), 1)
+    refused = MeasuredLoad(
+        machine.result, replace(activity, completed_ns=np.delete(activity.completed_ns, 60).tolist()), 1
+    )
     assert len(refused.come_ns) == len(refused.go_ns) == (record.due_ns >= NS_PER_S).sum() - 1
     assert np.median(refused.come_ns) == pytest.approx(95_000, abs=1000)
     assert np.median(refused.go_ns) == pytest.approx(150_000, abs=1000)
@@ -155,7 +157,7 @@ def test_a_refused_request_is_no_measure_of_the_ways_and_spoils_none() -> None:
 def test_without_an_answer_there_is_nothing_to_measure() -> None:
     machine = Machine(20)
     machine.result.record.status[:] = Status.SHED
-    refused = Load(machine.result, replace(machine.load().activity, completed_ns=[]), 1)
+    refused = MeasuredLoad(machine.result, replace(machine.load().activity, completed_ns=[]), 1)
     with pytest.raises(ConfigError, match="calibration: no lone request was answered"):
         host_settings([refused], [refused])
 
@@ -182,10 +184,10 @@ def test_a_partition_whose_batch_was_taken_back_is_idle_again() -> None:
         DispatchBatch(batch, "cpu0", "wide:1", 1, (Member(batch, 0, 1),), ReleaseReason.IDLE) for batch in (1, 2)
     )
     steps = [
-        Step(1, None, (first,)),
-        Step(2, BatchRevoked(1), ()),
-        Step(3, None, (second,)),
-        Step(6, BatchCompleted(2, 4, 5), ()),
+        JournalStep(1, None, (first,)),
+        JournalStep(2, BatchRevoked(1), ()),
+        JournalStep(3, None, (second,)),
+        JournalStep(6, BatchCompleted(2, 4, 5), ()),
     ]
     ((run,),) = [activity.batches for activity in digest(steps, [(0, 10)]).activities]
-    assert run == BatchRun("wide:1", 1, 3, 4, 5, 6, None, False, 0)
+    assert run == ObservedBatch("wide:1", 1, 3, 4, 5, 6, None, False, 0)

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from sluice.loadgen.validation.live_steps import BatchRun
+from sluice.loadgen.validation.live_steps import ObservedBatch
 from sluice.loadgen.validation.measured_service import MeasuredService
 
 SHUFFLED = np.random.default_rng(0).permutation(201)
 
 
-def batch(rows: int, took_ms: float) -> BatchRun:
-    return BatchRun("wide:1", rows, 0, 0, round(took_ms * 1e6), 0, None, False, 0)
+def batch(rows: int, took_ms: float) -> ObservedBatch:
+    return ObservedBatch("wide:1", rows, 0, 0, round(took_ms * 1e6), 0, None, False, 0)
 
 
 def test_every_size_has_its_own_median() -> None:

@@ -3,7 +3,7 @@ import pytest
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.check import check_pipeline, single_model
 from sluice.models.pipelines.file import decode_pipeline
-from sluice.models.pipelines.pipeline import Combiner, Confidence, Late, Pipeline, Source, Stage, When
+from sluice.models.pipelines.pipeline import Combiner, Confidence, Late, Pipeline, Stage, TensorSource, When
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import DataType, TensorSpec
 
@@ -65,11 +65,11 @@ def test_a_cascade() -> None:
         inputs=(TensorSpec("raw", UINT8, (4,)),),
         outputs=(PROBS,),
         stages=(
-            Stage("prep", {"raw": Source("request", "raw")}, model="prep:1"),
-            Stage("small", {"x": Source("prep", "x")}, model="small:1"),
-            Stage("large", {"x": Source("prep", "x")}, model="large:1", when=when),
+            Stage("prep", {"raw": TensorSource("request", "raw")}, model="prep:1"),
+            Stage("small", {"x": TensorSource("prep", "x")}, model="small:1"),
+            Stage("large", {"x": TensorSource("prep", "x")}, model="large:1", when=when),
         ),
-        sources={"probs": (Source("large", "probs"), Source("small", "probs"))},
+        sources={"probs": (TensorSource("large", "probs"), TensorSource("small", "probs"))},
         max_batch_size=16,
         slo_ms=50.0,
         late=Late.EVICT,
@@ -82,7 +82,7 @@ def test_an_ensemble() -> None:
     assert [stage.model for stage in pipeline.stages] == ["small:3", "any:1", None]
     assert pipeline.inputs == (X,)
     assert pipeline.stages[2] == Stage(
-        "vote", {"0": Source("a", "probs"), "1": Source("b", "probs")}, combine=Combiner.MOST_CONFIDENT
+        "vote", {"0": TensorSource("a", "probs"), "1": TensorSource("b", "probs")}, combine=Combiner.MOST_CONFIDENT
     )
     assert [output.name for output in pipeline.outputs] == ["answer", "first"]
     assert (pipeline.max_batch_size, pipeline.slo_ms, pipeline.late) == (64, None, Late.SERVE)
@@ -122,8 +122,8 @@ def test_a_model_by_itself_is_a_pipeline() -> None:
         version=3,
         inputs=(X,),
         outputs=(PROBS,),
-        stages=(Stage("small", {"x": Source("request", "x")}, model="small:3"),),
-        sources={"probs": (Source("small", "probs"),)},
+        stages=(Stage("small", {"x": TensorSource("request", "x")}, model="small:3"),),
+        sources={"probs": (TensorSource("small", "probs"),)},
         max_batch_size=64,
         platform="onnxruntime_onnx",
     )

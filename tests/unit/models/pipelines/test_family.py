@@ -4,7 +4,7 @@ from sluice.models.errors import ConfigError
 from sluice.models.pipelines.check import check_pipeline, single_family
 from sluice.models.pipelines.family import Family, Variant, read_family
 from sluice.models.pipelines.file import decode_pipeline
-from sluice.models.pipelines.pipeline import Pipeline, Source, Stage
+from sluice.models.pipelines.pipeline import Pipeline, Stage, TensorSource
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import DataType, TensorSpec
 
@@ -111,12 +111,12 @@ def test_a_family_by_itself_is_a_pipeline() -> None:
         stages=(
             Stage(
                 "digits",
-                {"z": Source("request", "z"), "x": Source("request", "x")},
+                {"z": TensorSource("request", "z"), "x": TensorSource("request", "x")},
                 model="large:2",
                 variants=("large:2", "large:1", "small:1"),
             ),
         ),
-        sources={"probs": (Source("digits", "probs"),)},
+        sources={"probs": (TensorSource("digits", "probs"),)},
         max_batch_size=8,
     )
 

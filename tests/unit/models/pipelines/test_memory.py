@@ -1,5 +1,5 @@
 from sluice.models.pipelines.memory import OutputMemory, output_memory
-from sluice.models.pipelines.pipeline import Combiner, Pipeline, Source, Stage, batch_key
+from sluice.models.pipelines.pipeline import Combiner, Pipeline, Stage, TensorSource, batch_key
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import DataType, TensorSpec
 
@@ -18,11 +18,11 @@ ENSEMBLE = Pipeline(
     inputs=(X,),
     outputs=(PROBS,),
     stages=(
-        Stage("left", {"x": Source("request", "x")}, model="a:1"),
-        Stage("right", {"x": Source("request", "x")}, model="b:1"),
-        Stage("vote", {"0": Source("left", "probs"), "1": Source("right", "probs")}, combine=Combiner.MEAN),
+        Stage("left", {"x": TensorSource("request", "x")}, model="a:1"),
+        Stage("right", {"x": TensorSource("request", "x")}, model="b:1"),
+        Stage("vote", {"0": TensorSource("left", "probs"), "1": TensorSource("right", "probs")}, combine=Combiner.MEAN),
     ),
-    sources={"probs": (Source("vote", "probs"),)},
+    sources={"probs": (TensorSource("vote", "probs"),)},
     max_batch_size=8,
 )
 

@@ -4,19 +4,19 @@ import pytest
 
 from sluice.models.errors import ConfigError
 from sluice.models.profiles.csv_format import read_csv, write_csv
-from sluice.models.profiles.file import Entry, Profile, Source
+from sluice.models.profiles.file import FigureSource, ModelProfile, ProfileEntry
 from sluice.models.profiles.measurement import Cell
 
 HEADER = (
     "fingerprint,kind,source,sha256,memory_rest_bytes,memory_row_bytes,load_ns,warm_up_ns,"
     "batch,p50_ns,p90_ns,p99_ns,samples,no_memory_batch,unenforced"
 )
-PROFILE = Profile(
+PROFILE = ModelProfile(
     entries=(
-        Entry(
+        ProfileEntry(
             fingerprint="AMD EPYC, Milan | 2 cores",
             kind="cpu1",
-            source=Source.MEASURED,
+            source=FigureSource.MEASURED,
             sha256="0123",
             cells=(Cell(1, 100, 110, 150, 300), Cell(4, 240, 260, 300, 200)),
             memory_rest_bytes=1000,
@@ -24,19 +24,19 @@ PROFILE = Profile(
             load_ns=5000,
             warm_up_ns=0,
         ),
-        Entry(
+        ProfileEntry(
             fingerprint="H200",
             kind="mps-25",
-            source=Source.MEASURED,
+            source=FigureSource.MEASURED,
             sha256="0123",
             cells=(Cell(1, 7, 8, 9, 5),),
             no_memory_batch=8,
             unenforced=("no daemon", "no device"),
         ),
-        Entry(
+        ProfileEntry(
             fingerprint="simulated",
             kind="mig-1g",
-            source=Source.SIMULATED,
+            source=FigureSource.SIMULATED,
             sha256="0123",
             cells=(Cell(1, 7, 8, 9, 0),),
         ),

@@ -7,11 +7,11 @@ import pytest
 
 from sluice.models.errors import ConfigError
 from sluice.models.profiles.file import (
-    Entry,
-    Profile,
+    FigureSource,
+    ModelProfile,
+    ProfileEntry,
     ProfileMissing,
     ProfileStale,
-    Source,
     model_hash,
     profile_path,
     read_profile,
@@ -24,9 +24,11 @@ HERE, THERE = "AMD EPYC | 2 cores | onnxruntime 1.32.0", "Neoverse-N1 | 4 cores 
 CELLS = (Cell(1, 100, 110, 150, 300), Cell(4, 240, 260, 300, 200))
 
 
-def entry(kind: str = "cpu1", fingerprint: str = HERE, sha256: str = "aa", cells: tuple[Cell, ...] = CELLS) -> Entry:
-    source = Source.SIMULATED if fingerprint == "simulated" else Source.MEASURED
-    return Entry(
+def entry(
+    kind: str = "cpu1", fingerprint: str = HERE, sha256: str = "aa", cells: tuple[Cell, ...] = CELLS
+) -> ProfileEntry:
+    source = FigureSource.SIMULATED if fingerprint == "simulated" else FigureSource.MEASURED
+    return ProfileEntry(
         fingerprint=fingerprint,
         kind=kind,
         source=source,
@@ -53,7 +55,7 @@ def document(**changes: Any) -> dict[str, Any]:
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
-    profile = Profile(entries=(entry(), entry("mig-1g", "simulated")))
+    profile = ModelProfile(entries=(entry(), entry("mig-1g", "simulated")))
     write_profile(path, profile)
     assert read_profile(path) == profile
     assert json.loads(path.read_text())["format"] == 1
@@ -64,14 +66,14 @@ def test_a_write_that_fails_leaves_the_old_profile_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "profile.json"
-    write_profile(path, Profile(entries=(entry(),)))
+    write_profile(path, ModelProfile(entries=(entry(),)))
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("sluice.models.profiles.file.os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        write_profile(path, Profile(entries=()))
+        write_profile(path, ModelProfile(entries=()))
     assert read_profile(path).entries == (entry(),)
     assert list(tmp_path.iterdir()) == [path]
 
@@ -90,7 +92,7 @@ def test_the_hash_is_that_of_the_file(tmp_path: Path) -> None:
 
 
 def test_tables_by_kind_and_percentile() -> None:
-    profile = Profile(entries=(entry(), entry("cpu2", cells=(Cell(1, 50, 60, 70, 5),))))
+    profile = ModelProfile(entries=(entry(), entry("cpu2", cells=(Cell(1, 50, 60, 70, 5),))))
     assert profile.table("cpu1", 50) == LatencyTable(((1, 100), (4, 240)))
     assert profile.table("cpu1", 90) == LatencyTable(((1, 110), (4, 260)))
     assert profile.table("cpu2", 99) == LatencyTable(((1, 70),))
@@ -99,7 +101,7 @@ def test_tables_by_kind_and_percentile() -> None:
 
 
 def test_a_size_that_was_not_measured_takes_the_next_larger_cell() -> None:
-    table = Profile(entries=(entry(),)).table("cpu1", 50)
+    table = ModelProfile(entries=(entry(),)).table("cpu1", 50)
     assert [table.latency_ns(rows) for rows in (1, 2, 3, 4)] == [100, 240, 240, 240]
 
 
@@ -111,7 +113,7 @@ def test_a_larger_batch_that_is_quicker_is_kept_and_told() -> None:
 
 
 def test_a_kind_that_was_not_measured_is_missing() -> None:
-    profile = Profile(entries=(entry("cpu1"), entry("cpu2")))
+    profile = ModelProfile(entries=(entry("cpu1"), entry("cpu2")))
     with pytest.raises(ProfileMissing, match="no profile for partitions of kind cpu4; there are cpu1, cpu2"):
         profile.table("cpu4", 50)
 
@@ -119,29 +121,29 @@ def test_a_kind_that_was_not_measured_is_missing() -> None:
 def test_usable_are_the_entries_of_this_hardware_and_this_file_and_simulated_ones() -> None:
     here, simulated = entry(), entry("mps-20", "simulated")
     others = (entry(fingerprint=THERE), entry("cpu2", sha256="bb"))
-    profile = Profile(entries=(here, simulated, *others))
+    profile = ModelProfile(entries=(here, simulated, *others))
     assert profile.usable(HERE, "aa").entries == (here, simulated)
     assert simulated.label == "mps-20 SIMULATED"
 
 
 def test_what_was_measured_goes_before_what_was_simulated() -> None:
     measured = entry("mps-20")
-    assert Profile(entries=(entry("mps-20", "simulated"), measured)).entry("mps-20") == measured
+    assert ModelProfile(entries=(entry("mps-20", "simulated"), measured)).entry("mps-20") == measured
 
 
 def test_a_profile_of_other_hardware_is_stale() -> None:
     with pytest.raises(ProfileStale, match=r"measured on other hardware \(Neoverse-N1 .*\), this is AMD EPYC"):
-        Profile(entries=(entry(fingerprint=THERE),)).usable(HERE, "aa")
+        ModelProfile(entries=(entry(fingerprint=THERE),)).usable(HERE, "aa")
 
 
 def test_a_profile_of_another_model_file_is_stale() -> None:
     with pytest.raises(ProfileStale, match="another model file"):
-        Profile(entries=(entry(),)).usable(HERE, "bb")
+        ModelProfile(entries=(entry(),)).usable(HERE, "bb")
 
 
 def test_measuring_again_replaces_the_entry_and_keeps_those_of_other_hardware() -> None:
     there, old, new = entry(fingerprint=THERE), entry(sha256="aa"), entry(sha256="bb")
-    assert Profile(entries=(there, old)).merged([new]).entries == (new, there)
+    assert ModelProfile(entries=(there, old)).merged([new]).entries == (new, there)
 
 
 def test_a_file_that_is_not_there_is_missing(tmp_path: Path) -> None:

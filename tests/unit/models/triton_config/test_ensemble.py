@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from sluice.models.errors import ConfigError
-from sluice.models.pipelines.pipeline import Source, Stage
+from sluice.models.pipelines.pipeline import Stage, TensorSource
 from sluice.models.repository.scan import Repository
 from sluice.models.tensors.spec import TensorSpec
 from sluice.models.triton_config.ensemble import _stage_names
@@ -18,10 +18,10 @@ def test_an_ensemble_is_a_pipeline() -> None:
     assert pipeline.inputs == (TensorSpec("IN", FP32, (4,)),)
     assert pipeline.outputs == (TensorSpec("OUT", FP32, (10,), ("a", "b")),)
     assert pipeline.stages == (
-        Stage("prep", {"raw": Source("request", "IN")}, model="prep:1"),
-        Stage("net", {"x": Source("prep", "x")}, model="net:3"),
+        Stage("prep", {"raw": TensorSource("request", "IN")}, model="prep:1"),
+        Stage("net", {"x": TensorSource("prep", "x")}, model="net:3"),
     )
-    assert pipeline.sources == {"OUT": (Source("net", "probs"),)}
+    assert pipeline.sources == {"OUT": (TensorSource("net", "probs"),)}
     config = json.loads(pipeline.config)
     assert config["ensemble_scheduling"]["max_inflight_requests"] == 0
     assert config["ensemble_scheduling"]["step"][1]["output_map"] == {"x": "mid"}
@@ -36,7 +36,7 @@ def test_a_model_may_be_in_several_steps_and_a_tensor_go_to_several() -> None:
     head = HEAD + 'output { name: "OTHER" data_type: TYPE_FP32 dims: -1 }'
     pipeline = ensemble(PREP + NET + second, head)
     assert [stage.name for stage in pipeline.stages] == ["prep", "net", "net__2"]
-    assert pipeline.sources["OTHER"] == (Source("net__2", "probs"),)
+    assert pipeline.sources["OTHER"] == (TensorSource("net__2", "probs"),)
 
 
 def test_variable_dimensions_fit_any() -> None:
@@ -247,10 +247,10 @@ step {
 
 def test_an_optional_input_of_a_step_may_be_left_out_or_be_optional_in_the_ensemble() -> None:
     left_out = ensemble(PREP + SOME)
-    assert left_out.stages[1].inputs == {"x": Source("prep", "x")}
+    assert left_out.stages[1].inputs == {"x": TensorSource("prep", "x")}
     taken = SOME.replace("output_map", 'input_map { key: "k" value: "K" } output_map')
     passed_on = ensemble(PREP + taken, HEAD + 'input { name: "K" data_type: TYPE_FP32 dims: 4 optional: true }')
-    assert passed_on.stages[1].inputs == {"x": Source("prep", "x"), "k": Source("request", "K")}
+    assert passed_on.stages[1].inputs == {"x": TensorSource("prep", "x"), "k": TensorSource("request", "K")}
     assert [(tensor.name, tensor.optional) for tensor in passed_on.inputs] == [("IN", False), ("K", True)]
 
 

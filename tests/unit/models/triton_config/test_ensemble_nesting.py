@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from sluice.models.errors import ConfigError
-from sluice.models.pipelines.pipeline import Pipeline, Source, Stage
+from sluice.models.pipelines.pipeline import Pipeline, Stage, TensorSource
 from sluice.models.repository.scan import Repository
 from tests.support.ensembles import HEAD, NET, PREP, ensemble
 from tests.support.onnx_models import save_mlp
@@ -30,15 +30,15 @@ step {
 def test_the_steps_of_an_inner_ensemble_are_stages_of_the_outer_one() -> None:
     twice = ensemble(OUTER, inner={"inner": ensemble()})
     assert twice.stages == (
-        Stage("inner-prep", {"raw": Source("request", "IN")}, model="prep:1"),
-        Stage("inner-net", {"x": Source("inner-prep", "x")}, model="net:3"),
-        Stage("back", {"probs": Source("inner-net", "probs")}, model="back:1"),
-        Stage("net", {"x": Source("back", "x")}, model="net:3"),
+        Stage("inner-prep", {"raw": TensorSource("request", "IN")}, model="prep:1"),
+        Stage("inner-net", {"x": TensorSource("inner-prep", "x")}, model="net:3"),
+        Stage("back", {"probs": TensorSource("inner-net", "probs")}, model="back:1"),
+        Stage("net", {"x": TensorSource("back", "x")}, model="net:3"),
     )
-    assert twice.sources == {"OUT": (Source("net", "probs"),)}
+    assert twice.sources == {"OUT": (TensorSource("net", "probs"),)}
     thrice = ensemble(inner={"prep": ensemble(), "net": twice}, steps=PREP_OF_PROBS)
     assert [stage.name for stage in thrice.stages] == ["prep-prep", "prep-net"]
-    assert thrice.sources == {"OUT": (Source("prep-net", "probs"),)}
+    assert thrice.sources == {"OUT": (TensorSource("prep-net", "probs"),)}
 
 
 PREP_OF_PROBS = PREP.replace('"raw"', '"IN"').replace('"x"', '"OUT"').replace('"mid"', '"OUT"')

@@ -7,7 +7,7 @@ from tritonclient.grpc import model_config_pb2
 from sluice.models.dynamic_batching import DynamicBatching, QueuePolicy, TimeoutAction
 from sluice.models.errors import ConfigError
 from sluice.models.triton_config.fields import HONOURED, REFUSED
-from sluice.models.triton_config.model_config import ModelConfig, Reshape, Step
+from sluice.models.triton_config.model_config import EnsembleStep, Reshape, TritonModelConfig
 from sluice.models.triton_config.pbtxt import decode_config, decode_config_json, encode_config
 
 FULL = """
@@ -48,7 +48,7 @@ def test_the_steps_of_an_ensemble() -> None:
     assert config.is_ensemble
     assert config.ensemble_scheduling is not None
     assert config.ensemble_scheduling.step == (
-        Step(model_name="a", model_version=-1, input_map={"x": "IN"}, output_map={"y": "OUT"}),
+        EnsembleStep(model_name="a", model_version=-1, input_map={"x": "IN"}, output_map={"y": "OUT"}),
     )
 
 
@@ -164,7 +164,7 @@ def test_every_field_there_is_is_honoured_or_refused() -> None:
 
 def test_what_is_honoured_has_a_place_in_the_form() -> None:
     names = {field.partition(".")[0] for field in HONOURED}
-    assert names <= set(ModelConfig.__struct_fields__)
+    assert names <= set(TritonModelConfig.__struct_fields__)
 
 
 def _fields(descriptor: Any, prefix: str, known: frozenset[str] | set[str]) -> Iterator[str]:

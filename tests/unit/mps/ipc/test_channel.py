@@ -6,7 +6,7 @@ import pytest
 
 from sluice.models.errors import PartitionError
 from sluice.mps.ipc.channel import PACKET_BYTES, Channel
-from sluice.mps.ipc.messages import Failed, FromWorker, Revoke, Revoked, Run, ToWorker
+from sluice.mps.ipc.messages import BatchRefused, FromWorker, Revoke, Revoked, RunBatch, ToWorker
 from tests.support.processes import memory_files
 
 Pair = tuple[Channel[FromWorker], Channel[ToWorker]]
@@ -21,8 +21,8 @@ def ends() -> Pair:
 def test_messages_arrive_whole_and_in_order(ends: Pair) -> None:
     gateway, worker = ends
     worker.send(Revoked(1))
-    worker.send(Failed(2, "no"))
-    assert list(gateway.receive()) == [(Revoked(1), ()), (Failed(2, "no"), ())]
+    worker.send(BatchRefused(2, "no"))
+    assert list(gateway.receive()) == [(Revoked(1), ()), (BatchRefused(2, "no"), ())]
     assert list(gateway.receive()) == []
     _close(ends)
 
@@ -84,7 +84,7 @@ def test_an_end_closed_with_unread_messages_is_an_end_as_well(ends: Pair) -> Non
 
 def test_a_full_socket_is_reported_and_can_be_used_when_it_was_read(ends: Pair) -> None:
     gateway, worker = ends
-    packet = gateway.encode(Run(1, "m" * 50_000, ()))
+    packet = gateway.encode(RunBatch(1, "m" * 50_000, ()))
     sent = 0
     while gateway.try_send(packet):
         sent += 1
@@ -96,7 +96,7 @@ def test_a_full_socket_is_reported_and_can_be_used_when_it_was_read(ends: Pair) 
 
 def test_a_full_socket_is_reported_as_well_when_a_descriptor_goes_along(ends: Pair) -> None:
     gateway, worker = ends
-    packet = gateway.encode(Run(1, "m" * 50_000, ()))
+    packet = gateway.encode(RunBatch(1, "m" * 50_000, ()))
     while gateway.try_send(packet):
         pass
     assert not gateway.try_send(packet, [0])
@@ -121,14 +121,14 @@ def test_what_cannot_be_read_comes_after_what_was_read_before_it(ends: Pair) -> 
 def test_the_longest_message_fits(ends: Pair) -> None:
     gateway, worker = ends
     with pytest.raises(PartitionError, match="a message of 2000013 bytes is over the limit of") as refusal:
-        gateway.encode(Run(1, "m" * 2_000_000, ()))
+        gateway.encode(RunBatch(1, "m" * 2_000_000, ()))
     limit = int(str(refusal.value).split()[-4])
     assert limit <= PACKET_BYTES
-    longest = Run(1, "m" * (limit - 13), ())
+    longest = RunBatch(1, "m" * (limit - 13), ())
     gateway.send(longest)
     assert list(worker.receive()) == [(longest, ())]
     with pytest.raises(PartitionError, match=f"a message of {limit + 1} bytes is over the limit of {limit} bytes"):
-        gateway.encode(Run(1, "m" * (limit - 12), ()))
+        gateway.encode(RunBatch(1, "m" * (limit - 12), ()))
     _close(ends)
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from sluice.models.errors import InfeasibleLayout
-from sluice.mps.mig.demand import Demand, cover
+from sluice.mps.mig.demand import MigDemand, cover
 from sluice.mps.mig.geometry import GEOMETRIES
 
 A100 = GEOMETRIES["A100-80"]
@@ -12,11 +12,11 @@ VGG19 = {"1g": 225, "2g": 449, "3g": 755, "4g": 916, "7g": 1531}
 BERT = {"1g": 184, "2g": 364, "3g": 545, "4g": 626, "7g": 844}
 
 
-def demand(rate: float, rates: dict[str, int]) -> Demand:
-    return Demand(rate, {A100.find(name): float(each) for name, each in rates.items()})
+def demand(rate: float, rates: dict[str, int]) -> MigDemand:
+    return MigDemand(rate, {A100.find(name): float(each) for name, each in rates.items()})
 
 
-def shares(**demands: Demand) -> dict[str, str]:
+def shares(**demands: MigDemand) -> dict[str, str]:
     found = cover(A100, demands)
     return {name: " ".join(profile.name.partition(".")[0] for profile in share) for name, share in found.items()}
 

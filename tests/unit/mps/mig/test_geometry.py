@@ -1,7 +1,7 @@
 import pytest
 
 from sluice.models.errors import ConfigError
-from sluice.mps.mig.geometry import GEOMETRIES, Profile, find_geometry, geometry_of, share_of_gpu
+from sluice.mps.mig.geometry import GEOMETRIES, MigProfile, find_geometry, geometry_of, share_of_gpu
 
 
 def test_the_gpus_that_are_known() -> None:
@@ -29,12 +29,12 @@ def test_an_h100_as_its_driver_lists_it() -> None:
     geometry = find_geometry("h100-80")
     assert (geometry.compute, geometry.memory) == (7, 8)
     by_name = {profile.name: profile for profile in geometry.profiles}
-    assert by_name["1g.10gb"] == Profile("1g.10gb", 19, 1, 1, (0, 1, 2, 3, 4, 5, 6), 16, 9984)
-    assert by_name["1g.20gb"] == Profile("1g.20gb", 15, 1, 2, (0, 2, 4, 6), 26, 20096)
-    assert by_name["2g.20gb"] == Profile("2g.20gb", 14, 2, 2, (0, 2, 4), 32, 20096)
-    assert by_name["3g.40gb"] == Profile("3g.40gb", 9, 3, 4, (0, 4), 60, 40448)
-    assert by_name["4g.40gb"] == Profile("4g.40gb", 5, 4, 4, (0,), 64, 40448)
-    assert by_name["7g.80gb"] == Profile("7g.80gb", 0, 7, 8, (0,), 132, 81152)
+    assert by_name["1g.10gb"] == MigProfile("1g.10gb", 19, 1, 1, (0, 1, 2, 3, 4, 5, 6), 16, 9984)
+    assert by_name["1g.20gb"] == MigProfile("1g.20gb", 15, 1, 2, (0, 2, 4, 6), 26, 20096)
+    assert by_name["2g.20gb"] == MigProfile("2g.20gb", 14, 2, 2, (0, 2, 4), 32, 20096)
+    assert by_name["3g.40gb"] == MigProfile("3g.40gb", 9, 3, 4, (0, 4), 60, 40448)
+    assert by_name["4g.40gb"] == MigProfile("4g.40gb", 5, 4, 4, (0,), 64, 40448)
+    assert by_name["7g.80gb"] == MigProfile("7g.80gb", 0, 7, 8, (0,), 132, 81152)
     assert by_name["1g.10gb+me"].id == 20
 
 
@@ -124,7 +124,7 @@ def test_an_unknown_gpu_is_told_those_there_are() -> None:
 
 
 def test_a_geometry_may_come_from_a_driver() -> None:
-    profiles = [Profile("1g.24gb", 47, 1, 1, (0, 1, 2, 3)), Profile("4g.96gb", 32, 4, 4, (0,))]
+    profiles = [MigProfile("1g.24gb", 47, 1, 1, (0, 1, 2, 3)), MigProfile("4g.96gb", 32, 4, 4, (0,))]
     geometry = geometry_of("RTX PRO 6000", profiles)
     assert (geometry.compute, geometry.memory) == (4, 4)
     assert [profile.name for profile in geometry.profiles] == ["4g.96gb", "1g.24gb"]

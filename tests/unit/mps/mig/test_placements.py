@@ -4,7 +4,7 @@ from collections.abc import Collection
 import pytest
 
 from sluice.models.errors import ConfigError
-from sluice.mps.mig.geometry import GEOMETRIES, Geometry, Profile
+from sluice.mps.mig.geometry import GEOMETRIES, Geometry, MigProfile
 from sluice.mps.mig.placements import Layout, fault, largest_first, layouts, place, room
 
 H100 = GEOMETRIES["H100-80"]
@@ -19,17 +19,17 @@ def multisets(found: list[Layout]) -> set[tuple[tuple[str, int], ...]]:
     return {tuple(sorted(Counter(each.profile.name for each in layout).items())) for layout in found}
 
 
-def maximal_layouts(geometry: Geometry, profiles: Collection[Profile]) -> list[Layout]:
+def maximal_layouts(geometry: Geometry, profiles: Collection[MigProfile]) -> list[Layout]:
     """Every layout of these profiles to which none of them can be added."""
     every = layouts(geometry, {profile: len(profile.starts) for profile in profiles})
     return [layout for layout in every if not any(each.profile in profiles for each in room(geometry, layout))]
 
 
-def plain(gpu: str) -> tuple[Profile, ...]:
+def plain(gpu: str) -> tuple[MigProfile, ...]:
     return tuple(each for each in GEOMETRIES[gpu].profiles if not each.media)
 
 
-def without_double(gpu: str) -> tuple[Profile, ...]:
+def without_double(gpu: str) -> tuple[MigProfile, ...]:
     return tuple(each for each in plain(gpu) if (each.compute, each.memory) != (1, 2))
 
 

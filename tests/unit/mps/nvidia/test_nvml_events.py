@@ -16,7 +16,7 @@ from sluice.mps.partitions.partition import MpsPartition
 from sluice.mps.supervisor.quarantine import Quarantined, QuarantineSettings
 from sluice.mps.supervisor.recovery import Recovery
 from sluice.mps.supervisor.supervisor import WorkerSpec
-from sluice.mps.supervisor.worker_slot import Post
+from sluice.mps.supervisor.worker_slot import WorkerSlot
 from tests.support.fake_nvml import FakeGpu, FakeNvml, installed
 from tests.support.processes import until
 
@@ -141,7 +141,7 @@ def test_the_partitions_of_a_device_that_is_lost_are_left_alone_with_the_reason(
     gpu = FakeGpu()
 
     async def main(fake: FakeNvml) -> None:
-        post = Post(WorkerSpec(MpsPartition("share", GPU0, 50), (), 4096), 120, lambda *_: None)
+        post = WorkerSlot(WorkerSpec(MpsPartition("share", GPU0, 50), (), 4096), 120, lambda *_: None)
         recovery = Recovery([post], {"share": post}, lambda post: None, QuarantineSettings(), {})
         recovery.start()
         await asyncio.to_thread(until, lambda: fake.watched == {GPU0})

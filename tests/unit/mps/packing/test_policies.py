@@ -8,12 +8,12 @@ from sluice.mps.packing.first_fit_decreasing import FirstFitDecreasing
 from sluice.mps.packing.peak_safe import PeakSafe
 from sluice.mps.packing.policy import choose
 from sluice.mps.packing.pp import PeakPrediction
-from sluice.mps.packing.tenant import Device, Phase, Resident, Tenant
+from sluice.mps.packing.tenant import Device, Phase, PlacedTenant, Tenant
 
 
 def device(name: str, memory_mib: int, *promised: int, used: tuple[float, ...] = ()) -> Device:
     tenants = (Tenant(f"{name}-{number}", mib) for number, mib in enumerate(promised))
-    return Device(name, memory_mib, tuple(Resident(tenant, 0) for tenant in tenants), used)
+    return Device(name, memory_mib, tuple(PlacedTenant(tenant, 0) for tenant in tenants), used)
 
 
 def job(name: str, *phases: tuple[int, int], request_mib: int = 1) -> Tenant:
@@ -90,7 +90,7 @@ def test_cbp_wants_enough_samples_of_steady_memory() -> None:
 
 
 def test_cbp_keeps_those_apart_that_go_up_together() -> None:
-    there = Resident(Tenant("b", 1000, usage=UP), 0)
+    there = PlacedTenant(Tenant("b", 1000, usage=UP), 0)
     shared = Device("gpu", 1000, (there,), UP)
     assert CorrelationBased().refusal(Tenant("a", 100, usage=DOWN), shared) is None
     reason = CorrelationBased().refusal(Tenant("a", 100, usage=UP), shared)
@@ -140,7 +140,7 @@ def test_the_emptiest_device_is_taken_by_those_that_watch(policy: CorrelationBas
 
 def test_a_measured_peak_counts_and_not_the_request() -> None:
     policy = PeakSafe(headroom_mib=512)
-    there = tuple(Resident(model(f"m{number}", 3000, 3000), 10 * NS_PER_S) for number in range(2))
+    there = tuple(PlacedTenant(model(f"m{number}", 3000, 3000), 10 * NS_PER_S) for number in range(2))
     shared = Device("gpu", 10_000, there)
     assert policy.refusal(model("new", 3488, 3488), shared) is None
     assert (
@@ -151,21 +151,21 @@ def test_a_measured_peak_counts_and_not_the_request() -> None:
 
 def test_one_load_peak_at_a_time_is_enough() -> None:
     policy = PeakSafe(headroom_mib=0)
-    loading = Device("gpu", 10_000, (Resident(model("first", 6000, 3000), 9 * NS_PER_S),))
+    loading = Device("gpu", 10_000, (PlacedTenant(model("first", 6000, 3000), 9 * NS_PER_S),))
     assert policy.refusal(model("second", 6000, 3000), loading) == "first is loading, and loads go one at a time"
-    loaded = Device("gpu", 10_000, (Resident(model("first", 6000, 3000), 10 * NS_PER_S),))
+    loaded = Device("gpu", 10_000, (PlacedTenant(model("first", 6000, 3000), 10 * NS_PER_S),))
     assert policy.refusal(model("second", 6000, 3000), loaded) is None
 
 
 def test_whoever_is_loaded_again_still_has_its_peak() -> None:
-    loaded = Device("gpu", 10_000, (Resident(model("first", 8000, 3000), 10 * NS_PER_S),))
+    loaded = Device("gpu", 10_000, (PlacedTenant(model("first", 8000, 3000), 10 * NS_PER_S),))
     policy = PeakSafe(headroom_mib=0)
     assert policy.refusal(model("second", 2000, 2000), loaded) is None
     assert policy.refusal(model("second", 2001, 2001), loaded) is not None
 
 
 def test_a_job_counts_while_a_model_is_loaded_again() -> None:
-    there = (Resident(model("first", 8000, 3000), 10 * NS_PER_S), Resident(job("job", (1000, 100)), 0))
+    there = (PlacedTenant(model("first", 8000, 3000), 10 * NS_PER_S), PlacedTenant(job("job", (1000, 100)), 0))
     policy = PeakSafe(headroom_mib=0)
     assert policy.refusal(model("second", 1000, 1000), Device("gpu", 10_000, there)) is None
     assert policy.refusal(model("second", 1001, 1001), Device("gpu", 10_000, there)) is not None
@@ -176,7 +176,7 @@ def test_a_job_makes_room_for_one_that_grows_after_its_end() -> None:
     new = job("new", (500, 20), (6000, 100))
 
     def with_old(age_s: int) -> Device:
-        return Device("gpu", 8000, (Resident(job("old", (500, 20), (6000, 100)), age_s * NS_PER_S),))
+        return Device("gpu", 8000, (PlacedTenant(job("old", (500, 20), (6000, 100)), age_s * NS_PER_S),))
 
     assert policy.refusal(new, with_old(99)) == "all would come to 12000 MiB, of 8000 less 0 of head-room"
     assert policy.refusal(new, with_old(100)) is None
@@ -184,7 +184,7 @@ def test_a_job_makes_room_for_one_that_grows_after_its_end() -> None:
 
 def test_memory_that_nobody_should_use_counts_for_good() -> None:
     policy = PeakSafe(headroom_mib=0)
-    late = Device("gpu", 8000, (Resident(job("late", (6000, 100)), 101 * NS_PER_S),), used=(6000.0,))
+    late = Device("gpu", 8000, (PlacedTenant(job("late", (6000, 100)), 101 * NS_PER_S),), used=(6000.0,))
     assert policy.refusal(job("new", (2000, 10)), late) is None
     assert policy.refusal(job("new", (2001, 10)), late) is not None
 

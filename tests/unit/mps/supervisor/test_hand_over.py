@@ -11,17 +11,17 @@ from sluice.models.errors import PartitionError
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.messages import (
+    AddModel,
+    BatchRefused,
     Done,
-    Failed,
+    DropModel,
     FromWorker,
-    Loaded,
     LoadedModel,
-    LoadModel,
+    ModelAdded,
+    ModelDropped,
     ModelFile,
     Ready,
     Revoked,
-    Unloaded,
-    UnloadModel,
 )
 from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import CpuPartition, Partition
@@ -81,8 +81,8 @@ class Process:
         output.close()
 
     @property
-    def changes(self) -> list[LoadModel | UnloadModel]:
-        return [message for message in self.sent if isinstance(message, LoadModel | UnloadModel)]
+    def changes(self) -> list[AddModel | DropModel]:
+        return [message for message in self.sent if isinstance(message, AddModel | DropModel)]
 
 
 class Bench:
@@ -130,7 +130,7 @@ class Bench:
     def model_unloaded(self, partition: str, key: str) -> None:
         self.told.append(f"{partition} unloaded {key}")
 
-    def message(self, partition: str, message: Done | Failed | Revoked) -> None:
+    def message(self, partition: str, message: Done | BatchRefused | Revoked) -> None:
         self.told.append(f"{partition}: batch {message.batch}")
 
 
@@ -274,12 +274,12 @@ def test_what_is_loaded_and_unloaded_meanwhile_is_so_on_the_new_worker_before_it
         bench.supervisor.load("cpu0", C)
         bench.supervisor.unload("cpu0", "a")
         successor.come_up(LoadedModel("a", FAST), LoadedModel("b", FAST))
-        first.say(Loaded(LoadedModel("c", SLOW)))
+        first.say(ModelAdded(LoadedModel("c", SLOW)))
         assert successor.changes == []  # the first one is not done
-        first.say(Unloaded("a"))
-        assert successor.changes == [LoadModel(C), UnloadModel("a")]
-        successor.say(Loaded(LoadedModel("c", FAST)))
-        successor.say(Unloaded("a"))
+        first.say(ModelDropped("a"))
+        assert successor.changes == [AddModel(C), DropModel("a")]
+        successor.say(ModelAdded(LoadedModel("c", FAST)))
+        successor.say(ModelDropped("a"))
         await done
         assert bench.told == ["cpu0 loaded c", "cpu0 unloaded a", "cpu0 has cores [0, 1]"]
         assert bench.tables == {"b": FAST, "c": FAST}
@@ -307,7 +307,7 @@ def test_a_model_that_is_on_its_way_out_is_no_reason_and_is_not_loaded_again(ben
         done, successor = bench.resize()
         bench.supervisor.unload("cpu0", "b")
         successor.come_up(LoadedModel("a", FAST), LoadedModel("b", None, "out of memory"))
-        bench.made[0].say(Unloaded("b"))
+        bench.made[0].say(ModelDropped("b"))
         await done
         assert bench.tables == {"a": FAST}
         bench.supervisor.retire(bench.made[0])  # type: ignore[arg-type]

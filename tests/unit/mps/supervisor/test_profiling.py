@@ -56,7 +56,9 @@ def test_the_reason_of_a_failure_is_the_model(tmp_path: Path) -> None:
     for measure in (time_on, measure_on):
         with pytest.raises(BackendFailed, match=r"torn\.onnx: cannot be measured on \S+: .*torn\.onnx"):
             measure(partition, file(torn, 1))
-    with pytest.raises(BackendFailed, match=r"cannot be measured on .*: No module named 'sluice\.models\.backends\.absent'"):
+    with pytest.raises(
+        BackendFailed, match=r"cannot be measured on .*: No module named 'sluice\.models\.backends\.absent'"
+    ):
         time_on(partition, file(torn, 1, backend="absent"))
 
 

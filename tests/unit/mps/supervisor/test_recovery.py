@@ -13,7 +13,7 @@ from sluice.mps.supervisor.process import WorkerProcess
 from sluice.mps.supervisor.quarantine import QuarantineSettings
 from sluice.mps.supervisor.recovery import Recovery
 from sluice.mps.supervisor.supervisor import WorkerSpec
-from sluice.mps.supervisor.worker_slot import Post
+from sluice.mps.supervisor.worker_slot import WorkerSlot
 from tests.support.virtual_time import VirtualLoop, run_virtual
 
 KILLED = "the worker was killed by SIGKILL"
@@ -54,7 +54,7 @@ class World:
 
     def __init__(self, loop: VirtualLoop, partitions: Sequence[Partition], controls: Sequence[str] = ()) -> None:
         self._loop = loop
-        self.posts = {each.name: Post(WorkerSpec(each, (), 4096), 120, self.end) for each in partitions}
+        self.posts = {each.name: WorkerSlot(WorkerSpec(each, (), 4096), 120, self.end) for each in partitions}
         known = {device: cast(MpsControl, object()) for device in controls}
         self.recovery = Recovery(list(self.posts.values()), self.posts, self.launch, SETTINGS, known)
         self.launched: list[tuple[str, float]] = []
@@ -64,12 +64,12 @@ class World:
             self.launch(post)
         self.launched.clear()
 
-    def launch(self, post: Post) -> None:
+    def launch(self, post: WorkerSlot) -> None:
         self.launched.append((post.name, round(self._loop.time(), 3)))
         worker = self.workers[post.name] = Worker(lambda reason: self.lost(post, reason))
         post.process = cast(WorkerProcess, worker)
 
-    def lost(self, post: Post, reason: str) -> None:
+    def lost(self, post: WorkerSlot, reason: str) -> None:
         post.lost()
         self.said.append(self.recovery.lost(post, reason))
 

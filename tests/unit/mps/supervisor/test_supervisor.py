@@ -9,7 +9,7 @@ import pytest
 
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.ipc.arena import Region
-from sluice.mps.ipc.messages import Done, Failed, FromWorker, LoadedModel, ModelFile, Ready, Revoked
+from sluice.mps.ipc.messages import BatchRefused, Done, FromWorker, LoadedModel, ModelFile, Ready, Revoked
 from sluice.mps.partitions.partition import CpuPartition, Partition
 from sluice.mps.supervisor import supervisor
 from sluice.mps.supervisor.process import WorkerProcess
@@ -64,7 +64,7 @@ class Owner:
 
     def model_unloaded(self, partition: str, key: str) -> None: ...
 
-    def message(self, partition: str, message: Done | Failed | Revoked) -> None: ...
+    def message(self, partition: str, message: Done | BatchRefused | Revoked) -> None: ...
 
 
 def test_a_model_that_is_forgotten_while_a_worker_starts_is_not_held_by_the_next_one(

@@ -5,11 +5,11 @@ from typing import Any, cast
 import pytest
 
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.mps.ipc.messages import LoadedModel, LoadModel, ModelFile, UnloadModel
+from sluice.mps.ipc.messages import AddModel, DropModel, LoadedModel, ModelFile
 from sluice.mps.partitions.partition import CpuPartition
 from sluice.mps.supervisor.process import WorkerProcess
 from sluice.mps.supervisor.supervisor import WorkerSpec
-from sluice.mps.supervisor.worker_slot import Post
+from sluice.mps.supervisor.worker_slot import WorkerSlot
 from tests.support.virtual_time import VirtualLoop, run_virtual
 
 A, B, C = (ModelFile(key, f"{key}.onnx", "onnxruntime", (1,), batchable=True) for key in "abc")
@@ -34,10 +34,10 @@ class Process:
         self.killed.append(reason)
 
 
-def ready_post(process: Process) -> Post:
+def ready_post(process: Process) -> WorkerSlot:
     """A post whose worker holds `a` and `b` of three models, and has to load within 120 s."""
     spec = WorkerSpec(CpuPartition("cpu0", (0,), slowdown=2), (A, B, C), 4096, initial=("a", "b"))
-    post = Post(spec, 120.0, lambda name, worker, reason: worker.kill(f"{name}: {reason}"))
+    post = WorkerSlot(spec, 120.0, lambda name, worker, reason: worker.kill(f"{name}: {reason}"))
     post.started(cast("WorkerProcess", process))
     post.stop_waiting()
     post.ready = True
@@ -50,11 +50,11 @@ def test_a_worker_begins_with_the_initial_models_and_its_successor_with_what_it_
         post = ready_post(process)
         assert process.sent[0].models == (A, B)
         assert process.sent[0].partition.slowdown == 2
-        post.change(LoadModel(C))
-        post.change(UnloadModel("a"))
+        post.change(AddModel(C))
+        post.change(DropModel("a"))
         post.loaded(LoadedModel("c", TABLE))
         post.unloaded("a")
-        assert process.sent[1:] == [LoadModel(C), UnloadModel("a")]
+        assert process.sent[1:] == [AddModel(C), DropModel("a")]
         assert list(post.models) == ["b", "c"]
         assert post.models["c"].table == TABLE
 
@@ -64,8 +64,8 @@ def test_a_worker_begins_with_the_initial_models_and_its_successor_with_what_it_
 def test_only_what_was_loaded_is_kept_and_what_was_to_go_does_not_come_back() -> None:
     async def main(loop: VirtualLoop) -> None:
         post = ready_post(Process())
-        post.change(UnloadModel("a"))
-        post.change(LoadModel(C))
+        post.change(DropModel("a"))
+        post.change(AddModel(C))
         post.lost()
         assert list(post.models) == ["b"]
 
@@ -75,12 +75,12 @@ def test_only_what_was_loaded_is_kept_and_what_was_to_go_does_not_come_back() ->
 def test_changes_of_one_model_count_in_their_order() -> None:
     async def main(loop: VirtualLoop) -> None:
         post = ready_post(Process())
-        post.change(LoadModel(C))
-        post.change(UnloadModel("c"))
+        post.change(AddModel(C))
+        post.change(DropModel("c"))
         post.loaded(LoadedModel("c", TABLE))
         post.unloaded("c")
         assert list(post.models) == ["a", "b"]
-        post.change(LoadModel(C))
+        post.change(AddModel(C))
         post.loaded(LoadedModel("c", None, "out of memory"))
         assert list(post.models) == ["a", "b"]
 
@@ -90,15 +90,15 @@ def test_changes_of_one_model_count_in_their_order() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (LoadModel(C), "it did not load a model within 120 s"),
-        (UnloadModel("b"), "it did not unload a model within 120 s"),
+        (AddModel(C), "it did not load a model within 120 s"),
+        (DropModel("b"), "it did not unload a model within 120 s"),
     ],
 )
-def test_each_change_has_its_time(change: LoadModel | UnloadModel, reason: str) -> None:
+def test_each_change_has_its_time(change: AddModel | DropModel, reason: str) -> None:
     async def main(loop: VirtualLoop) -> None:
         process = Process()
         post = ready_post(process)
-        post.change(UnloadModel("a"))
+        post.change(DropModel("a"))
         post.change(change)
         await asyncio.sleep(119.0)
         post.unloaded("a")
@@ -115,9 +115,9 @@ def test_a_change_that_was_answered_is_not_missed_because_the_loop_was_busy() ->
         process = Process()
         post = ready_post(process)
         process.arrived = lambda: post.unloaded("a")
-        post.change(UnloadModel("a"))
+        post.change(DropModel("a"))
         await asyncio.sleep(121.0)
-        post.change(UnloadModel("b"))
+        post.change(DropModel("b"))
         process.arrived = post.lost
         await asyncio.sleep(121.0)
         assert process.killed == []
@@ -130,7 +130,7 @@ def test_a_post_without_a_worker_takes_no_orders() -> None:
         process = Process()
         post = ready_post(process)
         post.lost()
-        post.change(LoadModel(C))
+        post.change(AddModel(C))
         await asyncio.sleep(200.0)
         assert (len(process.sent), process.killed) == (1, [])
 

@@ -10,7 +10,7 @@ from sluice.models.measuring.quick import finish
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.tensors.arrays import Array
 from sluice.models.tensors.spec import TensorSpec
-from sluice.mps.ipc.messages import Blame, Failed, ModelFile, Run
+from sluice.mps.ipc.messages import BatchRefused, Blame, ModelFile, RunBatch
 from sluice.mps.worker.runner import Made, Runner
 from sluice.mps.worker.tensors import WorkerTensors
 
@@ -31,13 +31,13 @@ class Failing:
         raise self._error
 
 
-def failed(error: Exception, gpu: GpuOptions | None = None) -> Failed:
+def failed(error: Exception, gpu: GpuOptions | None = None) -> BatchRefused:
     file = ModelFile("m:1", "m.onnx", "onnxruntime", (), batchable=False, table=LatencyTable.from_ms({1: 1}))
     runner = Runner(WorkerTensors(1, 4096), 1, gpu=gpu)
     finish(runner.loading(file, lambda: Made(Failing(error))))
-    answer, overflow = runner.run(Run(7, "m:1", ()))
+    answer, overflow = runner.run(RunBatch(7, "m:1", ()))
     assert overflow is None
-    assert isinstance(answer, Failed)
+    assert isinstance(answer, BatchRefused)
     assert answer.batch == 7
     return answer
 

@@ -13,7 +13,7 @@ import pytest
 from sluice.models.backends.base import Backend
 from sluice.models.measuring.memory_meter import HostMemory, share_one_arena
 from sluice.mps.ipc.channel import Channel
-from sluice.mps.ipc.messages import Loaded, LoadedModel, LoadModel, ModelFile, ToWorker, UnloadModel
+from sluice.mps.ipc.messages import AddModel, DropModel, LoadedModel, ModelAdded, ModelFile, ToWorker
 from sluice.mps.nvidia.device_memory import load_meter
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition
 from sluice.mps.worker.loader import Loader
@@ -104,17 +104,17 @@ class Workplace:
 
     def load(self, *files: ModelFile) -> dict[str, LoadedModel]:
         for each in files:
-            self.loader.take(LoadModel(each))
+            self.loader.take(AddModel(each))
         answers: dict[str, LoadedModel] = {}
         while self.loader.busy:
             self.loader.wait(self._channel)
             answer = self.loader.step(set())
-            if isinstance(answer, Loaded):
+            if isinstance(answer, ModelAdded):
                 answers[answer.model.key] = answer.model
         return answers
 
     def unload(self, key: str) -> None:
-        self.loader.take(UnloadModel(key))
+        self.loader.take(DropModel(key))
         while self.loader.busy:
             self.loader.step(set())
 

@@ -7,7 +7,7 @@ import pytest
 
 from sluice.gateway.executors.triton import statistics as triton_statistics
 from sluice.gateway.executors.triton.statistics import ModelCounts, TritonStatistics
-from sluice.gateway.observability.metrics import Metrics
+from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.models.errors import PartitionError
 
 COUNTS = ModelCounts(640, 10, 250_000_000, 500_000_000, 2_000_000_000, 0)
@@ -28,13 +28,13 @@ class Server:
         return self.now or {}
 
 
-def scraped(metrics: Metrics) -> list[str]:
+def scraped(metrics: ServerMetrics) -> list[str]:
     lines = asyncio.run(metrics.scrape()).decode().splitlines()
     return [line for line in lines if line.startswith("sluice_triton_") and "breaker" not in line]
 
 
-def metrics_of(**servers: Server) -> Metrics:
-    metrics = Metrics({}, [], queue_depths=dict, arena_bytes=lambda: 0)
+def metrics_of(**servers: Server) -> ServerMetrics:
+    metrics = ServerMetrics({}, [], queue_depths=dict, arena_bytes=lambda: 0)
     metrics.include(TritonStatistics(servers))
     return metrics
 

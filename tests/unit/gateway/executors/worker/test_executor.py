@@ -20,7 +20,7 @@ from sluice.batcher.interface.events import (
     PartitionReady,
 )
 from sluice.gateway.executors.worker.executor import WorkerExecutor
-from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelinePlan, StagePlan, Wire
+from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelineWiring, StageWiring, TensorRef
 from sluice.models.errors import PartitionError
 from sluice.models.pipelines.memory import OutputMemory
 from sluice.models.profiles.latency_table import LatencyTable
@@ -29,16 +29,16 @@ from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec
 from sluice.models.units import NS_PER_S
 from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.messages import (
+    BatchRefused,
     Blame,
     Done,
-    Failed,
     LoadedModel,
     ModelFile,
     OutputTensor,
     Ready,
     Revoke,
     Revoked,
-    Run,
+    RunBatch,
 )
 from sluice.mps.partitions.cpu import default_partitions
 from sluice.mps.partitions.isolation_report import Evidence
@@ -50,8 +50,11 @@ from tests.support.virtual_time import VirtualLoop, run_virtual
 SPEC = ModelSpec(
     "mlp", 1, (TensorSpec("x", DataType.FP32, (2,)),), (TensorSpec("y", DataType.FP32, (VARIABLE,)),), max_batch_size=4
 )
-PLAN = PipelinePlan(
-    True, (StagePlan({"x": Wire(OF_REQUEST, "x")}, None, "", ()),), {"y": (Wire(0, "y"),)}, OutputMemory(0, 1)
+PLAN = PipelineWiring(
+    True,
+    (StageWiring({"x": TensorRef(OF_REQUEST, "x")}, None, "", ()),),
+    {"y": (TensorRef(0, "y"),)},
+    OutputMemory(0, 1),
 )
 TABLE = LatencyTable.from_ms({1: 1.0})
 BIG = ModelFile("big:1", "big.onnx", "onnxruntime", (1,), batchable=True)
@@ -180,7 +183,7 @@ async def test_a_slot_goes_back_with_the_next_batch_after_its_answer_was_release
     _, release = bench.executor.take(1)
     release()
     bench.send(3)
-    assert [message.release for message in bench.worker.sent if isinstance(message, Run)] == [(), (), (64,)]
+    assert [message.release for message in bench.worker.sent if isinstance(message, RunBatch)] == [(), (), (64,)]
 
 
 @benched
@@ -226,7 +229,7 @@ async def test_failed_and_revoked_batches_are_reported_and_give_their_inputs_bac
     failed, revoked = bench.send(1), bench.send(2)
     bench.executor.revoke(revoked)
     assert bench.worker.sent[-1] == Revoke(revoked)
-    bench.executor.message("cpu0", Failed(failed, "mlp:1: bad row"))
+    bench.executor.message("cpu0", BatchRefused(failed, "mlp:1: bad row"))
     bench.executor.message("cpu0", Revoked(revoked))
     assert bench.events[1:] == [BatchFailed(failed, FailureCause.BACKEND, "mlp:1: bad row"), BatchRevoked(revoked)]
     assert bench.executor.arena_bytes == 0
@@ -235,7 +238,7 @@ async def test_failed_and_revoked_batches_are_reported_and_give_their_inputs_bac
 @benched
 async def test_a_batch_without_memory_is_told_from_one_that_failed_by_its_content(bench: Bench) -> None:
     failed = bench.send(1)
-    bench.executor.message("cpu0", Failed(failed, "mlp:1: no memory", Blame.MEMORY))
+    bench.executor.message("cpu0", BatchRefused(failed, "mlp:1: no memory", Blame.MEMORY))
     assert bench.events[1:] == [BatchFailed(failed, FailureCause.OUT_OF_MEMORY, "mlp:1: no memory")]
     assert bench.executor.arena_bytes == 0
 
@@ -245,7 +248,7 @@ async def test_a_worker_whose_context_is_lost_is_killed_and_its_batches_are_lost
     post = bench.supervisor._by_name["cpu0"]
     post.process = cast("WorkerProcess", bench.worker)
     failed, waiting = bench.send(1), bench.send(2)
-    bench.executor.message("cpu0", Failed(failed, "mlp:1: CUDA failure 700", Blame.DEVICE))
+    bench.executor.message("cpu0", BatchRefused(failed, "mlp:1: CUDA failure 700", Blame.DEVICE))
     assert bench.worker.killed == ["mlp:1: CUDA failure 700"]
     assert bench.events[1:] == []
     post.process = None
@@ -263,7 +266,7 @@ async def test_workers_that_go_together_are_told_of_at_once_and_once(bench: Benc
             bench.executor.recovery, "context_lost", lambda partition, process, why: {"cpu0": why, "gone": why}
         )
         failed = bench.send(1)
-        bench.executor.message("cpu0", Failed(failed, reason, Blame.DEVICE))
+        bench.executor.message("cpu0", BatchRefused(failed, reason, Blame.DEVICE))
     assert bench.events[1:] == [PartitionLost("cpu0", reason)]
     bench.executor.worker_lost("cpu0", reason)
     assert bench.events[2:] == [BatchFailed(failed, FailureCause.WORKER_LOST, reason)]
