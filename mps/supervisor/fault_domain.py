@@ -18,7 +18,7 @@ LOOK_S = 0.1
 """How long to wait between two looks whether a daemon that ended is there again."""
 
 
-class MpsClient(Protocol):
+class ClientProcess(Protocol):
     """A worker process that is a client of the daemon (`WorkerProcess`)."""
 
     gone: asyncio.Event
@@ -33,7 +33,7 @@ class MpsClient(Protocol):
 
 
 async def end_clients(
-    workers: Sequence[MpsClient],
+    workers: Sequence[ClientProcess],
     control: MpsControl,
     reason: str,
     drain_s: float = DRAIN_S,
