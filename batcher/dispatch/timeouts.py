@@ -13,7 +13,7 @@ COMPACT = 1024
 """Planned evictions, at least, before those of entries that have left their queues are dropped."""
 
 
-class TimeoutOutcome(enum.IntEnum):
+class TimeoutCause(enum.IntEnum):
     """What becomes of an entry."""
 
     LATE = 0
@@ -24,7 +24,7 @@ class TimeoutOutcome(enum.IntEnum):
     """It waits behind the others of its level."""
 
 
-REASONS = {TimeoutOutcome.LATE: "the deadline is out of reach", TimeoutOutcome.EXPIRED: ""}
+REASONS = {TimeoutCause.LATE: "the deadline is out of reach", TimeoutCause.EXPIRED: ""}
 """What there is to say of each beside that the time is over."""
 
 
@@ -41,23 +41,21 @@ class RequestTimeouts:
         self._hand_off_ns = hand_off_ns
         self.booked: ReservedWork | None = None
         self._compact_above = COMPACT
-        self.agenda: list[tuple[int, int, Entry, TimeoutOutcome]] = []
+        self.agenda: list[tuple[int, int, Entry, TimeoutCause]] = []
 
     def plan(self, entry: Entry, now_ns: int) -> None:
         """Have an entry looked at when it cannot make it any more."""
         model = self._models[entry.queue.model]
         quickest_ns = min((estimate.service_ns(entry.rows) for estimate in model.estimates.values()), default=0)
-        self._add(
-            entry, max(entry.stage_deadline_ns - self._hand_off_ns - quickest_ns + 1, now_ns), TimeoutOutcome.LATE
-        )
+        self._add(entry, max(entry.stage_deadline_ns - self._hand_off_ns - quickest_ns + 1, now_ns), TimeoutCause.LATE)
 
     def limit(self, entry: Entry, expires_ns: int | None, delay_ns: int | None, now_ns: int) -> None:
         """Bound how long an entry waits, and how long before the others of its level."""
-        for at_ns, fate in ((expires_ns, TimeoutOutcome.EXPIRED), (delay_ns, TimeoutOutcome.DELAYED)):
+        for at_ns, fate in ((expires_ns, TimeoutCause.EXPIRED), (delay_ns, TimeoutCause.DELAYED)):
             if at_ns is not None:
                 self._add(entry, max(at_ns, now_ns + 1), fate)
 
-    def _add(self, entry: Entry, at_ns: int, fate: TimeoutOutcome) -> None:
+    def _add(self, entry: Entry, at_ns: int, fate: TimeoutCause) -> None:
         """Have that become of an entry if it waits at a time."""
         agenda = self.agenda
         if len(agenda) > self._compact_above:
@@ -73,7 +71,7 @@ class RequestTimeouts:
             heappop(agenda)
         return agenda[0][0] if agenda else None
 
-    def due(self, now_ns: int) -> Iterator[tuple[Entry, TimeoutOutcome]]:
+    def due(self, now_ns: int) -> Iterator[tuple[Entry, TimeoutCause]]:
         """The entries that something becomes of now."""
         agenda = self.agenda
         while agenda and agenda[0][0] <= now_ns:
@@ -84,7 +82,7 @@ class RequestTimeouts:
             if passed_ns is not None and passed_ns > now_ns:
                 heappush(agenda, (passed_ns, entry.sequence, entry, fate))
                 continue
-            if fate is TimeoutOutcome.DELAYED:
+            if fate is TimeoutCause.DELAYED:
                 assert isinstance(entry.queue, PriorityQueue), "only levels have entries wait behind others"
                 entry.queue.delay(entry)
             yield entry, fate

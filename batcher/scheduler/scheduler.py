@@ -5,7 +5,7 @@ from typing import Any
 
 from sluice.batcher.dispatch.dispatcher import Dispatcher
 from sluice.batcher.dispatch.retries import Failures
-from sluice.batcher.dispatch.timeouts import REASONS, TimeoutOutcome
+from sluice.batcher.dispatch.timeouts import REASONS, TimeoutCause
 from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import (
@@ -124,7 +124,7 @@ class Scheduler:
         dispatcher = self.dispatcher
         if self._evictions.agenda:
             for entry, fate in self._evictions.due(now_ns):
-                if fate is TimeoutOutcome.DELAYED:
+                if fate is TimeoutCause.DELAYED:
                     dispatcher.disturb(entry.queue)
                 else:
                     self._evict(entry.request, decisions, reason=REASONS[fate])
@@ -215,7 +215,7 @@ class Scheduler:
         request: Request,
         decisions: list[AnyDecision],
         outcome: Outcome = Outcome.EVICTED_DEADLINE,
-        reason: str = REASONS[TimeoutOutcome.LATE],
+        reason: str = REASONS[TimeoutCause.LATE],
     ) -> None:
         backlog_ns = max((pool.backlog_ns for pool, _ in request.work.total), default=0)
         decisions.append(EvictRequest(request.identity, outcome, reason, backlog_ns))
