@@ -28,19 +28,19 @@ class PartitionChooser:
         batches would be the way to make them longer. Then the batch is `_worthwhile` on `partition`. None when the
         entries are left to another partition.
         """
-        pools = model.pools
+        groups = model.groups
         stage = head.request.pipeline.stages[head.stage]
-        only = len(pools) == 1 and (stage.rest is None or len(stage.rest.cost) == 1)
+        only = len(groups) == 1 and (stage.rest is None or len(stage.rest.cost) == 1)
         if only or self._planner is None or not model.by_deadline or head.late or stage.model is not model:
             return self._local(head, partition), choice.rows, 0
-        hosts = [pool.open(now_ns) for pool in pools]
+        hosts = [group.open(now_ns) for group in groups]
         waits_ns = [FAR_NS if host is None else host.start_ns(now_ns) - now_ns for host in hosts]
         deadline_ns = head.stage_deadline_ns if stage.rest is None else head.request.deadline_ns
         remaining_ns = deadline_ns - now_ns - self._hand_off_ns
-        least_rows = [model.estimates[pool.kind].least_rows(queue.rows) for pool in pools]
+        least_rows = [model.estimates[group.kind].least_rows(queue.rows) for group in groups]
         for option in stage.ranked(self._planner, remaining_ns, queue.rows, waits_ns, min(least_rows)):
-            if option.rows >= least_rows[option.pool]:
-                host = hosts[option.pool]
+            if option.rows >= least_rows[option.group]:
+                host = hosts[option.group]
                 assert host is not None, "only what is open is ranked"
                 return self._local(head, host), option.rows, 0
         return self._worthwhile(queue, head, model, choice, partition, now_ns)
@@ -56,7 +56,7 @@ class PartitionChooser:
         """
         estimate = model.estimates[partition.kind]
         ready_ns = partition.start_ns(now_ns) + self._hand_off_ns
-        ready_ns += head.request.pipeline.stages[head.stage].tail_ns // 2
+        ready_ns += head.request.pipeline.stages[head.stage].remaining_path_ns // 2
         limit, least = min(queue.rows, estimate.efficient_rows), estimate.least_rows(queue.rows)
         rows = estimate.rows_within(head.stage_deadline_ns - ready_ns, limit)
         if rows >= least:
@@ -77,17 +77,17 @@ class PartitionChooser:
     def _elsewhere(self, entry: Entry, model: ModelState, now_ns: int) -> bool:
         """Whether an entry would be in time on a partition that is not open yet."""
         return any(
-            pool.open(now_ns) is None
-            and pool.ready_count
-            and pool.start_ns(now_ns) + self._hand_off_ns + model.estimates[pool.kind].service_ns(entry.rows)
+            group.open(now_ns) is None
+            and group.ready_count
+            and group.start_ns(now_ns) + self._hand_off_ns + model.estimates[group.kind].service_ns(entry.rows)
             <= entry.stage_deadline_ns
-            for pool in model.pools
+            for group in model.groups
         )
 
     @staticmethod
     def _local(entry: Entry, host: PartitionState) -> PartitionState:
         """The partition that ran the stage before, if it is as free as its equal `host`."""
         near = entry.request.ran_on
-        if near is not None and near.pool is host.pool and near.ready and not near.batches and not near.held:
+        if near is not None and near.group is host.group and near.ready and not near.batches and not near.held:
             return near
         return host

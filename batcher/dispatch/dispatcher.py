@@ -38,7 +38,7 @@ class Dispatcher:
     """Owns queues and batches; forms batches when asked to, for the partitions of its `fleet`.
 
     `planner` ranks where and how big, where there is a choice. `evict` is called for requests whose deadline a batch
-    would miss, `resume` for entries whose answers were held back. `booked` is there when some pipeline evicts: what of
+    would miss, `resume` for entries whose answers were held back. `reserved` is there when some pipeline evicts: what of
     it was admitted waits there for its places.
     """
 
@@ -60,16 +60,18 @@ class Dispatcher:
         self._resume = resume
         self._disturbed: dict[PriorityQueue, None] = {}
         self._formed_ns = 0
-        self.booked: ReservedWork | None = None
+        self.reserved: ReservedWork | None = None
         self.evictions = RequestTimeouts(self.models, self.hand_off_ns)
         self._next_batch = 1
         self._next_sequence = 1
 
     def reserve(self, spec: SchedulerSpec, now_ns: int) -> ReservedWork:
         """Reserve places from now on, as is needed once some pipeline evicts."""
-        booked = self.booked = self.evictions.booked = ReservedWork(spec, self.fleet, self.agenda.wake, self._release)
-        booked.begin(now_ns)
-        return booked
+        reserved = self.reserved = self.evictions.reserved = ReservedWork(
+            spec, self.fleet, self.agenda.wake, self._release
+        )
+        reserved.begin(now_ns)
+        return reserved
 
     # -- entries
 
@@ -82,24 +84,24 @@ class Dispatcher:
         assert model is not None, "a combiner is not queued"
         queue = stage.queue
         slot = None
-        if self.booked is not None:
-            slot = self.booked.slot(request.identity, stage.index)
+        if self.reserved is not None:
+            slot = self.reserved.slot(request.identity, stage.index)
             if slot is not None and slot.queue[0] != model.config.key:
                 model, queue = self.models[slot.queue[0]], None  # another variant was reserved
         if queue is None:
             queue = model.queue_of(batch_key_for(request, stage))
-        stage_deadline_ns = request.deadline_ns - stage.tail_ns
+        stage_deadline_ns = request.deadline_ns - stage.remaining_path_ns
         self._next_sequence += 1
         rows, row_index = request.rows, None
         if run is not None:
             rows, row_index = run.rows, run.row_index
-        lane, sequence = request.pipeline.number, self._next_sequence
-        entry = Entry(request, stage.index, rows, row_index, queue, stage_deadline_ns, now_ns, sequence, lane)
+        flow, sequence = request.pipeline.number, self._next_sequence
+        entry = Entry(request, stage.index, rows, row_index, queue, stage_deadline_ns, now_ns, sequence, flow)
         request.entries.append(entry)
         if slot is None:
             self._push(entry, queue, model, now_ns)
-        elif self.booked is not None:
-            self.booked.hold(entry, now_ns)
+        elif self.reserved is not None:
+            self.reserved.hold(entry, now_ns)
         return entry
 
     def _push(self, entry: Entry, queue: Queue, model: ModelState, now_ns: int) -> None:
@@ -115,10 +117,10 @@ class Dispatcher:
         first = queue.push(entry, order_ns, entry.request.pipeline.config.weight)
         if first or queue.rows >= queue.wanted_rows:
             queue.wanted_rows = NOBODY
-            for pool in model.pools:
+            for group in model.groups:
                 # With entries before this one, it is known already when a partition opens.
-                if first or queue in pool.aside:
-                    self.agenda.announce(queue, pool, now_ns)
+                if first or queue in group.aside:
+                    self.agenda.notify(queue, group, now_ns)
             if first and not model.served:
                 self.strand(model, now_ns)
 
@@ -137,7 +139,7 @@ class Dispatcher:
         """Take an entry that waits out again."""
         queue = entry.queue
         model = self.models[queue.model]
-        if self.booked is not None and self.booked.drop(entry):
+        if self.reserved is not None and self.reserved.drop(entry):
             self._forget_if_empty(model.queues.get(queue.batch_key, queue), model)
             return
         queue.discard(entry)
@@ -155,11 +157,11 @@ class Dispatcher:
         """Look again at the queues that were disturbed."""
         while self._disturbed:
             queue, _ = self._disturbed.popitem()
-            for done in queue.ordering.release() if queue.ordering is not None else ():
+            for done in queue.response_order.release() if queue.response_order is not None else ():
                 self._resume(done, now_ns, decisions)
             if queue:
-                for pool in self.models[queue.model].pools:
-                    self.agenda.announce(queue, pool, now_ns)
+                for group in self.models[queue.model].groups:
+                    self.agenda.notify(queue, group, now_ns)
         self.agenda.check_ns = None
 
     @staticmethod
@@ -173,31 +175,31 @@ class Dispatcher:
     def ready(self, event: PartitionReady, now_ns: int) -> None:
         """A partition's worker is up with these models."""
         self.fleet.ready(event, now_ns)
-        self.look_at(event.partition, now_ns)
+        self.reconsider(event.partition, now_ns)
 
-    def look_at(self, name: str, now_ns: int) -> None:
+    def reconsider(self, name: str, now_ns: int) -> None:
         """A partition is gone or holds other models: look at what it could run, here and where it was left to it."""
-        mine = self.fleet.partitions[name].pool
-        for pool in self.fleet.pools:
-            if pool.aside or pool is mine:
-                pool.recall()
-                self.agenda.wake(pool, now_ns)
-        if self.booked is not None:
-            self.booked.sync(now_ns)
+        mine = self.fleet.partitions[name].group
+        for group in self.fleet.groups:
+            if group.aside or group is mine:
+                group.recall()
+                self.agenda.wake(group, now_ns)
+        if self.reserved is not None:
+            self.reserved.sync(now_ns)
 
     def resized(self, event: PartitionResized, now_ns: int) -> None:
         """A partition's worker is another one, on another share of the machine."""
         self.fleet.resized(event)
         if self._sharing is not None:
             self._sharing.resized(self.fleet.partitions[event.partition], event.device, now_ns)
-        if self.booked is not None:
-            self.booked.resized(self.fleet.partitions[event.partition], now_ns)
-        self.look_at(event.partition, now_ns)
+        if self.reserved is not None:
+            self.reserved.resized(self.fleet.partitions[event.partition], now_ns)
+        self.reconsider(event.partition, now_ns)
 
     def lost(self, name: str, now_ns: int) -> None:
         """A partition's worker is gone; its batches fail one by one in events of their own."""
         self.fleet.lost(name, now_ns)
-        self.look_at(name, now_ns)
+        self.reconsider(name, now_ns)
         self.agenda.check_ns = now_ns
 
     # -- batches
@@ -219,25 +221,25 @@ class Dispatcher:
         if model.batches % REFRESH_BATCHES == 0:
             for pipeline in model.pipelines:
                 pipeline.stale = True
-            if model.ceilings and model.ceilings_held(now_ns) and self.booked is not None:
-                self.booked.learn((model,))
-        pool = partition.pool
-        assert pool is not None, "a partition that had a batch has a pool"
-        pool.changed(partition)
-        if partition.stake is not None and self._sharing is not None:
-            self._sharing.ended(partition.stake, batch, now_ns)
-        if self.booked is not None:
-            self.booked.ended(batch, now_ns, was_running=was_running)
-        if (pool.waiting or self.booked is not None) and partition.ready:
-            self.agenda.wake(pool, now_ns)
-        elif pool.gathered_ns is not None:
-            self.agenda.wake(pool, pool.gathered_ns)
+            if model.batch_limits and model.limits_held(now_ns) and self.reserved is not None:
+                self.reserved.learn((model,))
+        group = partition.group
+        assert group is not None, "a partition that had a batch has a group"
+        group.changed(partition)
+        if partition.account is not None and self._sharing is not None:
+            self._sharing.ended(partition.account, batch, now_ns)
+        if self.reserved is not None:
+            self.reserved.ended(batch, now_ns, was_running=was_running)
+        if (group.waiting or self.reserved is not None) and partition.ready:
+            self.agenda.wake(group, now_ns)
+        elif group.gathered_ns is not None:
+            self.agenda.wake(group, group.gathered_ns)
         return batch
 
     def form(self, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Close every batch whose time has come; idle partitions choose before those that have a batch running."""
         self._formed_ns = now_ns
-        agenda, booked = self.agenda, self.booked
+        agenda, reserved = self.agenda, self.reserved
         if agenda.check_ns is not None and agenda.check_ns <= now_ns:
             self._calm(now_ns, decisions)
         items = agenda.items
@@ -246,82 +248,82 @@ class Dispatcher:
             if self._sharing is not None:
                 due = self._sharing.order(due, now_ns)
             for ahead in (False, True):
-                for pool in due:
-                    if booked is not None:
-                        self._form_booked(booked, pool, ahead, now_ns, decisions)
-                    elif pool.waiting:
-                        self._form_in(pool, ahead, now_ns, decisions)
-            for pool in due:
-                if (next_ns := pool.next_ns()) is not None:
-                    agenda.wake(pool, max(next_ns, now_ns + 1))
-                if booked is not None and (next_ns := booked.next_ns(pool, now_ns)) is not None:
-                    agenda.wake(pool, max(next_ns, now_ns + 1))
+                for group in due:
+                    if reserved is not None:
+                        self._form_reserved(reserved, group, ahead, now_ns, decisions)
+                    elif group.waiting:
+                        self._form_in(group, ahead, now_ns, decisions)
+            for group in due:
+                if (next_ns := group.next_ns()) is not None:
+                    agenda.wake(group, max(next_ns, now_ns + 1))
+                if reserved is not None and (next_ns := reserved.next_ns(group, now_ns)) is not None:
+                    agenda.wake(group, max(next_ns, now_ns + 1))
             if self._sharing is not None:
                 decisions.extend(self._sharing.revocations())
                 self._sharing.remind(due, now_ns)
 
-    def _form_booked(
-        self, booked: ReservedWork, pool: PartitionGroup, ahead: bool, now_ns: int, decisions: list[AnyDecision]
+    def _form_reserved(
+        self, reserved: ReservedWork, group: PartitionGroup, ahead: bool, now_ns: int, decisions: list[AnyDecision]
     ) -> None:
         """As `_form_in`, of reserved work as well: what of it is not due yet comes in the order of deadlines."""
-        for before_ns in (pool.waiting[0][0], NEVER_NS) if pool.waiting else (NEVER_NS,):
-            batches = booked.form_in(pool, ahead, before_ns, now_ns)
+        for before_ns in (group.waiting[0][0], NEVER_NS) if group.waiting else (NEVER_NS,):
+            batches = reserved.form_in(group, ahead, before_ns, now_ns)
             decisions.extend(self._close(*self._chosen(*batch, now_ns), now_ns) for batch in batches)
             if before_ns < NEVER_NS:
-                self._form_in(pool, ahead, now_ns, decisions)
+                self._form_in(group, ahead, now_ns, decisions)
 
-    def _form_in(self, pool: PartitionGroup, ahead: bool, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Close batches for the idle partitions of a pool, or for those about to become so."""
-        while pool.waiting:
-            partition = pool.opened(now_ns) if ahead else pool.idle()
-            if self.booked is not None:
-                partition = self.booked.roomiest(pool, ahead, now_ns)
+    def _form_in(self, group: PartitionGroup, ahead: bool, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Close batches for the idle partitions of a group, or for those about to become so."""
+        while group.waiting:
+            partition = group.opened(now_ns) if ahead else group.idle()
+            if self.reserved is not None:
+                partition = self.reserved.most_free(group, ahead, now_ns)
             if partition is None:
                 return
-            chosen = self._choose(pool, partition, now_ns)
+            chosen = self._choose(group, partition, now_ns)
             if chosen is None:
                 return
             partition, queue, entries, reason = chosen
-            if self.booked is not None and reason is not ReleaseReason.RETRY:
+            if self.reserved is not None and reason is not ReleaseReason.RETRY:
                 entries = self._on_time(partition, queue, entries, now_ns, decisions)
             if entries:
                 decisions.append(self._close(partition, queue, entries, reason, now_ns))
 
     def _choose(
-        self, pool: PartitionGroup, partition: PartitionState, now_ns: int
+        self, group: PartitionGroup, partition: PartitionState, now_ns: int
     ) -> tuple[PartitionState, Queue, list[Entry], ReleaseReason] | None:
         """What should run now, here or on a better partition: of all queues, the most urgent one to be served."""
-        while (queue := pool.most_urgent()) is not None:
+        while (queue := group.most_urgent()) is not None:
             model = self.models[queue.model]
-            if model.ceilings and model.is_left(queue, pool.kind):
-                pool.put_off(queue, now_ns + RESTART_NS)
+            if model.batch_limits and model.is_left(queue, group.kind):
+                group.put_off(queue, now_ns + RESTART_NS)
                 continue
             if queue.retries:
-                if self.booked is not None and not self.booked.has_room(partition, queue, now_ns):
-                    self.booked.put_off(queue, pool, now_ns)
+                if self.reserved is not None and not self.reserved.has_room(partition, queue, now_ns):
+                    self.reserved.put_off(queue, group, now_ns)
                     continue
                 return self._chosen(partition, queue, queue.take_retry(), ReleaseReason.RETRY, now_ns)
             head = queue.head()
             reachable_ns = now_ns + self.hand_off_ns + model.quickest_ns
             if head.stage_deadline_ns < reachable_ns and model.by_deadline and queue.expire(reachable_ns):
-                pool.announce(queue)  # there may be another head now, which is less urgent
+                group.notify(queue)  # there may be another head now, which is less urgent
                 continue
             choice = model.policy.choose(queue, model, partition, model.estimates[partition.kind], now_ns)
             if choice.rows:
                 placement = self._locator.place(queue, head, model, choice, partition, now_ns)
                 if placement is None:
-                    pool.put_off(queue, max(head.stage_deadline_ns, now_ns + 1))
-                elif (taken := self._take(pool, partition, queue, placement, now_ns)) is not None:
+                    group.put_off(queue, max(head.stage_deadline_ns, now_ns + 1))
+                elif (taken := self._take(group, partition, queue, placement, now_ns)) is not None:
                     return self._chosen(*taken, choice.reason, now_ns)
             else:
-                pool.put_off(queue, max(choice.until_ns, now_ns + 1), choice.wanted_rows)
+                group.put_off(queue, max(choice.until_ns, now_ns + 1), choice.wanted_rows)
                 if choice.after_idle_ns is not None:
-                    pool.park(queue, choice.after_idle_ns)
+                    group.park(queue, choice.after_idle_ns)
         return None
 
     def _take(
         self,
-        pool: PartitionGroup,
+        group: PartitionGroup,
         partition: PartitionState,
         queue: Queue,
         place: tuple[PartitionState, int, int],
@@ -329,11 +331,11 @@ class Dispatcher:
     ) -> tuple[PartitionState, Queue, list[Entry]] | None:
         """What runs of a queue in a place, or on `partition` when that has no time for it between reserved places."""
         host, rows, from_ns = place
-        if self.booked is None:
+        if self.reserved is None:
             return host, queue, queue.take(rows, from_ns)
-        taken = self.booked.take(queue, (host, partition), rows, from_ns, now_ns)
+        taken = self.reserved.take(queue, (host, partition), rows, from_ns, now_ns)
         if taken is None:
-            self.booked.put_off(queue, pool, now_ns)
+            self.reserved.put_off(queue, group, now_ns)
         return taken
 
     def _chosen(
@@ -342,10 +344,10 @@ class Dispatcher:
         """What was taken is to run; what is left of the queue may be for somebody else."""
         if queue.live or queue.retries:
             model = self.models[queue.model]
-            for pool in model.pools:
-                if (queue in pool.listed and model.by_deadline) or (queue.wanted_rows and queue in pool.aside):
+            for group in model.groups:
+                if (queue in group.listed and model.by_deadline) or (queue.wanted_rows and queue in group.aside):
                     continue
-                self.agenda.announce(queue, pool, now_ns)
+                self.agenda.notify(queue, group, now_ns)
         return host, queue, entries, reason
 
     def _on_time(
@@ -375,14 +377,14 @@ class Dispatcher:
         batch.median_ns = median_ns = model.estimates[partition.kind].median_ns(rows)
         self._next_batch += 1
         self.batches[batch.identity] = batch
-        if self.booked is not None:
-            self.booked.started(partition, queue.model, entries, rows, now_ns)
+        if self.reserved is not None:
+            self.reserved.started(partition, queue.model, entries, rows, now_ns)
         partition.free_at_ns = partition.start_ns(now_ns) + median_ns
         partition.batches.append(batch)
-        assert partition.pool is not None, "a partition that takes a batch has a pool"
-        partition.pool.changed(partition)
-        if partition.stake is not None and self._sharing is not None:
-            self._sharing.started(partition.stake, now_ns)
+        assert partition.group is not None, "a partition that takes a batch has a group"
+        partition.group.changed(partition)
+        if partition.account is not None and self._sharing is not None:
+            self._sharing.started(partition.account, now_ns)
         model.dispatched(rows)
         model.last_ns = now_ns
         self._forget_if_empty(queue, model)
@@ -398,6 +400,6 @@ class Dispatcher:
     def queue_depths(self) -> dict[str, int]:
         """Requests waiting, by model key."""
         depths = {key: sum(queue.waiting for queue in model.queues.values()) for key, model in self.models.items()}
-        for entry in self.booked.waiting.values() if self.booked is not None else ():
+        for entry in self.reserved.waiting.values() if self.reserved is not None else ():
             depths[entry.queue.model] += 1
         return depths

@@ -21,7 +21,7 @@ class Failures:
     """Tries batches again in halves: once elsewhere what a lost worker ran, and the others until one request fails.
 
     A batch with one request to blame is run again 2·log₂(requests) times at most, rounded up to whole halvings. One
-    that ran out of memory tells nothing of its requests, but that batches are to be smaller there (`Ceiling`). What
+    that ran out of memory tells nothing of its requests, but that batches are to be smaller there (`Limit`). What
     does not fit by itself goes to a partition of another kind, if there is one that may have memory for it.
 
     `fail` settles a request; `ended` notes that a piece of its work is over, and tells whether it was settled before.
@@ -46,8 +46,8 @@ class Failures:
         elsewhere = event.cause is FailureCause.OUT_OF_MEMORY and self._fits_elsewhere(batch, now_ns)
         if event.cause is FailureCause.WORKER_LOST:
             alive = self._retried_once(alive, batch.suspect, event.message, decisions)
-            if dispatcher.booked is not None and not batch.suspect:
-                alive = dispatcher.booked.reopen(alive, now_ns)
+            if dispatcher.reserved is not None and not batch.suspect:
+                alive = dispatcher.reserved.reopen(alive, now_ns)
         elif alive and len(batch.entries) == 1 and not elsewhere:
             self._fail(alive[0].request, _OUTCOMES[event.cause], _reason(batch, event), decisions)
             return
@@ -66,21 +66,21 @@ class Failures:
         """Have smaller batches made where one ran out of memory; whether there are partitions that could run it."""
         dispatcher = self._dispatcher
         model = dispatcher.models[batch.queue.model]
-        if model.ran_out_of_memory(batch.kind, batch.rows, now_ns) and dispatcher.booked is not None:
-            dispatcher.booked.learn((model,))
+        if model.ran_out_of_memory(batch.kind, batch.rows, now_ns) and dispatcher.reserved is not None:
+            dispatcher.reserved.learn((model,))
         return model.fits_elsewhere(batch.rows, batch.kind)
 
-    def _retry(self, queue: Queue, group: list[Entry], now_ns: int) -> None:
+    def _retry(self, queue: Queue, entries: list[Entry], now_ns: int) -> None:
         """Have the entries dispatched again as one batch of their own."""
-        if not group:
+        if not entries:
             return
         agenda, model = self._dispatcher.agenda, self._dispatcher.models[queue.model]
         # The queue may have been forgotten while its last batch ran; what is pushed later must meet this one.
         queue = model.queues.setdefault(queue.batch_key, queue)
-        queue.retry(group)
-        model.outstanding += sum(entry.rows for entry in group)
-        for pool in model.pools:
-            agenda.announce(queue, pool, now_ns)
+        queue.retry(entries)
+        model.outstanding += sum(entry.rows for entry in entries)
+        for group in model.groups:
+            agenda.notify(queue, group, now_ns)
         if not model.served:
             self._dispatcher.strand(model, now_ns)
 

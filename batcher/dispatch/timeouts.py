@@ -34,12 +34,12 @@ class RequestTimeouts:
     An entry that would be late and has a place reserved is given up when the place has passed.
     """
 
-    __slots__ = ("_compact_above", "_hand_off_ns", "_models", "agenda", "booked")
+    __slots__ = ("_compact_above", "_hand_off_ns", "_models", "agenda", "reserved")
 
     def __init__(self, models: Mapping[str, ModelState], hand_off_ns: int) -> None:
         self._models = models
         self._hand_off_ns = hand_off_ns
-        self.booked: ReservedWork | None = None
+        self.reserved: ReservedWork | None = None
         self._compact_above = COMPACT
         self.agenda: list[tuple[int, int, Entry, TimeoutCause]] = []
 
@@ -51,18 +51,18 @@ class RequestTimeouts:
 
     def limit(self, entry: Entry, expires_ns: int | None, delay_ns: int | None, now_ns: int) -> None:
         """Bound how long an entry waits, and how long before the others of its level."""
-        for at_ns, fate in ((expires_ns, TimeoutCause.EXPIRED), (delay_ns, TimeoutCause.DELAYED)):
+        for at_ns, cause in ((expires_ns, TimeoutCause.EXPIRED), (delay_ns, TimeoutCause.DELAYED)):
             if at_ns is not None:
-                self._add(entry, max(at_ns, now_ns + 1), fate)
+                self._add(entry, max(at_ns, now_ns + 1), cause)
 
-    def _add(self, entry: Entry, at_ns: int, fate: TimeoutCause) -> None:
+    def _add(self, entry: Entry, at_ns: int, cause: TimeoutCause) -> None:
         """Have that become of an entry if it waits at a time."""
         agenda = self.agenda
         if len(agenda) > self._compact_above:
             agenda[:] = [item for item in agenda if _waits(item[2])]
             heapify(agenda)
             self._compact_above = max(COMPACT, 2 * len(agenda))
-        heappush(agenda, (at_ns, entry.sequence, entry, fate))
+        heappush(agenda, (at_ns, entry.sequence, entry, cause))
 
     def next_ns(self) -> int | None:
         """When the first one is due; what was dispatched before it had waited too long is forgotten."""
@@ -75,18 +75,18 @@ class RequestTimeouts:
         """The entries that something becomes of now."""
         agenda = self.agenda
         while agenda and agenda[0][0] <= now_ns:
-            _, _, entry, fate = heappop(agenda)
-            if entry.request.settled or not (entry.queued if fate else _waits(entry)):
+            _, _, entry, cause = heappop(agenda)
+            if entry.request.settled or not (entry.queued if cause else _waits(entry)):
                 continue
-            passed_ns = None if fate or self.booked is None else self.booked.passed_ns(entry)
+            passed_ns = None if cause or self.reserved is None else self.reserved.passed_ns(entry)
             if passed_ns is not None and passed_ns > now_ns:
-                heappush(agenda, (passed_ns, entry.sequence, entry, fate))
+                heappush(agenda, (passed_ns, entry.sequence, entry, cause))
                 continue
-            if fate is TimeoutCause.DELAYED:
+            if cause is TimeoutCause.DELAYED:
                 assert isinstance(entry.queue, PriorityQueue), "only levels have entries wait behind others"
                 entry.queue.delay(entry)
-            yield entry, fate
+            yield entry, cause
 
 
 def _waits(entry: Entry) -> bool:
-    return entry.queued or entry.group is not None
+    return entry.queued or entry.retry_group is not None

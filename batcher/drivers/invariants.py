@@ -22,8 +22,8 @@ def check_invariants(scheduler: Scheduler) -> None:
     _check_queues(scheduler)
     _check_batches(scheduler)
     _check_backlogs(scheduler)
-    if scheduler.dispatcher.booked is not None:
-        _check_booked(scheduler, scheduler.dispatcher.booked)
+    if scheduler.dispatcher.reserved is not None:
+        _check_reserved(scheduler, scheduler.dispatcher.reserved)
 
 
 def _check_requests(scheduler: Scheduler) -> None:
@@ -32,7 +32,7 @@ def _check_requests(scheduler: Scheduler) -> None:
         mine = [request for request in scheduler.requests.values() if request.pipeline is pipeline]
         assert pipeline.outstanding == len(mine), f"{name} counts {pipeline.outstanding} requests, has {len(mine)}"
         assert pipeline.outstanding <= limits.queue_requests, f"{name} exceeds its bound of requests"
-        if scheduler.dispatcher.booked is not None:
+        if scheduler.dispatcher.reserved is not None:
             assert pipeline.rows_under_way == sum(request.rows for request in mine), f"{name}: rows do not add up"
     for pipeline in scheduler.served.retiring:
         mine = [request for request in scheduler.requests.values() if request.pipeline is pipeline]
@@ -49,8 +49,8 @@ def _check_requests(scheduler: Scheduler) -> None:
     for request in scheduler._combining.values():
         held[id(request)] = request
     for queue in (queue for model in scheduler.dispatcher.models.values() for queue in model.queues.values()):
-        if queue.ordering is not None:
-            held.update((id(entry.request), entry.request) for entry in queue.ordering.held)
+        if queue.response_order is not None:
+            held.update((id(entry.request), entry.request) for entry in queue.response_order.held)
     used = sum(request.arrival.memory_bytes for request in held.values())
     assert scheduler.admission.memory_bytes == used, f"{scheduler.admission.memory_bytes} bytes reserved, {used} held"
     assert used <= limits.memory_bytes, "more memory is reserved than there is"
@@ -58,9 +58,9 @@ def _check_requests(scheduler: Scheduler) -> None:
 
 def _waits(entry: Entry) -> bool:
     """Whether an entry is queued, runs, or has run and is held back."""
-    ordering = entry.queue.ordering
-    is_held = ordering is not None and ordering.holds(entry)
-    return entry.queued or entry.group is not None or entry.batch is not None or is_held
+    response_order = entry.queue.response_order
+    is_held = response_order is not None and response_order.holds(entry)
+    return entry.queued or entry.retry_group is not None or entry.batch is not None or is_held
 
 
 def _check_queues(scheduler: Scheduler) -> None:
@@ -73,7 +73,9 @@ def _check_queues(scheduler: Scheduler) -> None:
             assert queue.live == len(live), f"queue counts {queue.live} entries, has {len(live)}"
             assert queue.rows == sum(entry.rows for entry in live), "a queue's rows do not add up"
             if queue:
-                assert all(_is_known(queue, pool) for pool in model.pools), "a queue with work waits where nobody looks"
+                assert all(_is_known(queue, group) for group in model.groups), (
+                    "a queue with work waits where nobody looks"
+                )
             retried = [entry for group in queue.retries for entry in group]
             assert all(queue.retries), "a group to be retried is empty"
             assert all(not entry.request.settled for entry in live + retried), "a settled request still waits"
@@ -89,14 +91,14 @@ def _check_batches(scheduler: Scheduler) -> None:
     for partition in dispatcher.fleet.partitions.values():
         assert len(partition.batches) <= IN_FLIGHT, f"{partition.name} holds {len(partition.batches)} batches"
         if partition.held:
-            assert partition.pool is not None, f"{partition.name} is held back and was never ready"
-            assert partition.pool.idle() is not partition, f"{partition.name} is held back and on offer"
-            looked_at = partition.batches or partition.pool.wake_ns is not None
+            assert partition.group is not None, f"{partition.name} is held back and was never ready"
+            assert partition.group.idle() is not partition, f"{partition.name} is held back and may be chosen"
+            looked_at = partition.batches or partition.group.wake_ns is not None
             assert looked_at, f"{partition.name} is held back and not looked at again"
     for key, model in dispatcher.models.items():
         for kind, estimate in model.estimates.items():
-            ceiling = model.ceilings.get(kind)
-            most = model.config.max_batch if ceiling is None else ceiling.rows
+            bound = model.batch_limits.get(kind)
+            most = model.config.max_batch if bound is None else bound.rows
             assert estimate.max_rows == most >= 1, f"batches of {key} on {kind} are not kept to {most} rows"
     for batch in listed:
         limit = dispatcher.models[batch.queue.model].config.max_batch
@@ -113,31 +115,31 @@ def _check_batches(scheduler: Scheduler) -> None:
         assert not any(entry.queued for entry in batch.entries), "an entry is queued and running"
 
 
-def _is_known(queue: Queue, pool: PartitionGroup) -> bool:
-    """Whether a pool will look at a queue for what comes first in it."""
-    if queue in pool.aside:
-        return queue in pool.parked or any(item[2] is queue for item in pool.timers)
-    return any(item[4] is queue and pool.listed.get(queue) == item[3] for item in pool.waiting)
+def _is_known(queue: Queue, group: PartitionGroup) -> bool:
+    """Whether a group will look at a queue for what comes first in it."""
+    if queue in group.aside:
+        return queue in group.parked or any(item[2] is queue for item in group.timers)
+    return any(item[4] is queue and group.listed.get(queue) == item[3] for item in group.waiting)
 
 
 def _check_backlogs(scheduler: Scheduler) -> None:
-    for pool in scheduler.dispatcher.fleet.pools:
-        assert pool.ready_count == sum(each.ready for each in pool.partitions.values()), "partitions are miscounted"
+    for group in scheduler.dispatcher.fleet.groups:
+        assert group.ready_count == sum(each.ready for each in group.partitions.values()), "partitions are miscounted"
         promised = sum(
             row_ns * request.rows
             for request in scheduler.requests.values()
             for stage, shares in enumerate(request.work.stages)
             if request.committed >> stage & 1
             for each, row_ns in shares
-            if each is pool
+            if each is group
         )
-        assert pool.backlog_ns == promised, f"pool {pool.number}: backlog {pool.backlog_ns}, promised {promised}"
+        assert group.backlog_ns == promised, f"group {group.number}: backlog {group.backlog_ns}, promised {promised}"
 
 
-def _check_booked(scheduler: Scheduler, booked: ReservedWork) -> None:
-    for part, entry in booked.waiting.items():
+def _check_reserved(scheduler: Scheduler, reserved: ReservedWork) -> None:
+    for part, entry in reserved.waiting.items():
         assert part == (entry.request.identity, entry.stage), f"the entry of {part} waits in the place of another"
-        slot = booked.slot(*part)
+        slot = reserved.slot(*part)
         assert slot is not None, f"the entry of {part} waits for a place that it does not have"
         assert slot.queue[0] == entry.queue.model, f"the place of {part} is for {slot.queue[0]}"
         assert entry.queued, f"the entry of {part} has a place and does not wait"
@@ -147,11 +149,11 @@ def _check_booked(scheduler: Scheduler, booked: ReservedWork) -> None:
         for entry in batch.entries
     }
     for name, partition in scheduler.dispatcher.fleet.partitions.items():
-        ledger = booked.ledgers[name]
+        timeline = reserved.timelines[name]
         held = partition.models if partition.ready else frozenset()
-        assert ledger.models == held, f"{name} has places for {sorted(ledger.models)}, holds {sorted(held)}"
+        assert timeline.models == held, f"{name} has places for {sorted(timeline.models)}, holds {sorted(held)}"
         end_ns = 0
-        for slot in ledger.slots:
+        for slot in timeline.slots:
             assert slot.start_ns >= end_ns, f"two places on {name} overlap"
             assert slot.rows == sum(held.rows for held, _ in slot.members), "a place's rows do not add up"
             end_ns = slot.end_ns

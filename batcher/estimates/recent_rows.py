@@ -3,7 +3,7 @@
 from sluice.models.units import NS_PER_S
 
 MEMORY_NS = NS_PER_S // 4
-"""What came longer ago than this hardly counts: as long as objectives are, so that a lane's change is seen."""
+"""What came longer ago than this hardly counts: as long as objectives are, so that a flow's change is seen."""
 
 
 class Inflow:

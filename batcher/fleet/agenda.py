@@ -1,4 +1,4 @@
-"""The agenda: when each pool is to be looked at."""
+"""The agenda: when each group is to be looked at."""
 
 from heapq import heappop, heappush
 
@@ -7,9 +7,9 @@ from sluice.batcher.state.pool import PartitionGroup
 
 
 class WakeupQueue:
-    """Pools by the times at which they are to be looked at, the first one first in `items`.
+    """Groups by the times at which they are to be looked at, the first one first in `items`.
 
-    `check_ns` is when to look at what no pool can run, or what was disturbed; None for never.
+    `check_ns` is when to look at what no group can run, or what was disturbed; None for never.
     """
 
     __slots__ = ("check_ns", "items")
@@ -28,29 +28,29 @@ class WakeupQueue:
             return items[0][0]
         return self.check_ns
 
-    def wake(self, pool: PartitionGroup, at_ns: int) -> None:
-        """Make sure that a pool is looked at at `at_ns` or before."""
-        if pool.wake_ns is None or at_ns < pool.wake_ns:
-            pool.wake_ns = at_ns
-            heappush(self.items, (at_ns, pool.number, pool))
+    def wake(self, group: PartitionGroup, at_ns: int) -> None:
+        """Make sure that a group is looked at at `at_ns` or before."""
+        if group.wake_ns is None or at_ns < group.wake_ns:
+            group.wake_ns = at_ns
+            heappush(self.items, (at_ns, group.number, group))
 
-    def announce(self, queue: Queue, pool: PartitionGroup, now_ns: int) -> None:
-        """A queue has something new for a pool: have it looked at as soon as a partition can take something."""
-        pool.aside.pop(queue, None)
-        pool.announce(queue)
-        if pool.idle() is not None:
-            self.wake(pool, now_ns)
-        elif (partition := pool.opening()) is not None:
-            self.wake(pool, max(partition.opening_ns, now_ns))
+    def notify(self, queue: Queue, group: PartitionGroup, now_ns: int) -> None:
+        """A queue has something new for a group: have it looked at as soon as a partition can take something."""
+        group.aside.pop(queue, None)
+        group.notify(queue)
+        if group.idle() is not None:
+            self.wake(group, now_ns)
+        elif (partition := group.opening()) is not None:
+            self.wake(group, max(partition.opening_ns, now_ns))
 
     def due(self, now_ns: int) -> list[PartitionGroup]:
-        """Take off the pools that are to be looked at now."""
+        """Take off the groups that are to be looked at now."""
         items = self.items
         due: list[PartitionGroup] = []
         while items and items[0][0] <= now_ns:
-            at_ns, _, pool = heappop(items)
-            if pool.wake_ns == at_ns:
-                pool.wake_ns = None
-                pool.ring(now_ns)
-                due.append(pool)
+            at_ns, _, group = heappop(items)
+            if group.wake_ns == at_ns:
+                group.wake_ns = None
+                group.ring(now_ns)
+                due.append(group)
         return due

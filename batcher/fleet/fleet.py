@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Fleet:
-    """Keeps partitions in pools of equals, and the estimates of models up to date.
+    """Keeps partitions in groups of equals, and the estimates of models up to date.
 
     `stranded` are the models that no partition that is up holds, as far as something may wait for them.
     """
@@ -33,10 +33,10 @@ class Fleet:
             config.name: PartitionState(number, config, self.hand_off_ns)
             for number, config in enumerate(spec.partitions)
         }
-        self.pools: list[PartitionGroup] = []
+        self.groups: list[PartitionGroup] = []
         self.stranded: dict[ModelState, None] = {}
         self._tables: dict[tuple[str, str], LatencyTable] = {}
-        self._next_pool = 0
+        self._next_group = 0
         for model in spec.models:
             self.add(model)
 
@@ -61,9 +61,9 @@ class Fleet:
         partition.idle_since_ns = now_ns
         for key, table in event.tables.items():
             self.learn(key, partition.kind, table)
-        if partition.pool is not None and partition.models == event.tables.keys():
-            partition.pool.recount()
-            partition.pool.changed(partition)
+        if partition.group is not None and partition.models == event.tables.keys():
+            partition.group.recount()
+            partition.group.changed(partition)
             self.touch(partition.models)
         else:
             self.move(partition, frozenset(event.tables))
@@ -90,8 +90,8 @@ class Fleet:
         if partition.ready or partition.lost_ns is None:  # not when another start of it failed
             partition.lost_ns = now_ns
         partition.ready = False
-        if partition.pool is not None:
-            partition.pool.recount()
+        if partition.group is not None:
+            partition.group.recount()
         if partition.batches:
             partition.batches[0].suspect = True
         self.touch(partition.models)
@@ -129,10 +129,10 @@ class Fleet:
 
     def move(self, partition: PartitionState, models: frozenset[str]) -> None:
         """Have a partition take batches of these models from now on."""
-        old, before = partition.pool, partition.models
+        old, before = partition.group, partition.models
         partition.models = models
-        pool = next((each for each in self.pools if each.holds(partition.kind, partition.price, models)), None)
-        if pool is None and old is not None and old.become(partition, models):
+        group = next((each for each in self.groups if each.holds(partition.kind, partition.price, models)), None)
+        if group is None and old is not None and old.become(partition, models):
             self._holders_changed(old, before ^ models)
             return
         partition.listed_idle = False
@@ -140,26 +140,26 @@ class Fleet:
             del old.partitions[partition.number]
             old.recount()
             if not old.partitions:
-                self.pools.remove(old)
-        if pool is None or not pool.partitions:
-            pool = PartitionGroup(self._next_pool, partition.kind, models, partition.price)
-            self._next_pool += 1
-            self.pools.append(pool)
-        partition.pool = pool
-        pool.partitions[partition.number] = partition
-        pool.recount()
-        pool.changed(partition)
-        self._holders_changed(pool, before | models)
+                self.groups.remove(old)
+        if group is None or not group.partitions:
+            group = PartitionGroup(self._next_group, partition.kind, models, partition.price)
+            self._next_group += 1
+            self.groups.append(group)
+        partition.group = group
+        group.partitions[partition.number] = partition
+        group.recount()
+        group.changed(partition)
+        self._holders_changed(group, before | models)
 
-    def _holders_changed(self, pool: PartitionGroup, keys: frozenset[str]) -> None:
-        """Other pools than before hold some models; what waits for those that `pool` holds is new to it."""
+    def _holders_changed(self, group: PartitionGroup, keys: frozenset[str]) -> None:
+        """Other groups than before hold some models; what waits for those that `group` holds is new to it."""
         for key in sorted(keys):
             model = self.models[key]
-            model.pools = [each for each in self.pools if key in each.models]
-            model.hosts = sum(len(each.partitions) for each in model.pools)
-            if key in pool.models:
+            model.groups = [each for each in self.groups if key in each.models]
+            model.hosts = sum(len(each.partitions) for each in model.groups)
+            if key in group.models:
                 for queue in model.queues.values():
-                    pool.announce(queue)
+                    group.notify(queue)
         self.touch(keys)
 
     def learn(self, key: str, kind: str, table: LatencyTable) -> None:
@@ -183,8 +183,8 @@ class Fleet:
 
     def _estimate(self, model: ModelState, kind: str, table: LatencyTable) -> None:
         estimate = model.estimates[kind] = LatencyEstimate(table, model.config.max_batch, self.hand_off_ns)
-        if (ceiling := model.ceilings.get(kind)) is not None:
-            estimate.limit(ceiling.rows)
+        if (limit := model.batch_limits.get(kind)) is not None:
+            estimate.limit(limit.rows)
         model.learned()
 
     def touch(self, keys: Iterable[str]) -> None:

@@ -86,10 +86,10 @@ class SharedDevice:
     remembered of what was idle: who comes back is as far as those who stayed, or where it was if that is further.
     """
 
-    __slots__ = ("_active", "_since_ns", "stakes")
+    __slots__ = ("_active", "_since_ns", "accounts")
 
     def __init__(self) -> None:
-        self.stakes: list[DeviceAccount] = []
+        self.accounts: list[DeviceAccount] = []
         self._active: list[DeviceAccount] = []
         self._since_ns = 0
 
@@ -102,35 +102,35 @@ class SharedDevice:
         if now_ns > self._since_ns:
             self._pass_time(now_ns - self._since_ns)
             self._since_ns = now_ns
-        running = [stake for stake in self.stakes if stake.partition.batches]
-        wanting = [stake for stake in self.stakes if stake.partition.batches or stake.lingers_ns > now_ns]
+        running = [account for account in self.accounts if account.partition.batches]
+        wanting = [account for account in self.accounts if account.partition.batches or account.lingers_ns > now_ns]
         self._active = [
-            each for each in self.stakes if each.share.promised and (each in wanting or each.partition.held)
+            each for each in self.accounts if each.share.promised and (each in wanting or each.partition.held)
         ]
-        for stake in self.stakes:
-            stake.part = 0.0
-        for stake, part in zip(running, parts([stake.share.cap for stake in running]), strict=True):
-            stake.part = part
-        entitled = [stake for stake in wanting if stake.share.promised and not stake.is_ahead]
-        for stake in self.stakes:
-            if stake.share.elastic:
-                stake.contended = len(entitled) > (stake in entitled)
-                yield stake, stake.contended and (stake.is_ahead or (stake in running and stake.lead_ns > -1))
+        for account in self.accounts:
+            account.part = 0.0
+        for account, part in zip(running, parts([account.share.cap for account in running]), strict=True):
+            account.part = part
+        entitled = [account for account in wanting if account.share.promised and not account.is_ahead]
+        for account in self.accounts:
+            if account.share.elastic:
+                account.contended = len(entitled) > (account in entitled)
+                yield account, account.contended and (account.is_ahead or (account in running and account.lead_ns > -1))
 
-    def entitled_ns(self, stake: DeviceAccount, now_ns: int) -> int:
+    def entitled_ns(self, account: DeviceAccount, now_ns: int) -> int:
         """When one that is held back will be within its share again, if all goes on as it is."""
-        waiting = stake.share.promised if stake not in self._active else 0.0
+        waiting = account.share.promised if account not in self._active else 0.0
         wanted = waiting + sum(each.share.promised for each in self._active)
-        used = sum(each.part for each in self._active) - stake.part
+        used = sum(each.part for each in self._active) - account.part
         if not used:
-            return max(each.lingers_ns for each in self.stakes)
-        return now_ns + math.ceil(stake.lead_ns * wanted / used)
+            return max(each.lingers_ns for each in self.accounts)
+        return now_ns + math.ceil(account.lead_ns * wanted / used)
 
     def _pass_time(self, elapsed_ns: int) -> None:
         """Account for what has been as it was since the last change: within an instant nothing counts."""
         self._centre()
-        for stake in self._active:
-            stake.lead_ns += stake.part * elapsed_ns / stake.share.promised
+        for account in self._active:
+            account.lead_ns += account.part * elapsed_ns / account.share.promised
         self._centre()
 
     def _centre(self) -> None:
@@ -139,10 +139,10 @@ class SharedDevice:
             return
         weights = sum(each.share.promised for each in self._active)
         mean_ns = sum(each.share.promised * each.lead_ns for each in self._active) / weights
-        for stake in self.stakes:
-            stake.lead_ns -= mean_ns
-            if stake not in self._active:
-                stake.lead_ns = max(stake.lead_ns, 0.0)
+        for account in self.accounts:
+            account.lead_ns -= mean_ns
+            if account not in self._active:
+                account.lead_ns = max(account.lead_ns, 0.0)
 
 
 def parts(caps: Sequence[float]) -> list[float]:

@@ -94,7 +94,7 @@ class DeadlinePolicy:
         stages = request.pipeline.stages
         for index in stages[entry.stage].dependents:
             following = stages[index]
-            if request.missing[index] == 1 and request.deadline_ns - following.tail_ns < before_ns:
+            if request.missing[index] == 1 and request.deadline_ns - following.remaining_path_ns < before_ns:
                 model = following.model
                 if model is not None and model.config.key in partition.models:
                     rows = batch.rows * following.probability

@@ -28,5 +28,5 @@ def enter(batch: Batch) -> tuple[Member, ...]:
 
 def _begin_promised(shares: Shares, rows: int) -> None:
     """Work that was promised starts: it is no longer ahead of anybody."""
-    for pool, row_ns in shares:
-        pool.backlog_ns -= row_ns * rows
+    for group, row_ns in shares:
+        group.backlog_ns -= row_ns * rows

@@ -1,4 +1,4 @@
-"""Lanes: the part of a queue that belongs to one pipeline, in the order of the batch policy."""
+"""Flows: the part of a queue that belongs to one pipeline, in the order of the batch policy."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
@@ -10,15 +10,15 @@ Item = tuple[int, int, int, Entry]
 """(order in ns, minus the depth of the stage, sequence number, entry): sorts without ever comparing entries."""
 
 COMPACT_ABOVE = 64
-"""Dead items tolerated before a lane is compacted (when they are also half of it)."""
+"""Dead items tolerated before a flow is compacted (when they are also half of it)."""
 
 
 class Flow:
     """Entries of one pipeline, earliest first, and behind them those that are late whatever is done.
 
     An entry that was settled meanwhile stays as a dead item until it comes to the front or too many are dead.
-    `last_ns` is not before the order of the last item. `served` is how many rows were taken while lanes had to share,
-    divided by the lane's `weight`: lanes with the same are even.
+    `last_ns` is not before the order of the last item. `served` is how many rows were taken while flows had to share,
+    divided by the flow's `weight`: flows with the same are even.
     """
 
     __slots__ = ("_dead", "items", "last_ns", "late", "late_live", "live", "number", "rows", "served", "weight")

@@ -1,4 +1,4 @@
-"""Booked work: what has a place reserved waits here, outside the queues, until a partition runs it in its place.
+"""Reserved work: what has a place reserved waits here, outside the queues, until a partition runs it in its place.
 
 Keeps the reservations in step with the fleet. Everything else uses the time that they leave: a batch of a queue runs
 only where it is over by `due_ns`.
@@ -35,9 +35,9 @@ Chosen = tuple[PartitionState, Queue, list[Entry], ReleaseReason]
 
 
 class ReservedWork:
-    """Entries with a reserved place, by (request, stage) in `waiting`, and the `ledgers` that hold their places.
+    """Entries with a reserved place, by (request, stage) in `waiting`, and the `timelines` that hold their places.
 
-    `wake` has a pool looked at, at a time; `release` has an entry queued that lost its place. A place counts as kept
+    `wake` has a group looked at, at a time; `release` has an entry queued that lost its place. A place counts as kept
     for the time of a hand-off, which its length includes: drivers wake up late, and may be seen to take longer.
     """
 
@@ -55,7 +55,7 @@ class ReservedWork:
         self._release = release
         self._reservations = Reservations(spec.partitions)
         self._services: dict[tuple[str, str], list[int]] = {}
-        self.ledgers = self._reservations.ledgers
+        self.timelines = self._reservations.timelines
         self.waiting: dict[Part, Entry] = {}
 
     # -- requests
@@ -94,11 +94,11 @@ class ReservedWork:
     def hold(self, entry: Entry, now_ns: int) -> None:
         """Have an entry run that has a place: there, or sooner wherever that takes nobody's time."""
         self.waiting[entry.request.identity, entry.stage] = entry
-        for pool in self._fleet.models[entry.queue.model].pools:
-            if pool.idle() is not None:
-                self._wake(pool, now_ns)
-            elif (partition := pool.opening()) is not None:
-                self._wake(pool, max(partition.opening_ns, now_ns))
+        for group in self._fleet.models[entry.queue.model].groups:
+            if group.idle() is not None:
+                self._wake(group, now_ns)
+            elif (partition := group.opening()) is not None:
+                self._wake(group, max(partition.opening_ns, now_ns))
 
     def drop(self, entry: Entry) -> bool:
         """Take an entry out; False when it does not wait here."""
@@ -114,21 +114,21 @@ class ReservedWork:
 
     def reopen(self, entries: Iterable[Entry], now_ns: int) -> list[Entry]:
         """Find other places for entries whose batch never started; those that there is none for are returned."""
-        homeless = []
+        unplaced = []
         for entry in entries:
             if self._reservations.reopen(entry.request.identity, entry.stage, now_ns):
                 entry.queued = True
                 self.hold(entry, now_ns)
             else:
-                homeless.append(entry)
+                unplaced.append(entry)
         self._release_lapsed(now_ns)
         self._wake_in_time(now_ns)
-        return homeless
+        return unplaced
 
     def _expire(self, partition: PartitionState, now_ns: int) -> None:
         """What has missed its place on a partition is up to its queue."""
-        ledger = self.ledgers[partition.name]
-        if ledger.slots and ledger.slots[0].start_ns < max(now_ns, ledger.free_ns):
+        timeline = self.timelines[partition.name]
+        if timeline.slots and timeline.slots[0].start_ns < max(now_ns, timeline.free_ns):
             for part in self._reservations.expire(partition.name, self.begin_ns(partition, now_ns)):
                 if (entry := self.waiting.pop(part, None)) is not None:
                     self._release(entry, now_ns)
@@ -153,18 +153,18 @@ class ReservedWork:
         """Take in which partitions are up and what they hold; places that are gone are sought elsewhere."""
         reservations = self._reservations
         for partition in self._fleet.partitions.values():
-            ledger = self.ledgers[partition.name]
+            timeline = self.timelines[partition.name]
             models = partition.models if partition.ready else frozenset[str]()
-            if models == ledger.models:
+            if models == timeline.models:
                 continue
             if not models:
                 reservations.lost(partition.name, now_ns)
                 continue
             self.learn(self._fleet.models[key] for key in models)
-            free_ns = ledger.free_ns if partition.batches else now_ns
+            free_ns = timeline.free_ns if partition.batches else now_ns
             reservations.ready(partition.name, models, now_ns)
             reservations.free(partition.name, free_ns)
-            gone = [slot for slot in ledger.slots if slot.queue[0] not in models]
+            gone = [slot for slot in timeline.slots if slot.queue[0] not in models]
             for place, held, stage in [(slot, held, stage) for slot in gone for held, stage in slot.members]:
                 if reservations.slot(held.request, stage) is place:
                     reservations.reopen(held.request, stage, now_ns)
@@ -196,7 +196,7 @@ class ReservedWork:
         if was_running or not partition.batches:
             free_ns = now_ns + sum(self._length_ns(each) for each in partition.batches)
         else:
-            free_ns = self.ledgers[partition.name].free_ns - self._length_ns(batch)
+            free_ns = self.timelines[partition.name].free_ns - self._length_ns(batch)
         self._reservations.free(partition.name, free_ns)
 
     def observed(self, model: ModelState, kind: str, rows: int) -> None:
@@ -222,8 +222,8 @@ class ReservedWork:
 
     def started(self, partition: PartitionState, model: str, entries: Iterable[Entry], rows: int, now_ns: int) -> None:
         """A batch is given to a partition."""
-        begin_ns = max(self.ledgers[partition.name].free_ns, now_ns)
-        end_ns = begin_ns + self.ledgers[partition.name].lengths[model][rows - 1]
+        begin_ns = max(self.timelines[partition.name].free_ns, now_ns)
+        end_ns = begin_ns + self.timelines[partition.name].lengths[model][rows - 1]
         self._reservations.started(partition.name, [(each.request.identity, each.stage) for each in entries], end_ns)
 
     def _length_ns(self, batch: Batch) -> int:
@@ -236,17 +236,17 @@ class ReservedWork:
 
     def begin_ns(self, partition: PartitionState, now_ns: int) -> int:
         """When a batch that is given to a partition now begins, at the latest; within the grace, when it was due."""
-        ledger = self.ledgers[partition.name]
-        begin_ns = max(ledger.free_ns, now_ns)
-        due_ns = ledger.due_ns()
+        timeline = self.timelines[partition.name]
+        begin_ns = max(timeline.free_ns, now_ns)
+        due_ns = timeline.due_ns()
         return due_ns if due_ns is not None and due_ns < begin_ns <= due_ns + self._hand_off_ns else begin_ns
 
-    def form_in(self, pool: PartitionGroup, ahead: bool, before_ns: int, now_ns: int) -> Iterator[Chosen]:
-        """The batches of reserved work to be closed on the partitions of a pool; each has to be before the next.
+    def form_in(self, group: PartitionGroup, ahead: bool, before_ns: int, now_ns: int) -> Iterator[Chosen]:
+        """The batches of reserved work to be closed on the partitions of a group; each has to be before the next.
 
         What is not due yet counts only if it has to be over before `before_ns`.
         """
-        for partition in pool.partitions.values():
+        for partition in group.partitions.values():
             self._expire(partition, now_ns)
             while _is_open(partition, ahead, now_ns):
                 chosen = self._choose(partition, before_ns, now_ns)
@@ -261,8 +261,8 @@ class ReservedWork:
             return None
         first = self.waiting[run.members[0]]
         model = self._fleet.models[first.queue.model]
-        ledger = self.ledgers[partition.name]
-        due_ns = ledger.due_ns()
+        timeline = self.timelines[partition.name]
+        due_ns = timeline.due_ns()
         is_due = due_ns is not None and begin_ns >= due_ns
         waits = partition.held or first.stage_deadline_ns > before_ns
         if not is_due and (waits or model.config.policy.objective is Objective.COST):
@@ -275,7 +275,7 @@ class ReservedWork:
         model.outstanding += run.rows
         # Others may come along where nobody has to wait for that; those that give up rather than be late may have to.
         estimate = model.estimates[partition.kind]
-        room = min(bisect_right(ledger.lengths[model.config.key], run.until_ns - begin_ns), estimate.max_rows)
+        room = min(bisect_right(timeline.lengths[model.config.key], run.until_ns - begin_ns), estimate.max_rows)
         entries += _take(queue, room - run.rows, 0, soft=True, like=entries[0])
         reason = ReleaseReason.DEADLINE if is_due else ReleaseReason.IDLE
         rows = sum(entry.rows for entry in entries)
@@ -287,19 +287,19 @@ class ReservedWork:
         entry = self.waiting.get((request, stage))
         return 0 if entry is None else entry.rows
 
-    def soonest_ns(self, pool: PartitionGroup, order_ns: int, now_ns: int) -> int:
-        """When an entry of that order could start in a pool, which goes before all that has its place later."""
-        later_ns = sum([self.ledgers[partition.name].after_ns(order_ns) for partition in pool.partitions.values()])
-        start_ns = pool.start_after_backlog_ns(now_ns) - later_ns // (pool.ready_count or len(pool.partitions))
-        return max(start_ns, pool.start_ns(now_ns))
+    def soonest_ns(self, group: PartitionGroup, order_ns: int, now_ns: int) -> int:
+        """When an entry of that order could start in a group, which goes before all that has its place later."""
+        later_ns = sum([self.timelines[partition.name].after_ns(order_ns) for partition in group.partitions.values()])
+        start_ns = group.start_after_backlog_ns(now_ns) - later_ns // (group.ready_count or len(group.partitions))
+        return max(start_ns, group.start_ns(now_ns))
 
-    def roomiest(self, pool: PartitionGroup, ahead: bool, now_ns: int) -> PartitionState | None:
-        """Of the partitions of a pool that are idle (`ahead`: about to be), the one with the furthest first place."""
+    def most_free(self, group: PartitionGroup, ahead: bool, now_ns: int) -> PartitionState | None:
+        """Of the partitions of a group that are idle (`ahead`: about to be), the one with the furthest first place."""
         best: PartitionState | None = None
         best_ns = -1
-        for partition in pool.partitions.values():
+        for partition in group.partitions.values():
             if _is_open(partition, ahead, now_ns) and not partition.held:
-                due_ns = self.ledgers[partition.name].due_ns()
+                due_ns = self.timelines[partition.name].due_ns()
                 room_ns = FAR_NS if due_ns is None else due_ns - now_ns
                 if best is None or room_ns > best_ns:
                     best, best_ns = partition, room_ns
@@ -307,11 +307,11 @@ class ReservedWork:
 
     def room(self, partition: PartitionState, model: ModelState, now_ns: int) -> int:
         """How many rows of a model a partition can run, from now on, before what is reserved."""
-        ledger = self.ledgers[partition.name]
-        due_ns = ledger.due_ns()
+        timeline = self.timelines[partition.name]
+        due_ns = timeline.due_ns()
         if due_ns is None:
             return model.config.max_batch
-        return bisect_right(ledger.lengths[model.config.key], due_ns - self.begin_ns(partition, now_ns))
+        return bisect_right(timeline.lengths[model.config.key], due_ns - self.begin_ns(partition, now_ns))
 
     def take(
         self, queue: Queue, hosts: Iterable[PartitionState], rows: int, from_ns: int, now_ns: int
@@ -334,17 +334,17 @@ class ReservedWork:
         rows = sum(entry.rows for entry in queue.retries[0])
         return rows <= self.room(partition, self._fleet.models[queue.model], now_ns)
 
-    def put_off(self, queue: Queue, pool: PartitionGroup, now_ns: int) -> None:
-        """Have a queue that nothing fits in for looked at again when the first place of a pool is due."""
-        pool.put_off(queue, max(self.next_ns(pool, now_ns) or 0, now_ns + 1))
-        pool.park(queue, 0)
+    def put_off(self, queue: Queue, group: PartitionGroup, now_ns: int) -> None:
+        """Have a queue that nothing fits in for looked at again when the first place of a group is due."""
+        group.put_off(queue, max(self.next_ns(group, now_ns) or 0, now_ns + 1))
+        group.park(queue, 0)
 
-    def next_ns(self, pool: PartitionGroup, now_ns: int) -> int | None:
-        """When a pool is to be looked at for the sake of what is reserved, unless something happens before."""
+    def next_ns(self, group: PartitionGroup, now_ns: int) -> int | None:
+        """When a group is to be looked at for the sake of what is reserved, unless something happens before."""
         looks = []
-        for partition in pool.partitions.values():
+        for partition in group.partitions.values():
             if partition.ready:
-                due_ns = self.ledgers[partition.name].due_ns()
+                due_ns = self.timelines[partition.name].due_ns()
                 if due_ns is not None:
                     looks.append(due_ns if due_ns > now_ns else due_ns + self._hand_off_ns + 1)
                 if self.waiting and len(partition.batches) == 1 and partition.opening_ns > now_ns:
@@ -354,9 +354,9 @@ class ReservedWork:
     def _wake_in_time(self, now_ns: int) -> None:
         """Places were found or moved: each partition has to be looked at by the first of its own."""
         for partition in self._fleet.partitions.values():
-            due_ns = self.ledgers[partition.name].due_ns()
-            if due_ns is not None and partition.pool is not None:
-                self._wake(partition.pool, max(due_ns, now_ns))
+            due_ns = self.timelines[partition.name].due_ns()
+            if due_ns is not None and partition.group is not None:
+                self._wake(partition.group, max(due_ns, now_ns))
 
 
 def _queues(event: RequestArrived, pipeline: PipelineState) -> tuple[QueueKey | None, ...]:

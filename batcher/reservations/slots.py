@@ -42,10 +42,10 @@ class Slot:
     `rows` is the most that its members can bring; it is long enough for as many.
     """
 
-    __slots__ = ("end_ns", "ledger", "members", "queue", "rows", "start_ns")
+    __slots__ = ("end_ns", "members", "queue", "rows", "start_ns", "timeline")
 
-    def __init__(self, ledger: Timeline, queue: QueueKey, start_ns: int, end_ns: int) -> None:
-        self.ledger = ledger
+    def __init__(self, timeline: Timeline, queue: QueueKey, start_ns: int, end_ns: int) -> None:
+        self.timeline = timeline
         self.queue = queue
         self.start_ns = start_ns
         self.end_ns = end_ns
@@ -74,7 +74,7 @@ class Slot:
 
     def floor_ns(self) -> int:
         """Before this it cannot begin, wherever other slots are moved: something that it needs is running."""
-        floor_ns = self.ledger.free_ns
+        floor_ns = self.timeline.free_ns
         for reservation, stage in self.members:
             for source in reservation.precedence.before[stage]:
                 if reservation.ends[source] > floor_ns:
@@ -99,7 +99,7 @@ def make_room(slots: Iterable[Slot | None], bound_ns: int, now_ns: int) -> dict[
         if start_ns < now_ns or start_ns < slot.floor_ns() or len(starts) == MOVES:
             return None
         starts[slot] = start_ns
-        before, _ = slot.ledger.neighbours(slot)
+        before, _ = slot.timeline.neighbours(slot)
         if before is not None:
             bounds.append((before, start_ns))
         bounds.extend((source, start_ns) for source in slot.sources())
@@ -176,7 +176,7 @@ class Reservation:
         """Give back the slot of a stage, if it has one."""
         slot = self.slots[stage]
         if slot is not None:
-            slot.ledger.remove(slot, self, stage)
+            slot.timeline.remove(slot, self, stage)
 
     def withdraw(self) -> None:
         """Give back all slots."""

@@ -1,4 +1,4 @@
-"""The ledger of one partition: reserved slots in the order of time, which never overlap."""
+"""The timeline of one partition: reserved slots in the order of time, which never overlap."""
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Mapping
@@ -148,7 +148,7 @@ class Timeline:
     def _new_ns(self, reservation: Reservation, stage: int, spare_ns: int) -> int:
         """How long a new slot is: for as many rows as come while it runs, as long as they make it worth while.
 
-        Otherwise an overload would fill the ledger with slots for one request that have no room to grow, and halve what
+        Otherwise an overload would fill the timeline with slots for one request that have no room to grow, and halve what
         the partition can do just when it matters. So a request may be refused that would have fitted in by itself.
         """
         lengths = self.lengths[reservation.queue(stage)[0]]

@@ -13,10 +13,10 @@ from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision
 from sluice.batcher.interface.residency_config import Prewarm
 from sluice.batcher.residency.load_candidates import (
-    UNDER_WAY,
-    Claim,
+    FOR_ADMITTED,
     LoadCandidate,
     LoadCandidates,
+    LoadPurpose,
     LoadRefusal,
     asked_for,
 )
@@ -51,7 +51,7 @@ class Forecast(NamedTuple):
 
 
 class OnDemandLoader:
-    """Finds out what cold starts take, and orders loads; all orders are carried out by `attend`, at `wake_ns`.
+    """Finds out what cold starts take, and orders loads; all orders are carried out by `run_due`, at `wake_ns`.
 
     A model is loaded by one partition at a time; of those who want it for later stages the first one has it loaded.
     `loads`, `evictions`, `prewarms`, `replicas`, `returns` and `restored` count orders: of models in all, of those that
@@ -66,28 +66,28 @@ class OnDemandLoader:
         self._residency = residency
         self._hand_off_ns = spec.limits.hand_off_ns
         bounded = (config for config in spec.partitions if config.memory_bytes)
-        self.shelves: dict[str, PartitionMemory] = {}
+        self.memories: dict[str, PartitionMemory] = {}
         for config in bounded:
-            self.shelves[config.name] = PartitionMemory(config, self._fleet, residency, self.shelves)
+            self.memories[config.name] = PartitionMemory(config, self._fleet, residency, self.memories)
         self._pinned = [model for model in self._fleet.models.values() if model.config.pinned]
         self._absent: list[ModelState] = []
         self._restore_ns, self._restores = 0, False
         self._later_ns: dict[str, int] = {}
         self._refused: dict[ModelState, LoadRefusal] = {}
         self._in_vain: dict[ModelState, tuple[int, float]] = {}
-        self._offers = LoadCandidates(spec, dispatcher, residency, self.shelves, self._refused.keys())
+        self._candidates = LoadCandidates(spec, dispatcher, residency, self.memories, self._refused.keys())
         self.wake_ns: int | None = None
         self.loads = self.evictions = self.prewarms = self.replicas = self.returns = self.restored = 0
 
     def allow(self, partitions: Iterable[PartitionConfig]) -> None:
         """Take in which models partitions may hold, and of what kind they are."""
         for config in partitions:
-            if (shelf := self.shelves.get(config.name)) is not None:
-                shelf.allow(config)
+            if (memory := self.memories.get(config.name)) is not None:
+                memory.allow(config)
         self._pinned = [model for model in self._fleet.models.values() if model.config.pinned]
 
-    def look_after_pinned(self, now_ns: int) -> None:
-        """Pinned models may be missing, or get room: `attend` to them when all of this instant is done."""
+    def check_pinned(self, now_ns: int) -> None:
+        """Pinned models may be missing, or get room: `run_due` to them when all of this instant is done."""
         self._absent = [model for model in self._pinned if not model.served]
         self._restore_ns = now_ns
         if self._absent and not self.due(now_ns + 1):
@@ -112,7 +112,7 @@ class OnDemandLoader:
             begin_ns = max((ends_ns[source] for source in stage.waits_for), default=now_ns)
             reach[index] = stage.probability * min((reach[source] for source in stage.waits_for), default=1.0)
             if model is not None and not model.served:
-                found = self._soonest(model, now_ns, Claim(pipeline), ahead_ns)
+                found = self._soonest(model, now_ns, LoadPurpose(pipeline), ahead_ns)
                 refused = isinstance(found, LoadRefusal)
                 if isinstance(found, LoadRefusal):
                     certain = not stage.waits_for or (reach[index] == 1 and not found.passing)
@@ -136,16 +136,16 @@ class OnDemandLoader:
     def begin(self, forecast: Forecast, now_ns: int) -> None:
         """Have the models loaded that an admitted request needs, each just in time."""
         for need_ns, model in forecast.wanted:
-            self._want(model, need_ns, now_ns, Claim(forecast.pipeline))
+            self._want(model, need_ns, now_ns, LoadPurpose(forecast.pipeline))
 
-    def relieve(self, pipeline: PipelineState, now_ns: int) -> None:
+    def add_replica(self, pipeline: PipelineState, now_ns: int) -> None:
         """A request is refused since its models are busy: have one more partition load that which is the busiest.
 
         Only if one could begin sooner there, load and work that is promised there included.
         """
         start_ns, model = max(
             (
-                (min(pool.start_after_backlog_ns(now_ns) for pool in model.pools), model)
+                (min(group.start_after_backlog_ns(now_ns) for group in model.groups), model)
                 for _, model, _, _ in pipeline.steps
             ),
             key=lambda step: step[0],
@@ -153,20 +153,20 @@ class OnDemandLoader:
         )
         if model is None or self._coming_ns(model, now_ns) is not None:
             return
-        offer = self._offers.find(model, now_ns, Claim(before_ns=start_ns))
-        if isinstance(offer, LoadCandidate):
+        candidate = self._candidates.find(model, now_ns, LoadPurpose(before_ns=start_ns))
+        if isinstance(candidate, LoadCandidate):
             self.replicas += 1
-            self._order(model, offer, now_ns)
+            self._order(model, candidate, now_ns)
 
-    def turned_away(self, pipeline: PipelineState, left_ns: int, now_ns: int) -> None:
+    def note_rejection(self, pipeline: PipelineState, left_ns: int, now_ns: int) -> None:
         """A request that had `left_ns` is refused: its models are loaded all the same if none would ever wait for them.
 
         That is where the loads alone take longer. They are for those that come later, and so take the place only of
         what is asked for less.
         """
-        absent = [model for model, reach in pipeline.reach.items() if reach > 1 - QUANTILE and not model.served]
+        absent = [model for model, reach in pipeline.expected_runs.items() if reach > 1 - QUANTILE and not model.served]
         wanted = [model for model in absent if self._coming_ns(model, now_ns) is None]
-        if not wanted or left_ns > pipeline.path_ns + sum(map(self._least_load_ns, absent)):
+        if not wanted or left_ns > pipeline.critical_path_ns + sum(map(self._least_load_ns, absent)):
             return
         before = self.loads
         for model in wanted:
@@ -174,7 +174,7 @@ class OnDemandLoader:
             last_ns, last_asked = self._in_vain.get(model, (now_ns - AGAIN_NS, 0.0))
             if now_ns - last_ns < AGAIN_NS and asked < MORE * last_asked:
                 continue  # thousands a second may be refused, and to look for room takes long where there is much
-            if self._require(model, now_ns, Claim(pipeline, asked=asked)) is not None:
+            if self._require(model, now_ns, LoadPurpose(pipeline, asked=asked)) is not None:
                 self._in_vain[model] = now_ns, asked
         self.returns += self.loads - before
 
@@ -182,38 +182,42 @@ class OnDemandLoader:
 
     def loaded(self, name: str, key: str, now_ns: int) -> None:
         """A partition holds a model more."""
-        if (shelf := self.shelves.get(name)) is not None:
-            shelf.loaded(self._fleet.models[key], now_ns)
+        if (memory := self.memories.get(name)) is not None:
+            memory.loaded(self._fleet.models[key], now_ns)
 
     def fit(self, names: Iterable[str], now_ns: int, decisions: list[AnyDecision]) -> None:
         """Have models leave partitions that hold more than they have memory for."""
         for name in names:
-            shelf = self.shelves.get(name)
-            if shelf is None or not shelf.partition.ready or not (leaving := self._offers.surplus(shelf, now_ns)):
+            memory = self.memories.get(name)
+            if (
+                memory is None
+                or not memory.partition.ready
+                or not (leaving := self._candidates.surplus(memory, now_ns))
+            ):
                 continue
             self._residency.dismiss(name, leaving)
             self.evictions += len(leaving)
-            self._dispatcher.look_at(name, now_ns)
+            self._dispatcher.reconsider(name, now_ns)
             self.wake_ns = now_ns
         self._residency.issue(decisions)
 
     def failed(self, name: str, key: str, now_ns: int) -> None:
         """A model could not be loaded; what waits for it may have it loaded elsewhere."""
-        if (shelf := self.shelves.get(name)) is not None:
-            shelf.dropped(key, now_ns)
+        if (memory := self.memories.get(name)) is not None:
+            memory.dropped(key, now_ns)
         self.wake_ns = now_ns
 
     def lost(self, name: str, now_ns: int) -> None:
         """A partition is gone, with what it was to load."""
-        if (shelf := self.shelves.get(name)) is not None:
-            shelf.lost()
+        if (memory := self.memories.get(name)) is not None:
+            memory.lost()
         self.wake_ns = now_ns
 
     def due(self, now_ns: int) -> bool:
-        """Whether it is time to `attend`."""
+        """Whether it is time to `run_due`."""
         return self.wake_ns is not None and self.wake_ns <= now_ns
 
-    def attend(self, now_ns: int, decisions: list[AnyDecision]) -> None:
+    def run_due(self, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Order what is due: for later stages, and for what waits although nothing was ordered for it."""
         before = self.loads
         for _, key in sorted((at_ns, key) for key, at_ns in self._later_ns.items() if at_ns <= now_ns):
@@ -235,14 +239,14 @@ class OnDemandLoader:
     def refusal(self, model: ModelState, now_ns: int) -> LoadRefusal | None:
         """Why what waits for a model is to be given up, now or when it is late; None if the model is to come."""
         if model not in self._refused and self._coming_ns(model, now_ns) is None:
-            self.wake_ns = now_ns + 1  # it is waited for since `attend`
+            self.wake_ns = now_ns + 1  # it is waited for since `run_due`
         return self._refused.get(model)
 
     def _rescue(self, model: ModelState, now_ns: int) -> None:
         """See to a model that requests under way wait for, and to the stages that follow."""
         if model.served or not any(model.queues.values()) or self._coming_ns(model, now_ns) is not None:
             return
-        refusal = self._require(model, now_ns) and self._require(model, now_ns, Claim(pressing=True))
+        refusal = self._require(model, now_ns) and self._require(model, now_ns, LoadPurpose(blocking=True))
         if refusal is not None:
             returning = any(not host.is_gone(now_ns) for host in model.partitions)
             self._refused[model] = refusal._replace(passing=refusal.passing or returning)
@@ -285,7 +289,7 @@ class OnDemandLoader:
 
     # -- loads
 
-    def _want(self, model: ModelState, need_ns: int, now_ns: int, claim: Claim = UNDER_WAY) -> None:
+    def _want(self, model: ModelState, need_ns: int, now_ns: int, purpose: LoadPurpose = FOR_ADMITTED) -> None:
         """Have a model loaded by the time that it is needed."""
         if model.served or self._coming_ns(model, now_ns) is not None:
             return
@@ -295,52 +299,54 @@ class OnDemandLoader:
             self._later_ns[model.config.key] = at_ns
             if self.wake_ns is None or at_ns < self.wake_ns:
                 self.wake_ns = at_ns
-        elif self._require(model, now_ns, claim) is None:
+        elif self._require(model, now_ns, purpose) is None:
             self.prewarms += need_ns > now_ns
 
-    def _require(self, model: ModelState, now_ns: int, claim: Claim = UNDER_WAY) -> LoadRefusal | None:
+    def _require(self, model: ModelState, now_ns: int, purpose: LoadPurpose = FOR_ADMITTED) -> LoadRefusal | None:
         """Have a model loaded as soon as can be."""
         if model.served or self._coming_ns(model, now_ns) is not None:
             return None
-        offer = self._offers.find(model, now_ns, claim)
-        if isinstance(offer, LoadRefusal):
-            return offer
-        self._order(model, offer, now_ns)
+        candidate = self._candidates.find(model, now_ns, purpose)
+        if isinstance(candidate, LoadRefusal):
+            return candidate
+        self._order(model, candidate, now_ns)
         return None
 
-    def _order(self, model: ModelState, offer: LoadCandidate, now_ns: int) -> None:
-        key, shelf = model.config.key, offer.shelf
-        self._residency.exchange(shelf.partition.name, key, offer.leaving)
-        shelf.ordered(key, offer.ready_ns, now_ns)
+    def _order(self, model: ModelState, candidate: LoadCandidate, now_ns: int) -> None:
+        key, memory = model.config.key, candidate.memory
+        self._residency.exchange(memory.partition.name, key, candidate.leaving)
+        memory.ordered(key, candidate.ready_ns, now_ns)
         self.loads += 1
-        self.evictions += len(offer.leaving)
-        if offer.leaving:
-            self._dispatcher.look_at(shelf.partition.name, now_ns)
+        self.evictions += len(candidate.leaving)
+        if candidate.leaving:
+            self._dispatcher.reconsider(memory.partition.name, now_ns)
         self.wake_ns = now_ns
 
-    def _soonest(self, model: ModelState, now_ns: int, claim: Claim, ahead_ns: dict[str, int]) -> int | LoadRefusal:
+    def _soonest(
+        self, model: ModelState, now_ns: int, purpose: LoadPurpose, ahead_ns: dict[str, int]
+    ) -> int | LoadRefusal:
         """When a model can be there, after loads that partitions do first; that of this one is added to these."""
         if (coming_ns := self._coming_ns(model, now_ns)) is not None:
             return coming_ns
-        offer = self._offers.find(model, now_ns, claim, ahead_ns)
-        if isinstance(offer, LoadRefusal):
-            return offer
-        name = offer.shelf.partition.name
-        ahead_ns[name] = ahead_ns.get(name, 0) + offer.shelf.load_ns(model, self._config.load_ns)
-        return offer.ready_ns
+        candidate = self._candidates.find(model, now_ns, purpose, ahead_ns)
+        if isinstance(candidate, LoadRefusal):
+            return candidate
+        name = candidate.memory.partition.name
+        ahead_ns[name] = ahead_ns.get(name, 0) + candidate.memory.load_ns(model, self._config.load_ns)
+        return candidate.ready_ns
 
     def _coming_ns(self, model: ModelState, now_ns: int) -> int | None:
         """When a model is there that is being loaded; None for any other."""
         key = model.config.key
-        times_ns = (shelf.ready_ns(key, now_ns) for shelf in self.shelves.values())
+        times_ns = (memory.ready_ns(key, now_ns) for memory in self.memories.values())
         return min((time_ns for time_ns in times_ns if time_ns is not None), default=None)
 
     def _load_ns(self, model: ModelState) -> int:
-        return max((shelf.load_ns(model, self._config.load_ns) for shelf in self.shelves.values()), default=0)
+        return max((memory.load_ns(model, self._config.load_ns) for memory in self.memories.values()), default=0)
 
     def _least_load_ns(self, model: ModelState) -> int:
-        able = (shelf for shelf in self.shelves.values() if shelf.may_hold(model))
-        return min((shelf.load_ns(model, self._config.load_ns) for shelf in able), default=0)
+        able = (memory for memory in self.memories.values() if memory.may_hold(model))
+        return min((memory.load_ns(model, self._config.load_ns) for memory in able), default=0)
 
     @staticmethod
     def _row_ns(model: ModelState) -> int:

@@ -18,7 +18,7 @@ LOAD_WEIGHT = 0.3
 class PartitionMemory:
     """Counts the bytes of the models of a partition whose memory is bounded, and when those on their way are there.
 
-    `shelves` are all of them, by partition. A model is `young` from when it is loaded until it has run a batch or its
+    `memories` are all of them, by partition. A model is `young` from when it is loaded until it has run a batch or its
     time is over.
     """
 
@@ -27,13 +27,13 @@ class PartitionMemory:
         config: PartitionConfig,
         fleet: Fleet,
         residency: ResidencyReconciler,
-        shelves: Mapping[str, PartitionMemory],
+        memories: Mapping[str, PartitionMemory],
     ) -> None:
         self.partition: PartitionState = fleet.partitions[config.name]
         self.allow(config)
         self._fleet = fleet
         self._residency = residency
-        self._shelves = shelves
+        self._memories = memories
         self._loading = residency.loading(config.name)
         self._held_bytes = 0
         self._since: dict[str, tuple[int, int]] = {}
@@ -162,8 +162,8 @@ class PartitionMemory:
         """Whether the copy here of a pinned model stays: the one does which takes the least from large models."""
 
         def room(host: PartitionState) -> tuple[int, int]:
-            shelf = self._shelves.get(host.name)
-            return (0 if shelf is None else shelf.capacity, -host.number)  # nothing leaves a memory without bounds
+            memory = self._memories.get(host.name)
+            return (0 if memory is None else memory.capacity, -host.number)  # nothing leaves a memory without bounds
 
         return min((host for host in model.partitions if host.ready), key=room, default=None) is self.partition
 

@@ -25,7 +25,7 @@ class Admission:
     late, unless it would be so with the lowest correction: an estimate that is too high is found out.
 
     A request that is to be evicted rather than answered late, or whose cost is limited, is admitted only with places
-    reserved for all its stages (`booked`) that keep its deadline and its cost; never as a probe. Where pipelines
+    reserved for all its stages (`reserved`) that keep its deadline and its cost; never as a probe. Where pipelines
     contend for a model, what one may have waiting there is its share by weight, and what the others leave of theirs.
 
     With `cold_starts` a request for models that no partition holds is admitted if it is in time once they are loaded.
@@ -33,7 +33,7 @@ class Admission:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self.booked: ReservedWork | None = None
+        self.reserved: ReservedWork | None = None
         self.cold_starts: OnDemandLoader | None = None
         self.memory_bytes = 0
         self.draining = False
@@ -64,8 +64,8 @@ class Admission:
         done_ns = self._completion_ns(event, pipeline, now_ns)
         if done_ns <= event.deadline_ns:
             return None
-        if self.booked is not None:
-            done_ns = self._completion_ns(event, pipeline, now_ns, self.booked)
+        if self.reserved is not None:
+            done_ns = self._completion_ns(event, pipeline, now_ns, self.reserved)
             if done_ns <= event.deadline_ns:
                 return None
         return self._judge_late(event, pipeline, now_ns, done_ns)
@@ -79,7 +79,7 @@ class Admission:
             reason = f"model {forecast.model} is not loaded: {forecast.refusal.reason}"
             return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
         if event.max_cost is not None:
-            cold_starts.turned_away(pipeline, 0, now_ns)
+            cold_starts.note_rejection(pipeline, 0, now_ns)
             reason = f"model {forecast.model} is not loaded, so that no cost can be promised"
             return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
         done_ns = max(forecast.done_ns, self._completion_ns(event, pipeline, now_ns))
@@ -89,14 +89,14 @@ class Admission:
                 f"model {forecast.model} is not loaded: with that predicted to complete in "
                 f"{ns_to_ms(done_ns - now_ns):.1f} ms, {left_ms:.1f} ms are left"
             )
-            cold_starts.turned_away(pipeline, event.deadline_ns - now_ns, now_ns)
+            cold_starts.note_rejection(pipeline, event.deadline_ns - now_ns, now_ns)
             return self._reject(event, Outcome.REJECTED_DEADLINE, reason, done_ns - event.deadline_ns)
         cold_starts.begin(forecast, now_ns)
         return None
 
     def _judge_hard(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> RejectRequest | None:
-        booked = self.booked
-        assert booked is not None, "a scheduler with a pipeline that evicts, or with limits of cost, reserves places"
+        reserved = self.reserved
+        assert reserved is not None, "a scheduler with a pipeline that evicts, or with limits of cost, reserves places"
         left_ns = max(event.deadline_ns - now_ns, 0)
         if pipeline.shared and (beyond := beyond_share(pipeline, event.rows, left_ns, now_ns)) is not None:
             model, took_ns = beyond
@@ -105,11 +105,11 @@ class Admission:
                 f"{model.config.key}, {ns_to_ms(left_ns):.1f} ms are left"
             )
             return self._reject(event, Outcome.REJECTED_DEADLINE, reason, took_ns - left_ns)
-        refusal = booked.reserve(event, pipeline, now_ns)
+        refusal = reserved.reserve(event, pipeline, now_ns)
         if refusal is not None and self._forgive(pipeline, now_ns):
-            booked.learn(stage.model for stage in pipeline.stages if stage.model is not None)
-            booked.forgive()
-            refusal = booked.reserve(event, pipeline, now_ns)
+            reserved.learn(stage.model for stage in pipeline.stages if stage.model is not None)
+            reserved.forgive()
+            refusal = reserved.reserve(event, pipeline, now_ns)
         if refusal is None:
             return None
         done_ns, cost, hopeless = refusal
@@ -138,47 +138,47 @@ class Admission:
         self, event: RequestArrived, pipeline: PipelineState, now_ns: int, done_ns: int
     ) -> RejectRequest | None:
         if self._forgive(pipeline, now_ns):
-            hopeful_ns = int(pipeline.lone_ns(self._limits.hand_off_ns) * CORRECTION_BOUNDS[0])
+            hopeful_ns = int(pipeline.unloaded_latency_ns(self._limits.hand_off_ns) * CORRECTION_BOUNDS[0])
             if pipeline.outstanding == 0 and now_ns + hopeful_ns <= event.deadline_ns:
                 return None
             pipeline.refresh(self._limits.hand_off_ns)
-            done_ns = self._completion_ns(event, pipeline, now_ns, self.booked)
+            done_ns = self._completion_ns(event, pipeline, now_ns, self.reserved)
             if done_ns <= event.deadline_ns:
                 return None
         if self.cold_starts is not None:
-            self.cold_starts.relieve(pipeline, now_ns)
+            self.cold_starts.add_replica(pipeline, now_ns)
         allowed_ms = ns_to_ms(max(event.deadline_ns - now_ns, 0))
         reason = f"predicted to complete in {ns_to_ms(done_ns - now_ns):.1f} ms, {allowed_ms:.1f} ms are left"
         return self._reject(event, Outcome.REJECTED_DEADLINE, reason, done_ns - event.deadline_ns)
 
     @staticmethod
     def _completion_ns(
-        event: RequestArrived, pipeline: PipelineState, now_ns: int, booked: ReservedWork | None = None
+        event: RequestArrived, pipeline: PipelineState, now_ns: int, reserved: ReservedWork | None = None
     ) -> int:
         """When the request is predicted to be complete.
 
-        Every stage comes after the work that is promised before it on its pools, and then what follows by itself. With
-        `booked` it goes before what has its place after the stage's deadline.
+        Every stage comes after the work that is promised before it on its groups, and then what follows by itself. With
+        `reserved` it goes before what has its place after the stage's deadline.
         """
-        done_ns = now_ns + pipeline.path_ns
+        done_ns = now_ns + pipeline.critical_path_ns
         for stage, model, rest_ns, row_ns in pipeline.steps:
-            pools = model.pools
-            start_ns = pools[0].start_after_backlog_ns(now_ns)
-            if booked is not None:
-                order_ns = event.deadline_ns - stage.tail_ns
-                start_ns = min([booked.soonest_ns(pool, order_ns, now_ns) for pool in pools])
-            elif len(pools) > 1:
-                start_ns = min(start_ns, *[pool.start_after_backlog_ns(now_ns) for pool in pools[1:]])
+            groups = model.groups
+            start_ns = groups[0].start_after_backlog_ns(now_ns)
+            if reserved is not None:
+                order_ns = event.deadline_ns - stage.remaining_path_ns
+                start_ns = min([reserved.soonest_ns(group, order_ns, now_ns) for group in groups])
+            elif len(groups) > 1:
+                start_ns = min(start_ns, *[group.start_after_backlog_ns(now_ns) for group in groups[1:]])
             queue = stage.queue
             if queue is None and not stage.config.source_keyed:
                 queue = model.queues.get(request_batch_key(event, stage.config))
             if queue is not None:
-                order_ns = event.deadline_ns - stage.tail_ns
+                order_ns = event.deadline_ns - stage.remaining_path_ns
                 if (
                     pipeline.shared
                     and queue.live
                     and start_ns - now_ns > LITTLE * (left_ns := event.deadline_ns - rest_ns - now_ns)
-                    and queue.lanes
+                    and queue.flows
                 ):
                     ahead = rows_ahead(pipeline, model, queue, order_ns, max(left_ns, 0), now_ns)
                     start_ns += int((ahead - queue.rows) * row_ns)
@@ -205,8 +205,8 @@ class Admission:
 
     @staticmethod
     def backlog_ns(pipeline: PipelineState) -> int:
-        """The work that is promised on the busiest of the pools that the pipeline uses."""
-        return max((pool.backlog_ns for pool, _ in pipeline.work.total), default=0)
+        """The work that is promised on the busiest of the groups that the pipeline uses."""
+        return max((group.backlog_ns for group, _ in pipeline.work.total), default=0)
 
     @staticmethod
     def _reject(event: RequestArrived, outcome: Outcome, reason: str, retry_after_ns: int) -> RejectRequest:

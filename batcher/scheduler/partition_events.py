@@ -52,7 +52,7 @@ class PartitionEvents:
         self.residency.advance(now_ns, decisions)
         self._fit(event.partition, grown, now_ns, decisions)
         if self.cold_starts is not None:
-            self.cold_starts.look_after_pinned(now_ns)
+            self.cold_starts.check_pinned(now_ns)
         self._changed()
 
     def partition_lost(self, event: PartitionLost, now_ns: int, decisions: list[AnyDecision]) -> None:
@@ -62,7 +62,7 @@ class PartitionEvents:
             self.cold_starts.lost(event.partition, now_ns)
         self._dispatcher.lost(event.partition, now_ns)
         if self.cold_starts is not None:
-            self.cold_starts.look_after_pinned(now_ns)
+            self.cold_starts.check_pinned(now_ns)
         self._changed()
 
     def model_loaded(self, event: ModelLoaded, now_ns: int, decisions: list[AnyDecision]) -> None:
@@ -72,7 +72,7 @@ class PartitionEvents:
         grown = event.memory is not None and self._weigh(event.partition, {event.model: event.memory})
         self.residency.loaded(event.partition, event.model, event.table, now_ns, decisions)
         self._fit(event.partition, grown, now_ns, decisions)
-        self._dispatcher.look_at(event.partition, now_ns)
+        self._dispatcher.reconsider(event.partition, now_ns)
         if self.cold_starts is None:
             self._changed()
 
@@ -110,10 +110,10 @@ class PartitionEvents:
     def _fit(self, name: str, grown: bool, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Make room where models that were loaded, on this partition or all of its kind, take more than there is."""
         if self.cold_starts is not None:
-            self.cold_starts.fit(self.cold_starts.shelves if grown else (name,), now_ns, decisions)
+            self.cold_starts.fit(self.cold_starts.memories if grown else (name,), now_ns, decisions)
 
     def _unloading(self, partition: str, now_ns: int) -> None:
-        self._dispatcher.look_at(partition, now_ns)
+        self._dispatcher.reconsider(partition, now_ns)
         if self._replanner is not None:
             self._replanner.stand_in()
 

@@ -76,16 +76,16 @@ class PipelineRegistry:
             for model in self._models_of(pipeline.config):
                 model.pipelines.remove(pipeline)
                 for queue in model.queues.values():
-                    queue.close_lane(pipeline.number)
+                    queue.close_flow(pipeline.number)
                 if not model.pipelines:
                     unneeded.add(model.config.key)
         if unneeded:
             self.residency.give_up(unneeded, now_ns, decisions)
             self._specify({})
             if self.cold_starts is not None:
-                self.cold_starts.look_after_pinned(now_ns)
+                self.cold_starts.check_pinned(now_ns)
         elif any(
-            not (self._fleet.models[key].outstanding or self._fleet.models[key].pools)
+            not (self._fleet.models[key].outstanding or self._fleet.models[key].groups)
             for key in self.residency.unwanted
         ):
             self.residency.advance(now_ns, decisions)
@@ -95,7 +95,7 @@ class PipelineRegistry:
             self._fleet.add(model)
         for config in event.pipelines:
             self._add(config)
-        if self._dispatcher.booked is None and any(config.late is Late.EVICT for config in event.pipelines):
+        if self._dispatcher.reserved is None and any(config.late is Late.EVICT for config in event.pipelines):
             self._reserve(now_ns)
         self.retiring.extend(self.pipelines.pop(name) for name in event.retired)
         self._specify(event.residency)
@@ -103,7 +103,7 @@ class PipelineRegistry:
         self.residency.hold(event.residency, now_ns, decisions)
         self.reap(now_ns, decisions)
         if self.cold_starts is not None:
-            self.cold_starts.look_after_pinned(now_ns)
+            self.cold_starts.check_pinned(now_ns)
         if self.replanner is not None:
             self.replanner.redefined()
 

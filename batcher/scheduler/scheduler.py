@@ -65,7 +65,7 @@ class Scheduler:
         self._retiring = self.served.retiring
         self._unwanted = self.served.residency.unwanted
         self.requests: dict[int, Request] = {}
-        self._booked: ReservedWork | None = None
+        self._reserved: ReservedWork | None = None
         self.admission = Admission(spec.limits)
         if any(pipeline.late is Late.EVICT for pipeline in spec.pipelines):
             self._reserve(0)
@@ -123,11 +123,11 @@ class Scheduler:
         decisions: list[AnyDecision] = []
         dispatcher = self.dispatcher
         if self._evictions.agenda:
-            for entry, fate in self._evictions.due(now_ns):
-                if fate is TimeoutCause.DELAYED:
+            for entry, cause in self._evictions.due(now_ns):
+                if cause is TimeoutCause.DELAYED:
                     dispatcher.disturb(entry.queue)
                 else:
-                    self._evict(entry.request, decisions, reason=REASONS[fate])
+                    self._evict(entry.request, decisions, reason=REASONS[cause])
         replanner = self._replanner
         if replanner is not None and now_ns >= replanner.next_ns and (order := replanner.review(now_ns)) is not None:
             decisions.append(order)
@@ -135,7 +135,7 @@ class Scheduler:
             self._residency.advance(now_ns, decisions)
         cold_starts = self._cold_starts
         if cold_starts is not None and (dispatcher.fleet.stranded or cold_starts.due(now_ns)):
-            cold_starts.attend(now_ns, decisions)
+            cold_starts.run_due(now_ns, decisions)
         dispatcher.form(now_ns, decisions)
         if dispatcher.fleet.stranded:
             for entry, reason in dispatcher.abandoned(now_ns, cold_starts):
@@ -150,7 +150,7 @@ class Scheduler:
         return self.dispatcher.queue_depths()
 
     def _reserve(self, now_ns: int) -> None:
-        self._booked = self.admission.booked = self.dispatcher.reserve(self.spec, now_ns)
+        self._reserved = self.admission.reserved = self.dispatcher.reserve(self.spec, now_ns)
         for request in self.requests.values():
             request.pipeline.rows_under_way += request.rows
 
@@ -172,9 +172,9 @@ class Scheduler:
         pipeline.rate.rows += rows
         if pipeline.stale:
             pipeline.refresh(self._limits.hand_off_ns)
-        if event.max_cost is not None and self._booked is None:
+        if event.max_cost is not None and self._reserved is None:
             self._reserve(now_ns)
-        if self._booked is not None and pipeline.shared:
+        if self._reserved is not None and pipeline.shared:
             pipeline.asked.add(rows, now_ns)
         rejection = self.admission.judge(event, pipeline, now_ns)
         if rejection is not None:
@@ -187,12 +187,12 @@ class Scheduler:
         self.requests[identity] = request
         self.admission.memory_bytes += event.memory_bytes
         pipeline.outstanding += 1
-        if self._booked is not None:
+        if self._reserved is not None:
             pipeline.rows_under_way += rows
         if pipeline.shared:
             pipeline.inflow.add(rows, now_ns)
-        for pool, row_ns in work.total:
-            pool.backlog_ns += row_ns * rows
+        for group, row_ns in work.total:
+            group.backlog_ns += row_ns * rows
         if not pipeline.single:
             request.missing = list(pipeline.missing)
             request.runs = [None if stage.waits_for else StageRun(None, rows) for stage in pipeline.stages]
@@ -217,7 +217,7 @@ class Scheduler:
         outcome: Outcome = Outcome.EVICTED_DEADLINE,
         reason: str = REASONS[TimeoutCause.LATE],
     ) -> None:
-        backlog_ns = max((pool.backlog_ns for pool, _ in request.work.total), default=0)
+        backlog_ns = max((group.backlog_ns for group, _ in request.work.total), default=0)
         decisions.append(EvictRequest(request.identity, outcome, reason, backlog_ns))
         self._settle(request, decisions)
 
@@ -231,8 +231,8 @@ class Scheduler:
         # Nothing of it waits or runs any more, so there is less to do than in `_settle`.
         request.settled = True
         del self.requests[request.identity]
-        if self._booked is not None:
-            self._booked.forget(request.identity)
+        if self._reserved is not None:
+            self._reserved.forget(request.identity)
             request.pipeline.rows_under_way -= request.rows
         request.pipeline.outstanding -= 1
         request.entries.clear()  # they refer to the request: no cycle is left to the garbage collector
@@ -247,7 +247,7 @@ class Scheduler:
             request.uncommit(stage)
             request.running += (request.identity, stage) in self._combining
         for entry in request.entries:
-            if entry.queued or entry.group is not None:
+            if entry.queued or entry.retry_group is not None:
                 self.dispatcher.withdraw(entry)
             elif entry.batch is not None:
                 batch = entry.batch
@@ -257,11 +257,11 @@ class Scheduler:
                 if not batch.live and not batch.revoking and batch.partition.batches[0] is not batch:
                     batch.revoking = True
                     decisions.append(RevokeBatch(batch.identity))
-            elif entry.queue.ordering is not None:
-                request.running += entry.queue.ordering.holds(entry)
+            elif entry.queue.response_order is not None:
+                request.running += entry.queue.response_order.holds(entry)
         request.entries.clear()
-        if self._booked is not None:
-            self._booked.forget(request.identity)
+        if self._reserved is not None:
+            self._reserved.forget(request.identity)
             request.pipeline.rows_under_way -= request.rows
         if not request.running:
             self.admission.memory_bytes -= request.arrival.memory_bytes
@@ -278,8 +278,8 @@ class Scheduler:
 
     def _stage_done(self, request: Request, stage: StageState, now_ns: int, decisions: list[AnyDecision]) -> None:
         request.open_stages -= 1
-        if self._booked is not None:
-            self._booked.settled(request.identity, stage.index)
+        if self._reserved is not None:
+            self._reserved.settled(request.identity, stage.index)
         for index in stage.dependents:
             request.missing[index] -= 1
             if not request.missing[index]:
@@ -354,19 +354,19 @@ class Scheduler:
         batch = self.dispatcher.end(event.batch, now_ns)
         partition = batch.partition
         took_ns = partition.observe(batch.dispatched_ns, event.started_ns, event.ended_ns, now_ns)
-        if took_ns is not None and self._booked is not None:
-            self._booked.handed_off(took_ns)
+        if took_ns is not None and self._reserved is not None:
+            self._reserved.handed_off(took_ns)
         model = self.dispatcher.models[batch.queue.model]
         if (estimate := model.estimates.get(batch.kind)) is not None:  # its partition may be of another kind by now
             estimate.observe(batch.rows, event.ended_ns - event.started_ns)
             model.learned()
-            if self._booked is not None:
-                self._booked.observed(model, batch.kind, batch.rows)
-        ordering = batch.queue.ordering
-        if ordering is None:
+            if self._reserved is not None:
+                self._reserved.observed(model, batch.kind, batch.rows)
+        response_order = batch.queue.response_order
+        if response_order is None:
             self._progress((batch.entries, event, partition), now_ns, decisions)
         else:
-            for done in ordering.completed(batch, event):
+            for done in response_order.completed(batch, event):
                 self._progress(done, now_ns, decisions)
 
     def _progress(self, done: FinishedEntries, now_ns: int, decisions: list[AnyDecision]) -> None:

@@ -32,17 +32,19 @@ PEAK_DECAY = 0.9
 class PartitionState:
     """One partition: its batches in flight and when it is expected to be free.
 
-    `models` are those it may be given batches of; `pool` are its equals. `hand_off_ns` is how long before it is free
+    `models` are those it may be given batches of; `group` are its equals. `hand_off_ns` is how long before it is free
     the next batch is closed, so that it is there in time: the configured time, or the longer one that hand-offs are
-    seen to take. `ended_ns` is when the last batch ended. `opening_ns` and `listed_idle` belong to the pool. `stake` is
+    seen to take. `ended_ns` is when the last batch ended. `opening_ns` and `listed_idle` belong to the group. `account` is
     there if it shares a device with an elastic one, or is that; `held` says that it is over its share and gets nothing.
     """
 
     __slots__ = (
         "_least_hand_off_ns",
+        "account",
         "batches",
         "ended_ns",
         "free_at_ns",
+        "group",
         "hand_off_ns",
         "held",
         "idle_since_ns",
@@ -53,10 +55,8 @@ class PartitionState:
         "name",
         "number",
         "opening_ns",
-        "pool",
         "price",
         "ready",
-        "stake",
     )
 
     def __init__(self, number: int, config: PartitionConfig, hand_off_ns: int) -> None:
@@ -72,10 +72,10 @@ class PartitionState:
         self.idle_since_ns = 0
         self.opening_ns = 0
         self.listed_idle = False
-        self.pool: PartitionGroup | None = None
+        self.group: PartitionGroup | None = None
         self.ended_ns = 0
         self.held = False
-        self.stake: DeviceAccount | None = None
+        self.account: DeviceAccount | None = None
         self.hand_off_ns = self._least_hand_off_ns = hand_off_ns
 
     def start_ns(self, now_ns: int) -> int:
@@ -100,21 +100,22 @@ class PartitionState:
 
 
 class ModelState:
-    """One model version: who holds it (`hosts` partitions in `pools`), how fast it is, how much of it is asked for.
+    """One model version: who holds it (`hosts` partitions in `groups`), how fast it is, how much of it is asked for.
 
     `outstanding` counts queued and running rows; `peak` is its maximum, decayed with every batch: how many rows may be
     expected together. `typical_rows` is the smoothed batch size, `quickest_ns` the least time of a row by itself,
     `last_ns` when the last batch was dispatched, or the model loaded. `load_ns` is how long loads take, by kind of
     partition, as far as some were seen.
-    `ceilings` bound its batches by kind of partition, where larger ones have run out of memory.
+    `limits` bound its batches by kind of partition, where larger ones have run out of memory.
     """
 
     __slots__ = (
+        "batch_limits",
         "batches",
         "by_deadline",
-        "ceilings",
         "config",
         "estimates",
+        "groups",
         "hosts",
         "last_ns",
         "load_ns",
@@ -123,7 +124,6 @@ class ModelState:
         "peak",
         "pipelines",
         "policy",
-        "pools",
         "queues",
         "quickest_ns",
         "typical_rows",
@@ -134,10 +134,10 @@ class ModelState:
         self.policy = policy
         self.by_deadline = policy.by_deadline
         self.mixes_keys = policy.mixes_keys
-        self.pools: list[PartitionGroup] = []
+        self.groups: list[PartitionGroup] = []
         self.hosts = 0
         self.estimates: dict[str, LatencyEstimate] = {}
-        self.ceilings: dict[str, BatchLimit] = {}
+        self.batch_limits: dict[str, BatchLimit] = {}
         self.queues: dict[str, Queue] = {}
         self.pipelines: list[PipelineState] = []
         self.outstanding = 0
@@ -159,17 +159,19 @@ class ModelState:
     @property
     def partitions(self) -> list[PartitionState]:
         """The partitions that hold the model, in the order of their numbers; O(hosts)."""
-        return sorted((host for pool in self.pools for host in pool.partitions.values()), key=lambda host: host.number)
+        return sorted(
+            (host for group in self.groups for host in group.partitions.values()), key=lambda host: host.number
+        )
 
     @property
     def served(self) -> bool:
         """Whether a partition that is up holds the model."""
-        return any(pool.ready_count for pool in self.pools)
+        return any(group.ready_count for group in self.groups)
 
     @property
     def whole(self) -> bool:
         """Whether there are partitions that hold the model, and all of them are up."""
-        return bool(self.pools) and all(pool.ready_count == len(pool.partitions) for pool in self.pools)
+        return bool(self.groups) and all(group.ready_count == len(group.partitions) for group in self.groups)
 
     def learned(self) -> None:
         """Note that an estimate changed."""
@@ -177,24 +179,24 @@ class ModelState:
 
     def ran_out_of_memory(self, kind: str, rows: int, now_ns: int) -> bool:
         """Note that a batch had no memory on a kind of partition; whether smaller ones are to be made there now."""
-        ceiling = self.ceilings.setdefault(kind, BatchLimit(self.config.max_batch))
-        if not ceiling.ran_out(rows, now_ns):
+        limit = self.batch_limits.setdefault(kind, BatchLimit(self.config.max_batch))
+        if not limit.ran_out(rows, now_ns):
             return False
-        self._limit(kind, ceiling)
+        self._limit(kind, limit)
         return True
 
-    def ceilings_held(self, now_ns: int) -> bool:
-        """Make larger batches again where the ceiling has held for long enough; whether there are any."""
-        held = [kind for kind, ceiling in self.ceilings.items() if ceiling.held(now_ns)]
+    def limits_held(self, now_ns: int) -> bool:
+        """Make larger batches again where the limit has held for long enough; whether there are any."""
+        held = [kind for kind, limit in self.batch_limits.items() if limit.held(now_ns)]
         for kind in held:
-            self._limit(kind, self.ceilings[kind])
-            if self.ceilings[kind].lapsed:
-                del self.ceilings[kind]
+            self._limit(kind, self.batch_limits[kind])
+            if self.batch_limits[kind].lapsed:
+                del self.batch_limits[kind]
         return bool(held)
 
     def fits_elsewhere(self, rows: int, kind: str) -> bool:
         """Whether partitions of other kinds that are up hold the model, and may run a batch of so many rows."""
-        return any(pool.ready_count and pool.kind != kind and rows <= self._room(pool.kind) for pool in self.pools)
+        return any(group.ready_count and group.kind != kind and rows <= self._room(group.kind) for group in self.groups)
 
     def is_left(self, queue: Queue, kind: str) -> bool:
         """Whether the first batch of a queue is left to other kinds, as it has no memory on this one."""
@@ -202,12 +204,12 @@ class ModelState:
         return rows > self._room(kind) and self.fits_elsewhere(rows, kind)
 
     def _room(self, kind: str) -> int:
-        ceiling = self.ceilings.get(kind)
-        return self.config.max_batch if ceiling is None else ceiling.room
+        limit = self.batch_limits.get(kind)
+        return self.config.max_batch if limit is None else limit.room
 
-    def _limit(self, kind: str, ceiling: BatchLimit) -> None:
+    def _limit(self, kind: str, limit: BatchLimit) -> None:
         if (estimate := self.estimates.get(kind)) is not None:
-            estimate.limit(ceiling.rows)
+            estimate.limit(limit.rows)
             self.outdated()
 
     def outdated(self) -> None:
@@ -226,7 +228,7 @@ class ModelState:
     @property
     def spread_row_ns(self) -> float:
         """Time that a row takes of all partitions when each does as much as it can; there must be one."""
-        rates = [len(pool.partitions) / max(self.row_ns(pool.kind), 1) for pool in self.pools]
+        rates = [len(group.partitions) / max(self.row_ns(group.kind), 1) for group in self.groups]
         return 1 / sum(rates) if rates else 0.0
 
     @property

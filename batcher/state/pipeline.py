@@ -27,11 +27,11 @@ PROBABILITY_WEIGHT = 0.02
 """Weight of one request in the smoothed share of rows that a conditional stage runs for."""
 
 Shares = tuple[tuple[PartitionGroup, int], ...]
-"""(pool, expected nanoseconds of its partitions that one row of a request takes)."""
+"""(group, expected nanoseconds of its partitions that one row of a request takes)."""
 
 
 class Work:
-    """The work of a row of a request in each pool, stage by stage and in all, as far as it is known.
+    """The work of a row of a request in each group, stage by stage and in all, as far as it is known.
 
     That is the `expected` work of a row, or `whole`, that of a row which runs the stage.
     """
@@ -43,30 +43,30 @@ class Work:
         self._whole = whole
         sums: dict[PartitionGroup, int] = {}
         for shares in stages:
-            for pool, row_ns in shares:
-                sums[pool] = sums.get(pool, 0) + row_ns
+            for group, row_ns in shares:
+                sums[group] = sums.get(group, 0) + row_ns
         self.total: Shares = tuple(sums.items())
 
     def known(self, stage: int, share: float) -> Work:
         """The work when it is known which share of the rows a stage runs for."""
         shares = self._whole[stage]
         if share < 1:
-            shares = tuple((pool, round(row_ns * share)) for pool, row_ns in shares)
+            shares = tuple((group, round(row_ns * share)) for group, row_ns in shares)
         return Work((*self.stages[:stage], shares, *self.stages[stage + 1 :]), self._whole)
 
 
 class StageState:
     """One stage: `waits_for` are the stages whose rows or verdicts it needs, `dependents` those that need its.
 
-    `tail_ns` is the predicted time from this stage's end to the pipeline's end along the longest path. `probability`
+    `remaining_path_ns` is the predicted time from this stage's end to the pipeline's end along the longest path. `probability`
     is the smoothed share of the rows offered to a conditional stage that it runs for, 1 until something is known.
     `queue` is the queue of a stage that has only one, as where all dimensions of its inputs are fixed. `rest` is what
     the plan says of all that follows; None without a plan, or when nothing follows that leaves a choice.
     """
 
     __slots__ = (
+        "_groups",
         "_options",
-        "_pools",
         "_ranked_batches",
         "_ranker",
         "config",
@@ -75,8 +75,8 @@ class StageState:
         "model",
         "probability",
         "queue",
+        "remaining_path_ns",
         "rest",
-        "tail_ns",
         "waits_for",
     )
 
@@ -87,11 +87,11 @@ class StageState:
         self.waits_for = set(config.sources) | ({config.when.stage} if config.when else set())
         self.dependents: list[int] = []
         self.probability = 1.0
-        self.tail_ns = 0
+        self.remaining_path_ns = 0
         self.queue: Queue | None = None
         self.rest: CostToGo | None = None
         self._options: list[LiveOption] = []
-        self._pools: list[PartitionGroup] = []
+        self._groups: list[PartitionGroup] = []
         self._ranker: Ranker | None = None
         self._ranked_batches = 0
         self.run(model)
@@ -112,17 +112,17 @@ class StageState:
     def ranked(
         self, planner: Planner, remaining_ns: int, rows: int, waits_ns: list[int], least_rows: int
     ) -> list[LiveOption]:
-        """The options for the next batch, best first (see `planner_protocol.Ranker`); one wait a pool of the model."""
+        """The options for the next batch, best first (see `planner_protocol.Ranker`); one wait a group of the model."""
         model = self.model
         assert model is not None, "a combiner has no options"
-        outdated = model.batches - self._ranked_batches >= RANKED_BATCHES or model.pools is not self._pools
+        outdated = model.batches - self._ranked_batches >= RANKED_BATCHES or model.groups is not self._groups
         if self._ranker is None or outdated:
-            self._ranked_batches, self._pools = model.batches, model.pools
+            self._ranked_batches, self._groups = model.batches, model.groups
             self._options = [
-                LiveOption(number, size, service_ns, service_ns * pool.price / NS_PER_S)
-                for number, pool in enumerate(model.pools)
-                for size in model.estimates[pool.kind].sizes
-                for service_ns in [model.estimates[pool.kind].service_ns(size)]
+                LiveOption(number, size, service_ns, service_ns * group.price / NS_PER_S)
+                for number, group in enumerate(model.groups)
+                for size in model.estimates[group.kind].sizes
+                for service_ns in [model.estimates[group.kind].service_ns(size)]
             ]
             self._ranker = planner.ranker(self._options, self.rest or NOTHING_LEFT)
         return [self._options[option] for option in self._ranker.rank(remaining_ns, rows, waits_ns, least_rows)]
@@ -144,7 +144,7 @@ class PipelineState:
     """One pipeline: its stages and the predictions for a request that arrives now.
 
     Predictions are renewed by `refresh`, when `stale`: not for every request. `degraded` says that some partition that
-    it could use is not there. `path_ns` is what a request takes that finds all partitions idle: its stages may have to
+    it could use is not there. `critical_path_ns` is what a request takes that finds all partitions idle: its stages may have to
     wait for each other where they are `side_by_side`. `steps` are the stages that a request may have to wait for.
     `reach` is the expected number of stages of a model that a row runs; `demand` is what came of it lately, where
     models are loaded on demand; `inflow` are the admitted rows of a pipeline that is `shared`, which means that others
@@ -156,18 +156,18 @@ class PipelineState:
         "all_stages",
         "asked",
         "config",
+        "critical_path_ns",
         "degraded",
         "demand",
         "evicts",
+        "expected_runs",
         "inflow",
         "last_probe_ns",
         "missing",
         "number",
         "outstanding",
-        "path_ns",
         "precedence",
         "rate",
-        "reach",
         "roots",
         "rows_under_way",
         "shared",
@@ -206,12 +206,12 @@ class PipelineState:
         self.outstanding = 0
         self.rows_under_way = 0
         self.last_probe_ns: int | None = None
-        self.path_ns = 0
+        self.critical_path_ns = 0
         self.rate = RateEstimate()
         self.demand = Demand()
         self.inflow = Inflow()
         self.asked = Inflow()
-        self.reach: dict[ModelState, float] = {}
+        self.expected_runs: dict[ModelState, float] = {}
         self.shared = False
         self.stale = True
         self.degraded = True
@@ -220,73 +220,73 @@ class PipelineState:
         self.work = Work(nothing, nothing)
 
     def refresh(self, hand_off_ns: int) -> None:
-        """Renew the predictions: `path_ns`, the stages' tails, the work of a row and where it may have to wait."""
+        """Renew the predictions: `critical_path_ns`, the stages' tails, the work of a row and where it may have to wait."""
         reach = [1.0] * self.stage_count
-        self.reach = {}
+        self.expected_runs = {}
         for stage in self.stages:
             reach[stage.index] = stage.probability * min((reach[source] for source in stage.waits_for), default=1.0)
             if stage.model is not None:
-                self.reach[stage.model] = self.reach.get(stage.model, 0.0) + reach[stage.index]
-        row_ns = {model: model.spread_row_ns for model in self.reach}
+                self.expected_runs[stage.model] = self.expected_runs.get(stage.model, 0.0) + reach[stage.index]
+        row_ns = {model: model.spread_row_ns for model in self.expected_runs}
         whole = tuple(() if stage.model is None else _shares(stage.model, row_ns[stage.model]) for stage in self.stages)
         expected = tuple(
-            shares if share == 1 else tuple((pool, round(pool_ns * share)) for pool, pool_ns in shares)
+            shares if share == 1 else tuple((group, round(group_ns * share)) for group, group_ns in shares)
             for shares, share in zip(whole, reach, strict=True)
         )
         self.work = Work(expected, whole)
         for stage in reversed(self.stages):
-            stage.tail_ns = max(
+            stage.remaining_path_ns = max(
                 (self._from_start_ns(self.stages[later], hand_off_ns) for later in stage.dependents), default=0
             )
-        self.path_ns = max(self._from_start_ns(stage, hand_off_ns) for stage in self.roots)
+        self.critical_path_ns = max(self._from_start_ns(stage, hand_off_ns) for stage in self.roots)
         spans: list[Span] = []
         if self.side_by_side:
             counts = [share > 1 - QUANTILE for share in reach]
             spans = lone_run(
                 self.stages, counts, lambda model, estimate: estimate.service_ns(model.usual_rows) + hand_off_ns
             )
-            self.path_ns = max(self.path_ns, *(end_ns for _, end_ns in spans))
+            self.critical_path_ns = max(self.critical_path_ns, *(end_ns for _, end_ns in spans))
         self.steps = self._steps(reach, row_ns, spans, hand_off_ns)
-        self.shared = any(len(model.pipelines) > 1 for model in self.reach)
+        self.shared = any(len(model.pipelines) > 1 for model in self.expected_runs)
         self.stale = False
 
     def _steps(
         self, reach: list[float], row_ns: dict[ModelState, float], spans: list[Span], hand_off_ns: int
     ) -> list[Step]:
-        """The first stages, and later ones on other pools that too many rows reach for a few late ones not to matter.
+        """The first stages, and later ones on other groups that too many rows reach for a few late ones not to matter.
 
-        Of stages on the same pools one waits for all that is promised there: that which has the most to come. With
+        Of stages on the same groups one waits for all that is promised there: that which has the most to come. With
         `spans`, those of a lone request, the others of the request that run there after it are to come as well.
         """
         steps: list[Step] = []
         longest_ns: dict[frozenset[PartitionGroup], int] = {}
         for stage in self.stages:
             model = stage.model
-            if model is None or not model.pools:
+            if model is None or not model.groups:
                 continue
-            pools = frozenset(model.pools)
+            groups = frozenset(model.groups)
             rest_ns = self._from_start_ns(stage, hand_off_ns)
             if spans:
                 begin_ns = spans[stage.index][0]
                 ends_ns = [
-                    spans[other.index][1] + other.tail_ns
+                    spans[other.index][1] + other.remaining_path_ns
                     for other in self.stages
                     if other.model is not None
-                    and pools.issuperset(other.model.pools)
+                    and groups.issuperset(other.model.groups)
                     and spans[other.index][0] >= begin_ns
                 ]
                 rest_ns = max(rest_ns, max(ends_ns) - begin_ns)
-            is_longest = rest_ns > longest_ns.get(pools, 0)
+            is_longest = rest_ns > longest_ns.get(groups, 0)
             if not stage.waits_for or (is_longest and reach[stage.index] > 1 - QUANTILE):
                 steps.append((stage, model, rest_ns, row_ns[model]))
-                longest_ns[pools] = max(rest_ns, longest_ns.get(pools, 0))
+                longest_ns[groups] = max(rest_ns, longest_ns.get(groups, 0))
         return steps
 
     @staticmethod
     def _from_start_ns(stage: StageState, hand_off_ns: int) -> int:
-        return stage.service_ns(hand_off_ns) + stage.tail_ns
+        return stage.service_ns(hand_off_ns) + stage.remaining_path_ns
 
-    def lone_ns(self, hand_off_ns: int) -> int:
+    def unloaded_latency_ns(self, hand_off_ns: int) -> int:
         """Time of a request by itself on an idle machine by the measured tables alone."""
 
         def took_ns(model: ModelState, estimate: LatencyEstimate) -> int:
@@ -313,4 +313,4 @@ def _side_by_side(stages: Sequence[StageState]) -> bool:
 
 def _shares(model: ModelState, row_ns: float) -> Shares:
     """The work of a row, spread over the partitions that hold the model so that all are as busy."""
-    return tuple((pool, round(row_ns * len(pool.partitions))) for pool in model.pools)
+    return tuple((group, round(row_ns * len(group.partitions))) for group in model.groups)

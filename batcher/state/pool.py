@@ -1,4 +1,4 @@
-"""Pools: equal partitions share one agenda of what waits for them, so that a decision need not look at all of them."""
+"""Groups: equal partitions share one agenda of what waits for them, so that a decision need not look at all of them."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ COMPACT_FACTOR = 8
 class PartitionGroup:
     """The partitions of one kind and price that hold the same models: what one of them can run, any of them can.
 
-    `waiting` has an item for the head of every queue that has work for this pool, the most urgent first, but for those
+    `waiting` has an item for the head of every queue that has work for this group, the most urgent first, but for those
     that are `aside`, because a policy waits: until a time (`timers`) or, those that are `parked` as well, until a
     partition has been idle for the time given there, which is at `gathered_ns` if it gets nothing else to do. Items are
     checked when they come up: in a queue by deadline a head is followed by a less urgent one, so that an item never
-    comes up too late, and such a queue costs nothing in pools that have not come to it when it changes; others have to
-    be announced for each head. `listed` has the serial numbers of those that count. Idle partitions, and those that
+    comes up too late, and such a queue costs nothing in groups that have not come to it when it changes; others have to
+    be notified for each head. `listed` has the serial numbers of those that count. Idle partitions, and those that
     open because their one batch is about to end, are listed in the same lazy way, until one joins, leaves, comes up or
     is lost.
 
     `price` is what a second of one costs. `backlog_ns` is the work that is promised but not dispatched. `wake_ns` is
-    when the pool is to be looked at next.
+    when the group is to be looked at next.
     """
 
     __slots__ = (
@@ -88,7 +88,7 @@ class PartitionGroup:
         return self.kind == kind and self.price == price and self.models == models
 
     def become(self, partition: PartitionState, models: frozenset[str]) -> bool:
-        """Hold other models, if the pool is of that partition alone; what is promised stays promised."""
+        """Hold other models, if the group is of that partition alone; what is promised stays promised."""
         if (self.only, self.kind, self.price) != (partition, partition.kind, partition.price):
             return False
         if self.ready_count != partition.ready:
@@ -109,7 +109,7 @@ class PartitionGroup:
         self._compact()  # one by itself was not listed by when it is free
 
     def changed(self, partition: PartitionState) -> None:
-        """Note that a partition of this pool became ready, or got or lost a batch."""
+        """Note that a partition of this group became ready, or got or lost a batch."""
         if not partition.ready:
             return
         batches = len(partition.batches)
@@ -203,10 +203,10 @@ class PartitionGroup:
             free_ns = only.free_at_ns
             if free_ns < now_ns:
                 free_ns = now_ns
-            return free_ns + (self.backlog_ns if only.stake is None else only.stake.paced_ns(self.backlog_ns))
+            return free_ns + (self.backlog_ns if only.account is None else only.account.paced_ns(self.backlog_ns))
         return self.start_ns(now_ns) + self.backlog_ns // (self.ready_count or len(self.partitions))
 
-    def announce(self, queue: Queue) -> None:
+    def notify(self, queue: Queue) -> None:
         """Have a queue looked at for its present head (or what is to be repeated)."""
         self.parked.pop(queue, None)
         item = _item(queue, self._serial + 1)
@@ -265,7 +265,7 @@ class PartitionGroup:
         for queue in queues:
             if queue in self.aside:
                 del self.aside[queue]
-                self.announce(queue)
+                self.notify(queue)
 
     def next_ns(self) -> int | None:
         """When there is something to do next without an event, as far as partitions and timers go."""

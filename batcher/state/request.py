@@ -28,7 +28,7 @@ class StageRun(msgspec.Struct, eq=False):
 class Request(msgspec.Struct, eq=False):
     """A request that was admitted, as it came with `arrival`, and has no outcome yet.
 
-    `committed` has a bit for every stage whose expected work is still counted in the pools' backlogs; `running`
+    `committed` has a bit for every stage whose expected work is still counted in the groups' backlogs; `running`
     counts, once it is `settled`, the batches and combiners that still hold its tensors. `runs` has a record a stage
     once it is known for which rows it runs, `missing` how many stages each one still waits for; both are empty for a
     pipeline of one stage. `ran_on` is the partition that ran its last batch.
@@ -54,8 +54,8 @@ class Request(msgspec.Struct, eq=False):
         bit = 1 << stage
         if self.committed & bit:
             self.committed &= ~bit
-            for pool, row_ns in self.work.stages[stage]:
-                pool.backlog_ns -= row_ns * self.rows
+            for group, row_ns in self.work.stages[stage]:
+                group.backlog_ns -= row_ns * self.rows
 
     def settle_rows(self, stage: int, rows: int) -> None:
         """It is known for how many rows a stage runs: what it was expected to take makes way for what it takes."""
@@ -63,16 +63,16 @@ class Request(msgspec.Struct, eq=False):
         self.uncommit(stage)
         self.work = self.work.known(stage, rows / self.rows)
         self.committed |= bit
-        for pool, row_ns in self.work.stages[stage]:
-            pool.backlog_ns += row_ns * self.rows
+        for group, row_ns in self.work.stages[stage]:
+            group.backlog_ns += row_ns * self.rows
 
 
 class Entry(msgspec.Struct, eq=False):
     """The rows of one request that wait for, or run in, one stage.
 
-    `lane` is the number of its pipeline, whose entries it waits with; `late` says that it waits behind those that can
+    `flow` is the number of its pipeline, whose entries it waits with; `late` says that it waits behind those that can
     still be in time. `stage_deadline_ns` is the request's deadline less what the stages after this one take;
-    `row_index` and `rows` as in `StageRun`. `batch` is the batch that it runs in, `group` the one that it is to be
+    `row_index` and `rows` as in `StageRun`. `batch` is the batch that it runs in, `retry_group` the one that it is to be
     retried with.
     """
 
@@ -84,12 +84,12 @@ class Entry(msgspec.Struct, eq=False):
     stage_deadline_ns: int
     enqueued_ns: int
     sequence: int
-    lane: int = 0
+    flow: int = 0
     queued: bool = True
     late: bool = False
     lost_once: bool = False
     batch: Batch | None = None
-    group: list[Entry] | None = None
+    retry_group: list[Entry] | None = None
 
 
 class Batch(msgspec.Struct, eq=False):

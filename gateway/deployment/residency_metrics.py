@@ -36,10 +36,10 @@ class ResidencyMetrics(Remote):
         cold_starts = self._scheduler.served.cold_starts
         if cold_starts is None:
             return
-        memory = GaugeMetricFamily("sluice_partition_free_bytes", "Memory without models.", labels=["partition"])
-        for name, shelf in cold_starts.shelves.items():
-            memory.add_metric([name], shelf.free_bytes)
-        yield memory
+        free = GaugeMetricFamily("sluice_partition_free_bytes", "Memory without models.", labels=["partition"])
+        for name, memory in cold_starts.memories.items():
+            free.add_metric([name], memory.free_bytes)
+        yield free
         loads = CounterMetricFamily("sluice_model_loads", "Models loaded on demand, and why.", labels=["cause"])
         others = cold_starts.prewarms + cold_starts.replicas + cold_starts.returns + cold_starts.restored
         loads.add_metric(["request"], cold_starts.loads - others)

@@ -42,7 +42,7 @@ class FaultMetrics(Remote):
             "sluice_batch_ceiling_rows", "Rows of the largest batch, as more had no memory.", labels=["model", "kind"]
         )
         for key, model in self._scheduler.dispatcher.models.items():
-            for kind, ceiling in model.ceilings.items():
+            for kind, ceiling in model.batch_limits.items():
                 ceilings.add_metric([public_key(key), kind], ceiling.rows)
         quarantine = GaugeMetricFamily(
             "sluice_partition_quarantined", "1 while it is left alone after faults.", labels=["partition"]

@@ -144,6 +144,6 @@ def test_options_are_ranked_alike_one_by_one_and_all_at_once(
 ) -> None:
     options = [LiveOption(number % 3, *option) for number, option in enumerate(given_options)]
     rest = CostToGo(tuple(sorted(step[0] for step in steps)), tuple(sorted((step[1] for step in steps), reverse=True)))
-    waits = list(waits_ns)[: max(option.pool for option in options) + 1]
+    waits = list(waits_ns)[: max(option.group for option in options) + 1]
     one_by_one = FewOptionsRanker(options, rest).rank(remaining_ns, rows, waits, least_rows)
     assert one_by_one == ManyOptionsRanker(options, rest).rank(remaining_ns, rows, waits, least_rows)

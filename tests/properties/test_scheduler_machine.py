@@ -95,11 +95,11 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check_that_nobody_is_overlooked(self) -> None:
         """Where work waits beside an idle partition, a policy has seen it or will; what it put off comes back."""
-        for pool in self.scheduler.dispatcher.fleet.pools:
-            if pool.idle() is not None and not all(queue in pool.aside for queue in self.queues_of(pool.models)):
-                assert pool.wake_ns is not None, f"pool {pool.number} is idle and not looked at"
-            if pool.timers:
-                assert pool.wake_ns is not None, f"pool {pool.number} is not woken by its timer"
+        for group in self.scheduler.dispatcher.fleet.groups:
+            if group.idle() is not None and not all(queue in group.aside for queue in self.queues_of(group.models)):
+                assert group.wake_ns is not None, f"group {group.number} is idle and not looked at"
+            if group.timers:
+                assert group.wake_ns is not None, f"group {group.number} is not woken by its timer"
 
     def queues_of(self, models: Collection[str]) -> list[Queue]:
         """The queues of some models that hold work."""
@@ -405,7 +405,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert scheduler.requests == {}
         assert scheduler.admission.memory_bytes == 0
         assert scheduler.queue_depths() == dict.fromkeys(MAX_BATCH, 0)
-        assert all(pool.backlog_ns == 0 for pool in scheduler.dispatcher.fleet.pools)
+        assert all(group.backlog_ns == 0 for group in scheduler.dispatcher.fleet.groups)
         assert [state.outstanding for state in scheduler.dispatcher.models.values()] == [0] * len(MODELS)
         assert [state.outstanding for state in scheduler.pipelines.values()] == [0] * len(PIPELINES)
 

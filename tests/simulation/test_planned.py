@@ -146,7 +146,7 @@ class Run:
         assert scheduler.requests == {}
         assert scheduler.dispatcher.batches == {}
         assert set(scheduler.queue_depths().values()) == {0}
-        assert all(pool.backlog_ns == 0 for pool in scheduler.dispatcher.fleet.pools)
+        assert all(group.backlog_ns == 0 for group in scheduler.dispatcher.fleet.groups)
         return Counter(self.outcomes.values())
 
 

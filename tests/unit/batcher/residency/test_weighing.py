@@ -36,7 +36,7 @@ def believed(spec: SchedulerSpec, mib: float = 10, room: float = 30) -> Schedule
 def free_mib(scheduler: Scheduler, name: str = "cpu0") -> float:
     cold_starts = scheduler.served.cold_starts
     assert cold_starts is not None
-    return cold_starts.shelves[name].free_bytes / MIB
+    return cold_starts.memories[name].free_bytes / MIB
 
 
 def taken_mib(scheduler: Scheduler, key: str, kind: str = "cpu1") -> float:

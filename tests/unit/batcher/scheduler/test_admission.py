@@ -135,11 +135,11 @@ def test_a_row_that_is_known_to_go_on_counts_as_one() -> None:
     pipeline.stages[1].probability = 0.1
     pipeline.stale = True
     step(scheduler, 0, *(arrival(number, S, "cascade:1") for number in (1, 2, 3, 4)))
-    backlog_ns = sum(pool.backlog_ns for pool in scheduler.dispatcher.fleet.pools)
+    backlog_ns = sum(group.backlog_ns for group in scheduler.dispatcher.fleet.groups)
     assert backlog_ns == 2 * 1150 * US + 4 * 115 * US
     step(scheduler, MS, completed(1, 0, MS, 0.0), completed(2, 0, MS, 0.0))
     # The other two are in their first stage, and those that go on wait with a whole row each, and not with a tenth.
-    backlog_ns = sum(pool.backlog_ns for pool in scheduler.dispatcher.fleet.pools)
+    backlog_ns = sum(group.backlog_ns for group in scheduler.dispatcher.fleet.groups)
     assert backlog_ns == 2 * 1150 * US + 2 * 115 * US
 
 

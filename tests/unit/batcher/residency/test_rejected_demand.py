@@ -10,7 +10,7 @@ from sluice.batcher.interface.decisions import AnyDecision, LoadModel, RejectReq
 from sluice.batcher.interface.events import ModelLoaded, ModelLoadFailed, RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.interface.residency_config import Eviction
-from sluice.batcher.residency.load_candidates import Claim, LoadCandidate, LoadCandidates, LoadRefusal
+from sluice.batcher.residency.load_candidates import LoadCandidate, LoadCandidates, LoadPurpose, LoadRefusal
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.state.model import ModelState
 from tests.support.scheduling import MS, ONE, S, arrival, cascade, chain, dispatch, single, step
@@ -110,10 +110,10 @@ def test_thousands_that_are_refused_have_room_looked_for_some_times_only(monkeyp
     find = LoadCandidates.find
 
     def counted(
-        self: LoadCandidates, model: ModelState, now_ns: int, claim: Claim, *ahead_ns: Any
+        self: LoadCandidates, model: ModelState, now_ns: int, purpose: LoadPurpose, *ahead_ns: Any
     ) -> LoadCandidate | LoadRefusal:
-        looks.append(claim.asked)
-        return find(self, model, now_ns, claim, *ahead_ns)
+        looks.append(purpose.asked)
+        return find(self, model, now_ns, purpose, *ahead_ns)
 
     monkeypatch.setattr(LoadCandidates, "find", counted)
     for number in range(1000):
