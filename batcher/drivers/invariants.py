@@ -1,19 +1,13 @@
 """The invariants of the scheduler, asserted by tests after every step."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from sluice.batcher.fleet.partition_group import first_idle
+from sluice.batcher.fleet.run_queue import RunQueue
+from sluice.batcher.queues.fair_queue import Queue
 from sluice.batcher.queues.priority_queue import PriorityQueue
 from sluice.batcher.queues.progress import batch_key_for
-from sluice.batcher.state.model import IN_FLIGHT
-
-if TYPE_CHECKING:
-    from sluice.batcher.queues.fair_queue import Queue
-    from sluice.batcher.reservations.reserved_work import ReservedWork
-    from sluice.batcher.scheduler.scheduler import Scheduler
-    from sluice.batcher.state.pool import PartitionGroup
-    from sluice.batcher.state.request import Entry
+from sluice.batcher.reservations.reserved_work import ReservedWork
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.batcher.state import IN_FLIGHT, Entry
 
 
 def check_invariants(scheduler: Scheduler) -> None:
@@ -22,7 +16,7 @@ def check_invariants(scheduler: Scheduler) -> None:
     _check_queues(scheduler)
     _check_batches(scheduler)
     _check_backlogs(scheduler)
-    if scheduler.dispatcher.reserved is not None:
+    if scheduler.dispatcher.reserved.active:
         _check_reserved(scheduler, scheduler.dispatcher.reserved)
 
 
@@ -32,7 +26,7 @@ def _check_requests(scheduler: Scheduler) -> None:
         mine = [request for request in scheduler.requests.values() if request.pipeline is pipeline]
         assert pipeline.outstanding == len(mine), f"{name} counts {pipeline.outstanding} requests, has {len(mine)}"
         assert pipeline.outstanding <= limits.queue_requests, f"{name} exceeds its bound of requests"
-        if scheduler.dispatcher.reserved is not None:
+        if scheduler.dispatcher.reserved.active:
             assert pipeline.rows_under_way == sum(request.rows for request in mine), f"{name}: rows do not add up"
     for pipeline in scheduler.served.retiring:
         mine = [request for request in scheduler.requests.values() if request.pipeline is pipeline]
@@ -41,14 +35,14 @@ def _check_requests(scheduler: Scheduler) -> None:
         assert not request.settled, f"settled request {request.identity} is still known"
         assert request.open_stages > 0, f"request {request.identity} has nothing left to do and no outcome"
         combined = any(identity == request.identity for identity, _ in scheduler._combining)
-        waiting = combined or any(map(_waits, request.entries))
+        waiting = combined or any(_waits(scheduler, entry) for entry in request.entries)
         assert waiting, f"request {request.identity} is neither queued nor running"
     held = {id(request): request for request in scheduler.requests.values()}
     for batch in scheduler.dispatcher.batches.values():
         held.update((id(entry.request), entry.request) for entry in batch.entries)
     for request in scheduler._combining.values():
         held[id(request)] = request
-    for queue in (queue for model in scheduler.dispatcher.models.values() for queue in model.queues.values()):
+    for queue in (queue for queues in scheduler.dispatcher.fleet.queues.by_model.values() for queue in queues.values()):
         if queue.response_order is not None:
             held.update((id(entry.request), entry.request) for entry in queue.response_order.held)
     used = sum(request.arrival.memory_bytes for request in held.values())
@@ -56,31 +50,29 @@ def _check_requests(scheduler: Scheduler) -> None:
     assert used <= limits.memory_bytes, "more memory is reserved than there is"
 
 
-def _waits(entry: Entry) -> bool:
-    """Whether an entry is queued, runs, or has run and is held back."""
-    response_order = entry.queue.response_order
-    is_held = response_order is not None and response_order.holds(entry)
+def _waits(scheduler: Scheduler, entry: Entry) -> bool:
+    """True if an entry is queued, runs, or has run and its answer is held back."""
+    is_held = scheduler.dispatcher.holds_answer(entry)
     return entry.queued or entry.retry_group is not None or entry.batch is not None or is_held
 
 
 def _check_queues(scheduler: Scheduler) -> None:
     dispatcher = scheduler.dispatcher
+    run_queues = dispatcher.wakeups.run_queues
     for model in dispatcher.models.values():
         outstanding = 0
-        for key, queue in model.queues.items():
+        for key, queue in dispatcher.fleet.queues.by_model[model.config.key].items():
             live = list(queue.entries())
             assert queue.batch_key == key, f"queue of {key!r} bears the key {queue.batch_key!r}"
             assert queue.live == len(live), f"queue counts {queue.live} entries, has {len(live)}"
             assert queue.rows == sum(entry.rows for entry in live), "a queue's rows do not add up"
             if queue:
-                assert all(_is_known(queue, group) for group in model.groups), (
-                    "a queue with work waits where nobody looks"
-                )
+                assert all(_is_known(queue, run_queues[group]) for group in model.groups), "a queue is overlooked"
             retried = [entry for group in queue.retries for entry in group]
             assert all(queue.retries), "a group to be retried is empty"
             assert all(not entry.request.settled for entry in live + retried), "a settled request still waits"
             outstanding += queue.rows + sum(entry.rows for entry in retried)
-        running = sum(batch.rows for batch in dispatcher.batches.values() if batch.queue.model == model.config.key)
+        running = sum(batch.rows for batch in dispatcher.batches.values() if batch.queue_key[0] == model.config.key)
         assert model.outstanding == outstanding + running, f"{model.config.key}: outstanding rows do not add up"
 
 
@@ -90,24 +82,24 @@ def _check_batches(scheduler: Scheduler) -> None:
     assert sorted(batch.identity for batch in listed) == sorted(dispatcher.batches), "a batch is on no partition"
     for partition in dispatcher.fleet.partitions.values():
         assert len(partition.batches) <= IN_FLIGHT, f"{partition.name} holds {len(partition.batches)} batches"
-        if partition.held:
-            assert partition.group is not None, f"{partition.name} is held back and was never ready"
-            assert partition.group.idle() is not partition, f"{partition.name} is held back and may be chosen"
-            looked_at = partition.batches or partition.group.wake_ns is not None
-            assert looked_at, f"{partition.name} is held back and not looked at again"
+        if partition.throttled:
+            assert partition.group is not None, f"{partition.name} is throttled and was never ready"
+            assert first_idle(partition.group) is not partition, f"{partition.name} is throttled and may be chosen"
+            wake_ns = dispatcher.wakeups.run_queues[partition.group].wake_ns
+            assert partition.batches or wake_ns is not None, f"{partition.name} is throttled and not reconsidered"
     for key, model in dispatcher.models.items():
         for kind, estimate in model.estimates.items():
             bound = model.batch_limits.get(kind)
             most = model.config.max_batch if bound is None else bound.rows
             assert estimate.max_rows == most >= 1, f"batches of {key} on {kind} are not kept to {most} rows"
     for batch in listed:
-        limit = dispatcher.models[batch.queue.model].config.max_batch
+        limit = dispatcher.models[batch.queue_key[0]].config.max_batch
         assert batch.rows == sum(entry.rows for entry in batch.entries), "a batch's rows do not add up"
         assert batch.rows <= limit, f"a batch of {batch.rows} rows exceeds the maximum of {limit}"
         keys = {
             batch_key_for(entry.request, entry.request.pipeline.stages[entry.stage])
-            if isinstance(entry.queue, PriorityQueue)
-            else entry.queue.batch_key
+            if isinstance(dispatcher.fleet.queues.find(entry.queue_key), PriorityQueue)
+            else entry.queue_key[1]
             for entry in batch.entries
         }
         assert len(keys) == 1, f"a batch mixes the keys {sorted(keys)}"
@@ -115,11 +107,11 @@ def _check_batches(scheduler: Scheduler) -> None:
         assert not any(entry.queued for entry in batch.entries), "an entry is queued and running"
 
 
-def _is_known(queue: Queue, group: PartitionGroup) -> bool:
-    """Whether a group will look at a queue for what comes first in it."""
-    if queue in group.aside:
-        return queue in group.parked or any(item[2] is queue for item in group.timers)
-    return any(item[4] is queue and group.listed.get(queue) == item[3] for item in group.waiting)
+def _is_known(queue: Queue, run_queue: RunQueue) -> bool:
+    """True if a group will reconsider a queue for what comes first in it."""
+    if queue in run_queue.deferred:
+        return queue in run_queue.waiting_for_idle or any(item[2] is queue for item in run_queue.timers)
+    return any(item[4] is queue and run_queue.ready.get(queue) == item[3] for item in run_queue.waiting)
 
 
 def _check_backlogs(scheduler: Scheduler) -> None:
@@ -141,7 +133,7 @@ def _check_reserved(scheduler: Scheduler, reserved: ReservedWork) -> None:
         assert part == (entry.request.identity, entry.stage), f"the entry of {part} waits in the place of another"
         slot = reserved.slot(*part)
         assert slot is not None, f"the entry of {part} waits for a place that it does not have"
-        assert slot.queue[0] == entry.queue.model, f"the place of {part} is for {slot.queue[0]}"
+        assert slot.queue[0] == entry.queue_key[0], f"the place of {part} is for {slot.queue[0]}"
         assert entry.queued, f"the entry of {part} has a place and does not wait"
     running = {
         (entry.request.identity, entry.stage)

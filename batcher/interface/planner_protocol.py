@@ -5,9 +5,6 @@ from typing import NamedTuple, Protocol
 
 from sluice.batcher.interface.plan_data import CostToGo
 
-FAR_NS = 1 << 60
-"""Stands for the wait for a group that has nothing open: whatever has to wait for it is too late."""
-
 
 class LiveOption(NamedTuple):
     """Batches of up to `rows` rows in group number `group` of the model: each takes `latency_ns` and costs `cost`."""

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from sluice.batcher.interface.plan_data import CostToGo
-from sluice.batcher.interface.planner_protocol import FAR_NS, LiveOption, Ranker
+from sluice.batcher.interface.planner_protocol import LiveOption, Ranker
 from sluice.batcher.planner.rank import StageRanker
+from sluice.models.units import INFINITE_NS
 
 BEST = 5
 """Options that are ranked: ESG's configuration priority queue (HPDC 2024) holds about as many."""
@@ -30,10 +31,10 @@ class FewOptionsRanker:
         """See `sluice.batcher.interface.planner_protocol.Ranker`."""
         within_ns, rest_cost = self._within_ns, self._rest_cost
         only = rest_cost[0] if len(rest_cost) == 1 else None
-        quickest_ns = within_ns[0] if within_ns else FAR_NS
+        quickest_ns = within_ns[0] if within_ns else INFINITE_NS
         ranked = []
         for options, wait_ns in zip(self._of_group, waits_ns, strict=True):
-            if wait_ns >= FAR_NS:
+            if wait_ns >= INFINITE_NS:
                 continue
             for index, size, latency_ns, cost in options:
                 if size < least_rows:

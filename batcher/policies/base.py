@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.interface.decisions import ReleaseReason
 from sluice.batcher.queues.fair_queue import Queue
-from sluice.batcher.state.model import ModelState, PartitionState
+from sluice.batcher.state import ModelState, PartitionState
 
 
 class Choice(NamedTuple):

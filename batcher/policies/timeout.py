@@ -4,9 +4,9 @@ from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.interface.config import LevelsConfig, PolicyConfig
 from sluice.batcher.interface.decisions import ReleaseReason
 from sluice.batcher.policies.base import Choice
-from sluice.batcher.queues.fair_queue import NOBODY, Queue
+from sluice.batcher.queues.fair_queue import NO_WAITERS, Queue
 from sluice.batcher.queues.priority_queue import PriorityQueue
-from sluice.batcher.state.model import ModelState, PartitionState
+from sluice.batcher.state import ModelState, PartitionState
 
 
 class TimeoutPolicy:
@@ -44,11 +44,11 @@ class TimeoutPolicy:
         self, queue: Queue, model: ModelState, partition: PartitionState, estimate: LatencyEstimate, now_ns: int
     ) -> Choice:
         """Decide by the sizes of the requests in the queue and the age of the oldest."""
-        if not self._ahead and partition.batches and partition.batches[0].queue is queue:
+        if not self._ahead and partition.batches and partition.batches[0].queue_key == queue.key:
             # Others that share the partition may never leave it idle: this batch being over has to do.
             over_ns = partition.free_at_ns
             until_ns = over_ns if over_ns > now_ns else now_ns + model.quickest_ns
-            return Choice(0, ReleaseReason.IDLE, until_ns, NOBODY, 0)
+            return Choice(0, ReleaseReason.IDLE, until_ns, NO_WAITERS, 0)
         maximum = estimate.max_rows
         largest = min(self._largest or maximum, maximum)
         oldest_ns = now_ns

@@ -1,8 +1,7 @@
-"""Shares: what pipelines that contend for a model leave to each other, by weight."""
+"""Fair shares: the rows that pipelines which contend for a model leave to each other, by weight."""
 
 from sluice.batcher.queues.fair_queue import LATE_SHARE, Queue
-from sluice.batcher.state.model import ModelState
-from sluice.batcher.state.pipeline import PipelineState
+from sluice.batcher.state import ModelState, PipelineState
 
 
 def rows_ahead(

@@ -3,18 +3,15 @@
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace, merge
-from typing import TYPE_CHECKING
 
 from sluice.batcher.queues.flow import Flow
-from sluice.batcher.state.request import Entry
-
-if TYPE_CHECKING:
-    from sluice.batcher.queues.response_order import ResponseOrder
+from sluice.batcher.queues.response_order import ResponseOrder
+from sluice.batcher.state import Entry
 
 CONTENDED = 4
-"""Batches of rows that wait from which on pipelines get their shares by weight instead of by deadline."""
-NOBODY = 1 << 62
-"""More rows than ever wait: nobody has put the queue aside."""
+"""Number of full batches waiting from which pipelines are served by weight, not by deadline."""
+NO_WAITERS = 1 << 62
+"""More rows than ever wait: no group waits for the queue to grow."""
 LATE_SHARE = 0.125
 """Share of the rows taken that late entries get at least: they yield to those that can be in time, but not for ever."""
 
@@ -37,6 +34,7 @@ class Queue:
         "_only",
         "_virtual",
         "batch_key",
+        "key",
         "last_ns",
         "late",
         "live",
@@ -45,16 +43,17 @@ class Queue:
         "rows",
         "wanted_rows",
     )
-    response_order: "ResponseOrder | None" = None
+    response_order: ResponseOrder | None = None
 
     def __init__(self, model: str, batch_key: str) -> None:
         self.model = model
         self.batch_key = batch_key
+        self.key = (model, batch_key)
         self.rows = 0
         self.live = 0
         self.last_ns = 0
         self.late = 0
-        self.wanted_rows = NOBODY
+        self.wanted_rows = NO_WAITERS
         self.retries: deque[list[Entry]] = deque()
         self._flows: dict[int, Flow] = {}
         self._only: Flow | None = None
@@ -68,6 +67,15 @@ class Queue:
     def flows(self) -> Mapping[int, Flow]:
         """The flows by the numbers of their pipelines."""
         return self._flows
+
+    def want(self, rows: int) -> None:
+        """Have the queue offered again once it holds `rows` rows; 0 when any change counts."""
+        if rows < self.wanted_rows:
+            self.wanted_rows = rows
+
+    def offered(self) -> None:
+        """Note that the queue is offered to all groups again: none waits for more rows."""
+        self.wanted_rows = NO_WAITERS
 
     @property
     def waiting(self) -> int:
@@ -112,7 +120,6 @@ class Queue:
         """Add entries that are to be dispatched together, as they are."""
         self.retries.append(group)
         for entry in group:
-            entry.queue = self
             entry.retry_group = group
 
     def take_retry(self) -> list[Entry]:

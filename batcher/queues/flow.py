@@ -4,13 +4,23 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from itertools import islice
 
-from sluice.batcher.state.request import Entry
+from sluice.batcher.state import Entry
 
 Item = tuple[int, int, int, Entry]
 """(order in ns, minus the depth of the stage, sequence number, entry): sorts without ever comparing entries."""
 
 COMPACT_ABOVE = 64
 """Dead items tolerated before a flow is compacted (when they are also half of it)."""
+
+
+def wait_for_slot(entry: Entry) -> None:
+    """Note that an entry waits outside its queue, for its reserved slot."""
+    entry.queued = True
+
+
+def leave_slot(entry: Entry) -> None:
+    """Note that an entry no longer waits for its reserved slot."""
+    entry.queued = False
 
 
 class Flow:

@@ -8,13 +8,13 @@ from operator import attrgetter
 
 from sluice.batcher.interface.config import LevelsConfig
 from sluice.batcher.interface.outcome import Outcome
-from sluice.batcher.queues.fair_queue import CONTENDED, NOBODY, Queue
+from sluice.batcher.queues.fair_queue import CONTENDED, Queue
 from sluice.batcher.queues.flow import Flow
 from sluice.batcher.queues.progress import batch_key_for
 from sluice.batcher.queues.response_order import ResponseOrder
-from sluice.batcher.state.request import Entry
+from sluice.batcher.state import Entry
 from sluice.models.dynamic_batching import TimeoutAction
-from sluice.models.units import NS_PER_US
+from sluice.models.units import INFINITE_NS, NS_PER_US
 
 _sequence = attrgetter("sequence")
 
@@ -78,15 +78,15 @@ class PriorityQueue(Queue):
     """All entries of a model, whatever their pipelines and batch keys, level by level from 1 on.
 
     Entries of unequal batch keys do not share a batch, and none overtakes another for that. Without levels, pipelines
-    get shares by weight as in `Queue` while more than `CONTENDED` batches wait. `response_order` holds back the answers of
-    batches that overtake others, if that is asked for.
+    get shares by weight as in `Queue` while more than `CONTENDED` batches wait. `response_order`, if it is asked
+    for, holds back the answers of batches that overtake others.
     """
 
     __slots__ = ("_config", "_keys", "_levels", "_numbers", "response_order")
 
     def __init__(self, model: str, config: LevelsConfig, *, preserve_ordering: bool) -> None:
         super().__init__(model, "")
-        self.last_ns = NOBODY  # an entry may come before others whatever its deadline
+        self.last_ns = INFINITE_NS  # an entry may come before others whatever its deadline
         self.response_order = ResponseOrder() if preserve_ordering else None
         self._config = config
         self._levels: dict[int, _Level] = {}

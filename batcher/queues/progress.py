@@ -2,8 +2,10 @@
 
 from sluice.batcher.interface.config import StageConfig, WhenConfig
 from sluice.batcher.interface.events import RequestArrived
-from sluice.batcher.state.pipeline import PROBABILITY_WEIGHT, StageState
-from sluice.batcher.state.request import Request, StageRun
+from sluice.batcher.state import Request, StageRun, StageState
+
+PROBABILITY_WEIGHT = 0.02
+"""Weight of one request in the smoothed share of rows that a conditional stage runs for."""
 
 
 def rows_for(request: Request, stage: StageState) -> StageRun:
@@ -33,7 +35,7 @@ def _unsure_rows(request: Request, when: WhenConfig) -> tuple[int, ...]:
     assert run is not None, "a stage is looked at when the stage its condition asks is settled"
     if not run.rows:
         return ()
-    confidences = run.verdicts[when.verdict]
+    confidences = run.confidences[when.verdict]
     rows = range(request.rows) if run.row_index is None else run.row_index
     return tuple(row for row, confidence in zip(rows, confidences, strict=True) if confidence < when.below)
 
@@ -45,7 +47,7 @@ def observe_share(stage: StageState, run: StageRun, request: Request) -> None:
         return
     asked = request.runs[when.stage]
     if asked is not None and asked.rows:
-        stage.probability += PROBABILITY_WEIGHT * (run.rows / asked.rows - stage.probability)
+        stage.run_probability += PROBABILITY_WEIGHT * (run.rows / asked.rows - stage.run_probability)
 
 
 def request_batch_key(event: RequestArrived, config: StageConfig) -> str:

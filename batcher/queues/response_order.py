@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from sluice.batcher.interface.events import BatchCompleted
-from sluice.batcher.state.model import PartitionState
-from sluice.batcher.state.request import Batch, Entry
+from sluice.batcher.state import Batch, Entry, PartitionState
 
 FinishedEntries = tuple[Sequence[Entry], BatchCompleted, PartitionState]
 """(entries that have run, what was reported of exactly their rows, where they ran)."""
@@ -47,7 +46,6 @@ class ResponseOrder:
             last = first + entry.rows
             verdicts = tuple(values[first:last] for values in event.verdicts)
             done = ((entry,), msgspec.structs.replace(event, verdicts=verdicts), batch.partition)
-            entry.batch = None
             if entry.sequence in self._order:
                 self._done[entry.sequence] = done
             else:  # it is settled, or ran in a place that was reserved for it

@@ -8,8 +8,7 @@ second best may be all that is left.
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from sluice.batcher.reservations.slots import Reservation
-from sluice.batcher.reservations.timeline import Timeline
+from sluice.batcher.reservations.timeline import Reservation, Timeline
 from sluice.models.units import NS_PER_S
 
 MAX_ASSIGNMENTS = 64

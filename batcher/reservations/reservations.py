@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.reservations.assignments import Assignments
-from sluice.batcher.reservations.search import ReservationRefusal, book
-from sluice.batcher.reservations.slots import Precedence, QueueKey, Reservation, Slot
-from sluice.batcher.reservations.timeline import Part, Timeline
+from sluice.batcher.reservations.search import ReservationRefusal, reserve_slots
+from sluice.batcher.reservations.timeline import Part, Reservation, Slot, Timeline
+from sluice.batcher.state import Precedence, QueueKey
 
 Rows = Callable[[int, int], int]
 """How many rows of (request, stage) wait in a queue; 0 when it is not there."""
@@ -133,7 +133,7 @@ class Reservations:
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = Assignments(self.timelines.values(), reservation)
-        refusal = book(self.timelines.values(), reservation, known, now_ns, max_cost)
+        refusal = reserve_slots(self.timelines.values(), reservation, known, now_ns, max_cost)
         if refusal is None:
             self._reservations[request] = reservation
         return refusal
@@ -280,7 +280,7 @@ class Reservations:
     def _replace(self, reservation: Reservation, now_ns: int) -> bool:
         """Find new places for all that is pending, at any cost; without them the reservation is over."""
         known = Assignments(self.timelines.values(), reservation)
-        if book(self.timelines.values(), reservation, known, now_ns, None) is None:
+        if reserve_slots(self.timelines.values(), reservation, known, now_ns, None) is None:
             return True
         del self._reservations[reservation.request]
         return False

@@ -1,17 +1,16 @@
-"""Booking: a place for every stage of a request, or for none."""
+"""The search for slots: one for every stage of a request, or none at all."""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from sluice.batcher.reservations.assignments import Assignment, Assignments, cost_of
-from sluice.batcher.reservations.slots import Reservation
-from sluice.batcher.reservations.timeline import Moved, Timeline
+from sluice.batcher.reservations.timeline import Moved, Reservation, Timeline
 
 
 class ReservationRefusal(NamedTuple):
     """The best that a refused request could have had: the soonest end found and the least cost in time.
 
-    None where no partition that is up can run it at all. With `hopeless` it would be too dear on an idle machine, too.
+    Both are None if no partition that is up can run it. `hopeless` requests would cost too much on an idle machine too.
     """
 
     completion_ns: int | None
@@ -26,18 +25,19 @@ class PlacedStage(NamedTuple):
     moved: list[Moved]
 
 
-def book(
+def reserve_slots(
     timelines: Collection[Timeline],
     reservation: Reservation,
     known: Assignments,
     now_ns: int,
     max_cost: float | None,
 ) -> ReservationRefusal | None:
-    """Put all that is pending into the timelines, or nothing.
+    """Reserve slots for all pending stages, or for none of them.
 
-    Assignments are tried one after the other, each as late as possible. When the first does not fit, it is found out
-    what could be had as soon as possible from all partitions: if that is late, it is refused; else the others are
-    tried, and that is the last resort, since what is placed early is in the way of those in a hurry.
+    Assignments are tried one after the other, each as late as possible. When the first does not fit, the search asks
+    how soon all partitions together could be done. If that is late, the request is refused. Else the other assignments
+    are tried, and the soonest slots are the last resort, since slots in the near future are in the way of urgent
+    requests.
     """
     deadline_ns = reservation.deadline_ns
     stages = max(len(reservation.pending), 1)
@@ -80,7 +80,7 @@ def book(
 def _place_late(
     reservation: Reservation, assignment: Assignment, spare_ns: int, now_ns: int
 ) -> tuple[list[PlacedStage], int | None]:
-    """Place the pending stages backwards from the deadline, or nothing: then the stage that does not fit is told."""
+    """Place the pending stages backwards from the deadline, or none; then the one that does not fit is returned."""
     trail: list[PlacedStage] = []
     for stage in reversed(reservation.precedence.stages):
         if stage in reservation.pending:
@@ -88,10 +88,10 @@ def _place_late(
             limit_ns = reservation.limit_ns(stage)
             best: tuple[bool, int] | None = None
             for timeline in assignment.hosts[stage]:
-                place = timeline.latest(reservation, stage, spare_ns, floor_ns, limit_ns, now_ns)
-                if place is not None and (best is None or (place.slot is not None, place.start_ns) > best):
-                    best = (place.slot is not None, place.start_ns)
-                    host, chosen = timeline, place
+                proposal = timeline.latest(reservation, stage, spare_ns, floor_ns, limit_ns, now_ns)
+                if proposal is not None and (best is None or (proposal.slot is not None, proposal.start_ns) > best):
+                    best = (proposal.slot is not None, proposal.start_ns)
+                    host, chosen = timeline, proposal
             if best is None:
                 _undo(reservation, trail)
                 return [], stage
@@ -102,7 +102,7 @@ def _place_late(
 def _place_soon(
     timelines: Collection[Timeline], reservation: Reservation, spare_ns: int, now_ns: int
 ) -> tuple[list[PlacedStage], ReservationRefusal]:
-    """Place the pending stages forwards, each where it ends first, and tell what comes of it."""
+    """Place the pending stages forwards, each where it ends first; also returns when the request would be complete."""
     trail: list[PlacedStage] = []
     cost = 0.0
     for stage in reservation.precedence.stages:
@@ -112,10 +112,10 @@ def _place_soon(
             best: tuple[int, bool] | None = None
             for timeline in timelines:
                 if timeline.takes(queue[0], reservation.rows):
-                    place = timeline.earliest(reservation, stage, spare_ns, floor_ns, now_ns)
-                    if best is None or (place.end_ns, place.slot is None) < best:
-                        best = (place.end_ns, place.slot is None)
-                        host, chosen = timeline, place
+                    proposal = timeline.earliest(reservation, stage, spare_ns, floor_ns, now_ns)
+                    if best is None or (proposal.end_ns, proposal.slot is None) < best:
+                        best = (proposal.end_ns, proposal.slot is None)
+                        host, chosen = timeline, proposal
             if best is None:
                 _undo(reservation, trail)
                 return [], ReservationRefusal(None, None)
@@ -127,7 +127,7 @@ def _place_soon(
 
 
 def _undo(reservation: Reservation, trail: Sequence[PlacedStage]) -> None:
-    """Take steps back, the last one first, so that everything is as it was."""
+    """Undo placements, the last one first."""
     for step in reversed(trail):
         reservation.vacate(step.stage)
         for slot, start_ns, end_ns in step.moved:

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
 
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.interface.config import PartitionConfig
+from sluice.batcher.queues import model_rows
 from sluice.batcher.residency.reconciler import ResidencyReconciler
-from sluice.batcher.residency.victims import Resident
-from sluice.batcher.state.model import ModelState, PartitionState
-from sluice.batcher.state.pool import NEVER_NS
+from sluice.batcher.state import ModelState, PartitionState
+from sluice.models.profiles.model_memory import ModelMemory
+from sluice.models.units import INFINITE_NS
 
 LOAD_WEIGHT = 0.3
 """Weight of one load in the smoothed time that a model takes to be loaded."""
+PRECISION_BYTES = 1 << 20
+"""A model counts as larger only from this many bytes more: the memory of a process varies by some hundred KiB."""
+
+
+class Resident(NamedTuple):
+    """A model that a partition holds.
+
+    The order of the fields is that in which models are evicted: of equal `priority`, the least recently used one first.
+    """
+
+    priority: int
+    last_used_ns: int
+    key: str
+    memory_bytes: int
 
 
 class PartitionMemory:
@@ -61,7 +79,7 @@ class PartitionMemory:
             self._held = held
             self._held_bytes = sum(map(self._bytes, held))
             self._since = {key: since for key, since in self._since.items() if key in held}
-        coming = self._loading | self._residency.owed(self.partition.name)
+        coming = self._loading | self._residency.pending(self.partition.name)
         return self.capacity - self._held_bytes - sum(map(self._bytes, coming))
 
     def may_get_room(self, model: ModelState) -> bool:
@@ -116,7 +134,7 @@ class PartitionMemory:
             self._usual_bytes = _smoothed(self._usual_bytes, self._bytes(key))
         self.dropped(key, now_ns)
         self._since[key] = now_ns, model.batches
-        model.last_ns = max(model.last_ns, now_ns)
+        model_rows.loaded(model, now_ns)
 
     def dropped(self, key: str, now_ns: int) -> None:
         """A model is not on its way any more; what comes after it comes so much sooner or later than was expected."""
@@ -139,7 +157,7 @@ class PartitionMemory:
     def held_ns(self, key: str, now_ns: int) -> int:
         """How long a model has been here; for ever if it was not loaded on demand."""
         since = self._since.get(key)
-        return NEVER_NS if since is None else now_ns - since[0]
+        return INFINITE_NS if since is None else now_ns - since[0]
 
     def settled_ns(self, min_resident_ns: int, now_ns: int) -> int:
         """When nothing that is here or on its way is `young` any more, also if it does not run before."""
@@ -153,7 +171,7 @@ class PartitionMemory:
         """What is held, but for the copies of pinned models that stay."""
         models = map(self._fleet.models.__getitem__, self.partition.models)
         return [
-            Resident(model.config.priority, model.last_ns, model.config.key, self._bytes(model.config.key))
+            Resident(model.config.priority, model.last_used_ns, model.config.key, self._bytes(model.config.key))
             for model in models
             if not model.config.pinned or not self._stays(model)
         ]
@@ -174,3 +192,41 @@ class PartitionMemory:
 def _smoothed(before: float, now: float) -> float:
     """A mean that the last one counts `LOAD_WEIGHT` of; the first one alone."""
     return before + LOAD_WEIGHT * (now - before) if before else float(now)
+
+
+def choose_victims(
+    residents: Iterable[Resident], lacking_bytes: int, priority: int, may_go: Callable[[str], bool]
+) -> tuple[str, ...] | None:
+    """The models to evict for a model of that `priority`, so that `lacking_bytes` get free; None if too few may go.
+
+    No model of a higher priority goes. `may_go` is called for as few models as suffice.
+    """
+    chosen: list[Resident] = []
+    freed = 0
+    for resident in sorted(residents):
+        if freed >= lacking_bytes or resident.priority > priority:
+            break
+        if may_go(resident.key):
+            chosen.append(resident)
+            freed += resident.memory_bytes
+    if freed < lacking_bytes:
+        return None
+    for resident in reversed(chosen[:-1]):  # a larger model that came later may make others needless
+        if freed - resident.memory_bytes >= lacking_bytes:
+            chosen.remove(resident)
+            freed -= resident.memory_bytes
+    return tuple(resident.key for resident in chosen)
+
+
+def record_measured_memory(model: ModelState, kind: str, memory: ModelMemory) -> bool:
+    """Take in the memory that a model takes on a kind of partition; True if that is more than was assumed.
+
+    A profile takes precedence. A smaller measurement is ignored: some of the model may lie in memory that another model
+    has left.
+    """
+    config = model.config
+    taken = memory.of(config.max_batch)
+    if kind in config.footprints or taken - config.memory_on(kind) <= PRECISION_BYTES:
+        return False
+    model.config = msgspec.structs.replace(config, weighed={**config.weighed, kind: taken})
+    return True

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from sluice.batcher.residency.on_demand import OnDemandLoader
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.deployment.held_memory import held_memory
 from sluice.gateway.observability.metrics import Remote
@@ -33,19 +34,19 @@ class ResidencyMetrics(Remote):
                     weights.add_metric([key, partition.kind, held.source], held.memory_bytes)
         yield models
         yield weights
-        cold_starts = self._scheduler.served.cold_starts
-        if cold_starts is None:
+        loader = self._scheduler.served.loader
+        if not isinstance(loader, OnDemandLoader):
             return
         free = GaugeMetricFamily("sluice_partition_free_bytes", "Memory without models.", labels=["partition"])
-        for name, memory in cold_starts.memories.items():
+        for name, memory in loader.memories.items():
             free.add_metric([name], memory.free_bytes)
         yield free
         loads = CounterMetricFamily("sluice_model_loads", "Models loaded on demand, and why.", labels=["cause"])
-        others = cold_starts.prewarms + cold_starts.replicas + cold_starts.returns + cold_starts.restored
-        loads.add_metric(["request"], cold_starts.loads - others)
-        loads.add_metric(["prewarm"], cold_starts.prewarms)
-        loads.add_metric(["replica"], cold_starts.replicas)
-        loads.add_metric(["refused"], cold_starts.returns)
-        loads.add_metric(["pinned"], cold_starts.restored)
+        others = loader.prewarms + loader.replicas + loader.returns + loader.restored
+        loads.add_metric(["request"], loader.loads - others)
+        loads.add_metric(["prewarm"], loader.prewarms)
+        loads.add_metric(["replica"], loader.replicas)
+        loads.add_metric(["refused"], loader.returns)
+        loads.add_metric(["pinned"], loader.restored)
         yield loads
-        yield CounterMetricFamily("sluice_model_evictions", "Models that made room.", value=cold_starts.evictions)
+        yield CounterMetricFamily("sluice_model_evictions", "Models that made room.", value=loader.evictions)

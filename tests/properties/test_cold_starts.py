@@ -9,6 +9,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.journal import JournalWriter, replay
 from sluice.batcher.drivers.simulator import Verdicts
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, ScheduledModel, SchedulerSpec, StageConfig
@@ -173,7 +174,7 @@ class Trial:
         for _ in NEW_KEYS:
             self.simulator.at(draw.randint(1, now_ns), ServingChanged())
         self.simulator.run(arrivals)
-        self.scheduler.check()
+        check_invariants(self.scheduler)
         assert replay(self.journal, LivePlanner()) is None
 
     def _observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
@@ -207,7 +208,7 @@ class Trial:
             assert not may_go or self._taken(name) <= self.capacity[name], f"memory is exceeded beside {may_go}"
         self._steps += 1
         if self._steps % 20 == 0:
-            self.scheduler.check()
+            check_invariants(self.scheduler)
 
     def _taken(self, name: str) -> int:
         """What a partition holds or is being given, by what is known of it."""

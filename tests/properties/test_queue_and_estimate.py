@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.queues.fair_queue import CONTENDED, Queue
-from sluice.batcher.state.request import Entry, Request
+from sluice.batcher.state import Entry, Request
 from sluice.models.profiles.latency_table import LatencyTable
 
 ORDERS = st.integers(0, 20)
@@ -43,7 +43,7 @@ class QueueMachine(RuleBasedStateMachine):
     def push(self, order_ns: int, stage: int, rows: int, flow: int, times: int) -> None:
         for _ in range(times):
             self.sequence += 1
-            entry = Entry(NOBODY, stage, rows, None, self.queue, order_ns, 0, self.sequence, flow)
+            entry = Entry(NOBODY, stage, rows, None, self.queue.key, order_ns, 0, self.sequence, flow)
             first = self.queue.push(entry, order_ns, WEIGHTS[flow])
             self.model.append(Expected(order_ns, -stage, self.sequence, entry))
             self.model.sort(key=lambda item: item[:3])

@@ -9,8 +9,8 @@ from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.reservations.assignments import cost_of
 from sluice.batcher.reservations.reservations import Reservations
 from sluice.batcher.reservations.search import ReservationRefusal
-from sluice.batcher.reservations.slots import Precedence, QueueKey
 from sluice.batcher.reservations.timeline import Part
+from sluice.batcher.state import Precedence, QueueKey
 
 COMPLETION, LOSS, ARRIVAL, WAKE_UP = range(4)
 

@@ -7,6 +7,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from sluice.batcher.drivers.invariants import check_invariants
+from sluice.batcher.fleet.partition_group import first_idle
 from sluice.batcher.interface.decisions import (
     AnyDecision,
     BuildPlan,
@@ -80,7 +82,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def tell(self, event: AnyEvent) -> None:
         self.carry_out(self.scheduler.handle(event, self.now_ns))
-        self.scheduler.check()
+        check_invariants(self.scheduler)
 
     def wake_if_due(self) -> None:
         due_ns = self.scheduler.next_wakeup_ns()
@@ -88,7 +90,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             decisions = self.scheduler.handle_wakeup(self.now_ns)
             self.check_lateness(decisions)
             self.carry_out(decisions)
-            self.scheduler.check()
+            check_invariants(self.scheduler)
             due_ns = self.scheduler.next_wakeup_ns()
             assert due_ns is None or due_ns > self.now_ns
         self.check_that_nobody_is_overlooked()
@@ -96,15 +98,18 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_that_nobody_is_overlooked(self) -> None:
         """Where work waits beside an idle partition, a policy has seen it or will; what it put off comes back."""
         for group in self.scheduler.dispatcher.fleet.groups:
-            if group.idle() is not None and not all(queue in group.aside for queue in self.queues_of(group.models)):
-                assert group.wake_ns is not None, f"group {group.number} is idle and not looked at"
-            if group.timers:
-                assert group.wake_ns is not None, f"group {group.number} is not woken by its timer"
+            run_queue = self.scheduler.dispatcher.wakeups.run_queues[group]
+            if first_idle(group) is not None and not all(
+                queue in run_queue.deferred for queue in self.queues_of(group.models)
+            ):
+                assert run_queue.wake_ns is not None, f"group {group.number} is idle and not looked at"
+            if run_queue.timers:
+                assert run_queue.wake_ns is not None, f"group {group.number} is not woken by its timer"
 
     def queues_of(self, models: Collection[str]) -> list[Queue]:
         """The queues of some models that hold work."""
-        states = self.scheduler.dispatcher.models
-        return [queue for key in sorted(models) for queue in states[key].queues.values() if queue]
+        queues = self.scheduler.dispatcher.fleet.queues.by_model
+        return [queue for key in sorted(models) for queue in queues[key].values() if queue]
 
     def carry_out(self, decisions: list[AnyDecision]) -> None:
         for decision in decisions:
@@ -167,7 +172,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for decision in reversed(decisions):
             if isinstance(decision, DispatchBatch):
                 batch = self.scheduler.dispatcher.batches[decision.batch]
-                estimate = self.scheduler.dispatcher.models[batch.queue.model].estimates[batch.partition.kind]
+                estimate = self.scheduler.dispatcher.models[batch.queue_key[0]].estimates[batch.partition.kind]
                 free_ns[decision.partition] -= batch.median_ns
                 ended_ns = free_ns[decision.partition] + LIMITS.hand_off_ns + estimate.service_ns(batch.rows)
                 if decision.reason is not ReleaseReason.RETRY:

@@ -11,6 +11,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import msgspec
 import pytest
 
+from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.simulator import Simulator, Verdicts
 from sluice.batcher.interface.config import (
     ConfidenceSpec,
@@ -184,7 +185,7 @@ def simulate(run: Run) -> list[Step]:
     scheduler = Scheduler(run.spec, run.planning and run.planning.planner)
 
     def observe(now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
-        scheduler.check()
+        check_invariants(scheduler)
         steps.append((now_ns, event, decisions))
 
     build = run.planning and run.planning.build

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 import pytest
 
+from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.journal import JournalWriter, replay
 from sluice.batcher.drivers.simulator import Verdicts
 from sluice.batcher.interface.config import (
@@ -134,7 +135,7 @@ class Run:
                 self.outcomes[decision.request] = decision.outcome
         self._steps += 1
         if self._steps % self._check_every == 0:
-            self.scheduler.check()
+            check_invariants(self.scheduler)
 
     def counts(self, arrivals: Iterator[tuple[int, RequestArrived]]) -> Counter[Outcome]:
         """How the requests ended; nothing is left of any."""
@@ -142,7 +143,7 @@ class Run:
         self.simulator.run(events)
         assert sorted(self.outcomes) == sorted(event.request for _, event in events)
         scheduler = self.scheduler
-        scheduler.check()
+        check_invariants(scheduler)
         assert scheduler.requests == {}
         assert scheduler.dispatcher.batches == {}
         assert set(scheduler.queue_depths().values()) == {0}
@@ -179,7 +180,7 @@ def test_a_stage_that_never_runs_and_one_that_always_does_are_planned_for(
     run = Run(spec, two_kinds(small=GAINING, large=LatencyTable.from_ms({1: 2, 8: 5})), confidence=confidence)
     counts = run.counts(poisson("cascade:1", 150, 5, 30 * MS))
     assert counts[Outcome.COMPLETED] >= 0.99 * counts.total()
-    assert run.scheduler.pipelines["cascade:1"].stages[1].probability == pytest.approx(probability, abs=0.001)
+    assert run.scheduler.pipelines["cascade:1"].stages[1].run_probability == pytest.approx(probability, abs=0.001)
     assert run.decided[BuildPlan] >= 2
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
+from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.simulator import Simulator, Verdicts
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, RejectRequest, Settlement
@@ -88,7 +89,7 @@ def simulate(
         nonlocal steps
         steps += 1
         if steps % check_every == 0:
-            scheduler.check()
+            check_invariants(scheduler)
         for decision in decisions:
             if isinstance(decision, DispatchBatch):
                 cost = prices[decision.partition] * machine.batch_ns(decision) / S
@@ -105,7 +106,7 @@ def simulate(
     for name, kind in kinds.items():
         simulator.at(0, PartitionReady(name, TABLES[kind]))
     simulator.run(arrivals)
-    scheduler.check()
+    check_invariants(scheduler)
     assert run.outcomes.keys() == run.arrived.keys()
     assert scheduler.requests == {}
     return run

@@ -4,6 +4,7 @@ import io
 
 import pytest
 
+from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.journal import JournalWriter, replay
 from sluice.batcher.drivers.simulator import Simulator, Verdicts
 from sluice.batcher.interface.config import PartitionConfig
@@ -49,7 +50,7 @@ class Run:
 
     def observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
         self.record(now_ns, event, decisions)
-        self.scheduler.check()
+        check_invariants(self.scheduler)
         if event is self.resized:
             self.table = self.next_table
         for decision in decisions:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.journal import JournalWriter, replay
 from sluice.batcher.drivers.simulator import Verdicts
 from sluice.batcher.interface.config import Limits, PipelineConfig, PolicyConfig, PolicyName, SchedulerSpec
@@ -80,7 +81,7 @@ class Run:
                 self.outcomes[decision.request] = decision.outcome
                 self.settled_ns[decision.request] = now_ns
         if len(self.journal) % 50 == 0:
-            self.scheduler.check()
+            check_invariants(self.scheduler)
 
 
 def arrivals(seed: int, pipeline: str, rate: float, count: int, slo_ns: int) -> Iterator[tuple[int, RequestArrived]]:
@@ -125,7 +126,7 @@ def test_every_request_has_one_outcome_and_nothing_is_left(seed: int, kind: str,
     message = f"seed {seed}, outcomes {dict(counts)}; to see it again: pytest {again}"
     assert sorted(run.outcomes) == list(range(1_000)), message
     scheduler = run.scheduler
-    scheduler.check()
+    check_invariants(scheduler)
     assert scheduler.requests == {}, message
     assert scheduler.dispatcher.batches == {}, message
     assert scheduler.admission.memory_bytes == 0, message

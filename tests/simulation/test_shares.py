@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import pytest
 
+from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.simulator import Simulator, Verdicts
 from sluice.batcher.interface.config import PipelineConfig, PolicyConfig, PolicyName, SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, Settlement
@@ -77,7 +78,7 @@ def simulate(
     for partition, models in zip(spec.partitions, holds, strict=True):
         simulator.at(0, PartitionReady(partition.name, {key: TABLES[key] for key in models}))
     simulator.run(arrivals)
-    scheduler.check()
+    check_invariants(scheduler)
     measured_s = (length_ns - WARM_NS) / S
     return {
         name: Answers(

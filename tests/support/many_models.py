@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.simulator import Simulator, Verdicts
 from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
 from sluice.batcher.interface.decisions import (
@@ -137,7 +138,7 @@ def run_crowd(
         held[partition.name] = set()
         simulator.at(0, PartitionReady(partition.name, {}))
     simulator.run(arrivals(crowd))
-    scheduler.check()
+    check_invariants(scheduler)
     assert sorted(outcomes) == list(range(crowd.requests)), "a request has no outcome"
     return Outcomes(Counter(outcomes.values()), counts[LoadModel], counts[UnloadModel], most)
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.simulator import Verdicts
 from sluice.batcher.interface.config import LevelsConfig, PipelineConfig, PolicyConfig, PolicyName
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch, Settlement
@@ -96,7 +97,7 @@ class Run:
         self.ended.pop(-1, None)
 
     def _observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
-        self.scheduler.check()
+        check_invariants(self.scheduler)
         for decision in decisions:
             if isinstance(decision, DispatchBatch):
                 self.rows[decision.model] += decision.rows

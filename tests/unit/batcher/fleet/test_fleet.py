@@ -1,9 +1,10 @@
 """Partitions come up, are lost and change their models; equal ones share a group."""
 
 from sluice.batcher.fleet.fleet import Fleet
+from sluice.batcher.fleet.partition_group import first_idle, start_ns
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, SchedulerSpec
 from sluice.batcher.interface.events import PartitionReady
-from sluice.batcher.state.pipeline import PipelineState
+from sluice.batcher.scheduler.pipelines import new_pipeline
 from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import GAINING, MS, ONE, S, model, single, spec_of
 
@@ -24,7 +25,7 @@ def fleet_of(spec: SchedulerSpec = SPEC, **tables: dict[str, LatencyTable]) -> F
     """A fleet whose partitions are up since 0 ns, with both models unless `tables` says otherwise."""
     fleet = Fleet(spec)
     for partition in spec.partitions:
-        fleet.ready(PartitionReady(partition.name, tables.get(partition.name, BOTH)), 0)
+        fleet.ready(PartitionReady(partition.name, tables.get(partition.name, BOTH)))
     return fleet
 
 
@@ -35,7 +36,6 @@ def groups(fleet: Fleet) -> list[tuple[list[str], list[str]]]:
 
 def hosts(fleet: Fleet, key: str) -> list[str]:
     state = fleet.models[key]
-    assert state.hosts == len(state.partitions)
     return [partition.name for partition in state.partitions]
 
 
@@ -65,20 +65,20 @@ def test_a_partition_that_is_lost_and_comes_back_stays_in_its_group() -> None:
     assert (group.ready_count, list(group.partitions)) == (1, [0, 1])
     fleet.lost("a", 2 * MS)
     assert group.ready_count == 0
-    assert group.idle() is None
+    assert first_idle(group) is None
     # It is taken to be back after a second.
-    assert group.start_ns(3 * MS) == S + MS
-    fleet.ready(PartitionReady("b", BOTH), 4 * MS)
+    assert start_ns(group, 3 * MS) == S + MS
+    fleet.ready(PartitionReady("b", BOTH))
     assert fleet.partitions["b"].group is group
     assert group.ready_count == 1
-    assert group.idle() is fleet.partitions["b"]
-    assert group.start_ns(5 * MS) == 5 * MS
+    assert first_idle(group) is fleet.partitions["b"]
+    assert start_ns(group, 5 * MS) == 5 * MS
 
 
 def test_one_that_comes_back_with_other_models_goes_to_another_group() -> None:
     fleet = fleet_of()
     fleet.lost("a", MS)
-    fleet.ready(PartitionReady("a", {"n:1": ONE}), 2 * MS)
+    fleet.ready(PartitionReady("a", {"n:1": ONE}))
     assert groups(fleet)[0] == (["b"], ["m:1", "n:1"])
     assert groups(fleet)[-1] == (["a"], ["n:1"])
     assert hosts(fleet, "m:1") == ["b", "c", "d"]
@@ -89,10 +89,10 @@ def test_a_model_is_served_while_a_partition_that_holds_it_is_up() -> None:
     assert fleet.models["n:1"].served
     fleet.lost("d", MS)
     assert [key for key, state in fleet.models.items() if not state.served] == ["n:1"]
-    fleet.ready(PartitionReady("d", {}), 2 * MS)
+    fleet.ready(PartitionReady("d", {}))
     assert fleet.models["n:1"].groups == []
     assert [key for key, state in fleet.models.items() if not state.served] == ["n:1"]
-    fleet.ready(PartitionReady("c", BOTH), 3 * MS)
+    fleet.ready(PartitionReady("c", BOTH))
     assert all(state.served for state in fleet.models.values())
 
 
@@ -117,12 +117,13 @@ def test_a_table_with_other_sizes_replaces_the_one_before() -> None:
 
 def test_a_pipeline_is_degraded_while_a_partition_that_it_could_use_is_away() -> None:
     fleet = Fleet(SPEC)
-    pipeline = PipelineState(0, PipelineConfig("m:1", single("m:1").stages), fleet.models)
+    pipeline = new_pipeline(0, PipelineConfig("m:1", single("m:1").stages), fleet.models)
+    fleet.models["m:1"].pipelines.append(pipeline)
     assert pipeline.degraded
     for name in "abcd":
-        fleet.ready(PartitionReady(name, BOTH), 0)
+        fleet.ready(PartitionReady(name, BOTH))
         assert not pipeline.degraded  # those that have never been up are not missed
     fleet.lost("d", MS)
     assert pipeline.degraded
-    fleet.ready(PartitionReady("d", {"n:1": ONE}), 2 * MS)
+    fleet.ready(PartitionReady("d", {"n:1": ONE}))
     assert not pipeline.degraded

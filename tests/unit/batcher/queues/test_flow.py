@@ -8,7 +8,7 @@ from sluice.batcher.interface.config import Limits
 from sluice.batcher.interface.decisions import CompleteRequest, DispatchBatch, Member, ReleaseReason
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.queues.fair_queue import Queue
-from sluice.batcher.state.request import Entry, Request
+from sluice.batcher.state import Entry, Request
 from tests.support.scheduling import MS, ONE, US, S, arrival, completed, dispatch, model, serving, single, spec_of, step
 
 NOBODY = cast("Request", None)
@@ -25,7 +25,7 @@ class Shared(Queue):
         self, flow: int, order_ns: int, *, rows: int = 1, stage: int = 0, weight: float = 1.0, times: int = 1
     ) -> None:
         for _ in range(times):
-            entry = Entry(NOBODY, stage, rows, None, self, order_ns, 0, self.pushed, flow)
+            entry = Entry(NOBODY, stage, rows, None, self.key, order_ns, 0, self.pushed, flow)
             self.push(entry, order_ns, weight)
             self.pushed += 1
 
@@ -204,7 +204,7 @@ def test_an_entry_that_comes_when_only_late_ones_wait_is_the_first() -> None:
     queue = Shared()
     queue.add(0, 10)
     queue.expire(20)
-    entry = Entry(NOBODY, 0, 1, None, queue, 30, 0, 7)
+    entry = Entry(NOBODY, 0, 1, None, queue.key, 30, 0, 7)
     assert queue.push(entry, 30)
     assert queue.head() is entry
 

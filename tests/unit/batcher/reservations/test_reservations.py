@@ -4,8 +4,8 @@ from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.reservations.assignments import MAX_ASSIGNMENTS, Assignments
 from sluice.batcher.reservations.reservations import Reservations, ReservedBatch
 from sluice.batcher.reservations.search import ReservationRefusal
-from sluice.batcher.reservations.slots import Precedence, QueueKey, Reservation
-from sluice.batcher.reservations.timeline import Part
+from sluice.batcher.reservations.timeline import Part, Reservation
+from sluice.batcher.state import Precedence, QueueKey
 
 SECOND = 1_000_000_000
 A, B = ("a", ""), ("b", "")

@@ -1,5 +1,6 @@
 """Models come to be held again where it is needed: after a partition is lost for good, and when they are asked for."""
 
+from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.simulator import Verdicts
 from sluice.batcher.interface.config import PartitionConfig, ScheduledModel
 from sluice.batcher.interface.decisions import (
@@ -64,7 +65,7 @@ class Run:
         return ()
 
     def _observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
-        self.scheduler.check()
+        check_invariants(self.scheduler)
         for decision in decisions:
             match decision:
                 case LoadModel():

@@ -224,7 +224,7 @@ def test_a_model_that_stays_keeps_no_flows_of_pipelines_that_went() -> None:
         step(scheduler, now_ns, ServingChanged(pipelines=(single("m:1", name=name),)))
         step(scheduler, now_ns, arrival(number, S, name), ServingChanged(retired=(name,)))
         step(scheduler, now_ns + MS, completed(number, now_ns, now_ns + MS))
-    assert scheduler.dispatcher.models["m:1"].queues[""].flows == {}
+    assert scheduler.dispatcher.fleet.queues.by_model["m:1"][""].flows == {}
     now_ns = 50 * MS
     assert step(scheduler, now_ns, arrival(9, S)) == [dispatch(4, [9], FULL)]
 

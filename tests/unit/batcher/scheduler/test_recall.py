@@ -2,6 +2,7 @@
 
 import msgspec
 
+from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.interface.config import PipelineConfig, StageConfig
 from sluice.batcher.interface.decisions import CancelRequest, CombineOutputs, CompleteRequest, Member, RecallOutputs
 from sluice.batcher.interface.events import OutputsCombined, OutputsRecalled, OutputsUnknown, RequestCancelled
@@ -74,7 +75,7 @@ def test_a_request_that_is_cancelled_meanwhile_is_gone() -> None:
         step(scheduler, 0, arrival(1, S, "chain:1"))
         assert step(scheduler, 0, RequestCancelled(1)) == [CancelRequest(1, Outcome.CANCELLED_CLIENT)]
         assert step(scheduler, 0, answer) == []
-        scheduler.check()
+        check_invariants(scheduler)
 
 
 def test_a_place_that_is_not_needed_is_given_back() -> None:
@@ -83,4 +84,4 @@ def test_a_place_that_is_not_needed_is_given_back() -> None:
     assert step(scheduler, 0, OutputsRecalled(1, 0)) == [RecallOutputs(Member(1, 1, 1))]
     assert step(scheduler, 0, OutputsUnknown(1, 1)) == [dispatch(1, [Member(1, 1, 1)], model="b:1")]
     assert step(scheduler, MS, completed(1, 0, MS)) == DONE
-    scheduler.check()
+    check_invariants(scheduler)

@@ -1,3 +1,4 @@
+from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.interface.config import (
     ConfidenceSpec,
     Limits,
@@ -48,7 +49,7 @@ def test_models_alone() -> None:
         (CPU0,),
         Limits(),
     )
-    Scheduler(spec).check()
+    check_invariants(Scheduler(spec))
 
 
 def test_a_cascade_names_the_verdict_that_it_asks_for() -> None:

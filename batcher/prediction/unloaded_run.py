@@ -1,28 +1,21 @@
-"""How a request runs that is by itself: stages side by side as far as there are partitions for them."""
-
-from __future__ import annotations
+"""A request by itself: its stages run at the same time as far as there are partitions for them."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from sluice.batcher.estimates.latency import LatencyEstimate
-from sluice.batcher.state.model import ModelState
-from sluice.batcher.state.pool import PartitionGroup
-
-if TYPE_CHECKING:
-    from sluice.batcher.state.pipeline import StageState
+from sluice.batcher.state import ModelState, PartitionGroup, StageState
 
 Span = tuple[int, int]
 """When a stage begins and ends, in nanoseconds from the request's arrival."""
 
 
-def lone_run(
+def unloaded_run(
     stages: Sequence[StageState], in_the_way: Sequence[bool], took_ns: Callable[[ModelState, LatencyEstimate], int]
 ) -> list[Span]:
-    """When each stage runs if it begins as soon as it can, where it ends first, in the order in which they are listed.
+    """When each stage runs: as soon as it can, where it ends first, in the order in which stages are listed.
 
-    Only those `in_the_way` keep others waiting. Stages of the same model that can begin at the same time run in one
-    batch if it has any. Partitions count that are up, or all of a model when none is. O(stages^2 * groups).
+    Only stages `in_the_way` keep others waiting. Stages of the same model that can begin at the same time run in one
+    batch if the model batches. Partitions count that are up, or all of a model when none is up. O(stages^2 * groups).
     """
     spans: list[Span] = []
     free_ns: dict[PartitionGroup, list[int]] = {}
