@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.documents import PACKAGES, ROOT, code_spans, definitions, pages
+from tests.support.documents import PACKAGES, ROOT, code_spans, definitions, pages, prose
 
 MAP = ROOT / "docs/architecture.md"
 _FOLDERS = (*PACKAGES, "tests", "benchmarks", "docs", "examples", "scripts", "src")
+_SAVED = re.compile(r"[Ss]ave \w+(?: \w+)? as `([^`]+)`")
+"""Files that a page has its reader write."""
 _PLACE = re.compile(rf"(?P<path>(?:{'|'.join(_FOLDERS)})/[\w./-]*)(?::(?P<name>[A-Za-z_][\w.]*))?")
 HISTORY = {ROOT / "CHANGELOG.md"}
 """Pages that may name what is gone."""
@@ -16,7 +18,8 @@ OUTDATED = {ROOT / "docs/configuration.md"}
 
 
 def _places(page: Path) -> list[tuple[str, str, str]]:
-    matches = (_PLACE.fullmatch(span) for span in code_spans(page))
+    saved = set(_SAVED.findall(prose(page)))
+    matches = (_PLACE.fullmatch(span) for span in code_spans(page) if span not in saved)
     return [(place[0], place["path"], place["name"] or "") for place in matches if place]
 
 
