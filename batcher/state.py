@@ -26,8 +26,8 @@ StageState      prediction/pipeline_times.py  remaining_path_ns
 PipelineState   fleet/fleet.py                degraded
 PipelineState   fleet/speed.py                changes
 PipelineState   prediction/pipeline_times.py  predicted_changes critical_path_ns expected_runs steps work shared
-PipelineState   scheduler/scheduler.py        outstanding rows_under_way
-PipelineState   scheduler/admission.py        last_probe_ns
+PipelineState   scheduler/scheduler.py        outstanding rows_under_way inflow asked
+PipelineState   scheduler/admission.py        last_probe_ns demand
 Request         scheduler/scheduler.py        open_stages settled running entries missing runs ran_on
 Request         prediction/backlog.py         work committed
 StageRun        scheduler/scheduler.py        confidences batch_key
@@ -237,8 +237,8 @@ class StageState:
     config: StageConfig
     model: ModelState | None  # the variant that runs it now; None for a combiner
     waits_for: set[int]  # stages whose rows or confidences it needs
+    dependents: list[int]  # stages that need its rows or confidences
     is_keyed: bool  # its inputs have dimensions that may differ, so that not all of them share batches
-    dependents: list[int] = field(default_factory=list)  # stages that need its rows or confidences
     cost_to_go: CostToGo | None = None  # the plan's cost of all that follows; None without a plan or without a choice
     plan_changes: int = 0  # how often `model` or `cost_to_go` were set
     run_probability: float = 1.0  # smoothed share of the rows offered to a conditional stage that it runs for

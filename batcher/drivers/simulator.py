@@ -13,7 +13,7 @@ from sluice.batcher.interface.decisions import (
     CombineOutputs,
     DispatchBatch,
     LoadModel,
-    RecallOutputs,
+    LookUpCache,
     RevokeBatch,
     Settlement,
     UnloadModel,
@@ -23,10 +23,10 @@ from sluice.batcher.interface.events import (
     AnyEvent,
     BatchCompleted,
     BatchRevoked,
+    CacheMiss,
     ModelLoaded,
     ModelUnloaded,
     OutputsCombined,
-    OutputsUnknown,
     PartitionLost,
     PartitionResized,
     PlanBuilt,
@@ -35,7 +35,7 @@ from sluice.batcher.interface.plan_data import Observed, Plan
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.latency_table import LatencyTable
 
-Verdicts = tuple[tuple[float, ...], ...]
+Confidences = tuple[tuple[float, ...], ...]
 
 
 class Host(msgspec.Struct, frozen=True):
@@ -75,11 +75,11 @@ class Service(Protocol):
         """Time that the partition takes for a batch."""
         ...
 
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         """Verdicts of a batch, as in `BatchCompleted`."""
         ...
 
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
         """Verdicts of a combiner, as in `OutputsCombined`."""
         ...
 
@@ -228,10 +228,10 @@ class Simulator:
                 self._start(decision)
             elif isinstance(decision, CombineOutputs):
                 member = decision.member
-                verdicts = self._service.combined_verdicts(decision)
-                self.at(self._turn_ns, OutputsCombined(member.request, member.stage, verdicts))
-            elif isinstance(decision, RecallOutputs):
-                self.at(self._turn_ns, OutputsUnknown(decision.member.request, decision.member.stage))
+                confidences = self._service.combined_confidences(decision)
+                self.at(self._turn_ns, OutputsCombined(member.request, member.stage, confidences))
+            elif isinstance(decision, LookUpCache):
+                self.at(self._turn_ns, CacheMiss(decision.member.request, decision.member.stage))
             elif isinstance(decision, RevokeBatch):
                 self._revoke(decision.batch)
             elif isinstance(decision, BuildPlan):
@@ -262,7 +262,7 @@ class Simulator:
         started_ns = max(there_ns, free_ns + host.between_ns)
         ended_ns = started_ns + self._service.batch_ns(batch)
         self._free_ns[batch.partition] = ended_ns
-        completed = BatchCompleted(batch.batch, started_ns, ended_ns, self._service.batch_verdicts(batch))
+        completed = BatchCompleted(batch.batch, started_ns, ended_ns, self._service.batch_confidences(batch))
         known_ns = ended_ns + max(host.return_ns + self._stray_ns(), 0)
         before_ns = self._known_ns.get(batch.partition, 0)
         self._started_ns[batch.batch] = (batch.partition, started_ns, free_ns, before_ns)

@@ -175,7 +175,7 @@ class Fleet:
 
     def touch(self, keys: Iterable[str]) -> None:
         """Take in that other partitions hold some models, or that other pipelines need them."""
-        models = [self.models[key] for key in keys]
+        models = [self.models[key] for key in sorted(keys)]
         self.stranded.update((model, None) for model in models if self.queues.has_work(model) and not model.served)
         for pipeline in {pipeline for model in models for pipeline in model.pipelines}:
             outdate(pipeline)

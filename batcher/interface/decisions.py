@@ -66,7 +66,7 @@ class CombineOutputs(Decision, frozen=True):
     member: Member
 
 
-class RecallOutputs(Decision, frozen=True):
+class LookUpCache(Decision, frozen=True, tag="RecallOutputs"):
     """See whether what a stage makes of these rows is known; answered by `OutputsRecalled` or `OutputsUnknown`."""
 
     member: Member
@@ -147,5 +147,5 @@ Settlement = CompleteRequest | RejectRequest | EvictRequest | FailRequest | Canc
 """The decisions of which every request gets exactly one."""
 
 AnyDecision = (
-    DispatchBatch | RevokeBatch | CombineOutputs | RecallOutputs | BuildPlan | LoadModel | UnloadModel | Settlement
+    DispatchBatch | RevokeBatch | CombineOutputs | LookUpCache | BuildPlan | LoadModel | UnloadModel | Settlement
 )

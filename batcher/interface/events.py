@@ -57,17 +57,17 @@ class RequestCancelled(Event, frozen=True, gc=False):
     request: int
 
 
-class BatchCompleted(Event, frozen=True, gc=False):
+class BatchCompleted(Event, frozen=True, gc=False, rename={"confidences": "verdicts"}):
     """The worker ran a batch from `started_ns` to `ended_ns`.
 
-    `verdicts` has one tuple a verdict of the model (`ScheduledModel.verdicts`), each with one confidence a row of the
-    batch. `batch_key` tells apart outputs whose variable dimensions differ.
+    `confidences` has one tuple for each confidence of the model (`ScheduledModel.confidences`), with one value a row of
+    the batch. `batch_key` tells apart outputs whose variable dimensions differ.
     """
 
     batch: int
     started_ns: int
     ended_ns: int
-    verdicts: tuple[tuple[float, ...], ...] = ()
+    confidences: tuple[tuple[float, ...], ...] = ()
     batch_key: str = ""
 
 
@@ -85,12 +85,12 @@ class BatchRevoked(Event, frozen=True, gc=False):
     batch: int
 
 
-class OutputsCombined(Event, frozen=True, gc=False):
-    """A combiner ran; `verdicts` and `batch_key` as in `BatchCompleted`, one confidence a row it ran for."""
+class OutputsCombined(Event, frozen=True, gc=False, rename={"confidences": "verdicts"}):
+    """A combiner ran; `confidences` and `batch_key` as in `BatchCompleted`, one confidence a row it ran for."""
 
     request: int
     stage: int
-    verdicts: tuple[tuple[float, ...], ...] = ()
+    confidences: tuple[tuple[float, ...], ...] = ()
     batch_key: str = ""
 
 
@@ -102,16 +102,16 @@ class CombinationFailed(Event, frozen=True, gc=False):
     message: str
 
 
-class OutputsRecalled(Event, frozen=True, gc=False):
-    """What a stage makes of a request was known already, so it need not run; `batch_key` as in `BatchCompleted`."""
+class CacheHit(Event, frozen=True, gc=False, tag="OutputsRecalled"):
+    """The outputs of a stage are in the response cache, so it need not run; `batch_key` as in `BatchCompleted`."""
 
     request: int
     stage: int
     batch_key: str = ""
 
 
-class OutputsUnknown(Event, frozen=True, gc=False):
-    """What a stage makes of a request is not known: it is to run."""
+class CacheMiss(Event, frozen=True, gc=False, tag="OutputsUnknown"):
+    """The outputs of a stage are not in the response cache: it is to run."""
 
     request: int
     stage: int
@@ -213,8 +213,8 @@ AnyEvent = (
     | BatchRevoked
     | OutputsCombined
     | CombinationFailed
-    | OutputsRecalled
-    | OutputsUnknown
+    | CacheHit
+    | CacheMiss
     | PartitionReady
     | PartitionLost
     | PartitionResized
@@ -239,8 +239,8 @@ PRIORITY: dict[type[Event], int] = {
     BatchRevoked: 0,
     OutputsCombined: 0,
     CombinationFailed: 0,
-    OutputsRecalled: 0,
-    OutputsUnknown: 0,
+    CacheHit: 0,
+    CacheMiss: 0,
     RequestCancelled: 1,
     DrainStarted: 1,
     ServingChanged: 2,

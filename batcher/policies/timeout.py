@@ -1,7 +1,7 @@
 """The policy `timeout`: Triton's dynamic batcher, with preferred sizes, a maximum delay and levels of priority."""
 
 from sluice.batcher.estimates.latency import LatencyEstimate
-from sluice.batcher.interface.config import LevelsConfig, PolicyConfig
+from sluice.batcher.interface.config import PolicyConfig, PriorityLevels
 from sluice.batcher.interface.decisions import ReleaseReason
 from sluice.batcher.policies.base import Choice
 from sluice.batcher.queues.fair_queue import NO_WAITERS, Queue
@@ -30,7 +30,7 @@ class TimeoutPolicy:
         self._max_delay_ns = config.max_delay_ns
         self._levels = config.levels
         self._preserve_ordering = config.preserve_ordering
-        self._ahead = config.levels == LevelsConfig()
+        self._ahead = config.levels == PriorityLevels()
 
     def new_queue(self, model: str, batch_key: str) -> PriorityQueue:
         """A queue for all batch keys."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace, merge
 from operator import attrgetter
 
-from sluice.batcher.interface.config import LevelsConfig
+from sluice.batcher.interface.config import PriorityLevels
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.queues.fair_queue import CONTENDED, Queue
 from sluice.batcher.queues.flow import Flow
@@ -19,7 +19,7 @@ from sluice.models.units import INFINITE_NS, NS_PER_US
 _sequence = attrgetter("sequence")
 
 
-class RefusedError(Exception):
+class EntryRefusedError(Exception):
     """An entry may not wait: its level is full, or its time was over before."""
 
     def __init__(self, outcome: Outcome, reason: str) -> None:
@@ -84,7 +84,7 @@ class PriorityQueue(Queue):
 
     __slots__ = ("_config", "_keys", "_levels", "_numbers", "response_order")
 
-    def __init__(self, model: str, config: LevelsConfig, *, preserve_ordering: bool) -> None:
+    def __init__(self, model: str, config: PriorityLevels, *, preserve_ordering: bool) -> None:
         super().__init__(model, "")
         self.last_ns = INFINITE_NS  # an entry may come before others whatever its deadline
         self.response_order = ResponseOrder() if preserve_ordering else None
@@ -112,10 +112,10 @@ class PriorityQueue(Queue):
                 entry.queued = False
                 where = f"at level {number} " if number else ""
                 reason = f"{len(level)} requests wait {where}for model {self.model}"
-                raise RefusedError(Outcome.REJECTED_QUEUE_FULL, reason)
+                raise EntryRefusedError(Outcome.REJECTED_QUEUE_FULL, reason)
             if expires_ns is not None and expires_ns <= now_ns:
                 entry.queued = False
-                raise RefusedError(Outcome.EVICTED_DEADLINE, "")
+                raise EntryRefusedError(Outcome.EVICTED_DEADLINE, "")
         return expires_ns, delay_ns
 
     def _limits_ns(self, entry: Entry, now_ns: int) -> tuple[int | None, int | None]:

@@ -35,7 +35,7 @@ def _unsure_rows(request: Request, when: WhenConfig) -> tuple[int, ...]:
     assert run is not None, "a stage is looked at when the stage its condition asks is settled"
     if not run.rows:
         return ()
-    confidences = run.confidences[when.verdict]
+    confidences = run.confidences[when.confidence]
     rows = range(request.rows) if run.row_index is None else run.row_index
     return tuple(row for row, confidence in zip(rows, confidences, strict=True) if confidence < when.below)
 

@@ -44,8 +44,8 @@ class ResponseOrder:
         first = 0
         for entry in batch.entries:
             last = first + entry.rows
-            verdicts = tuple(values[first:last] for values in event.verdicts)
-            done = ((entry,), msgspec.structs.replace(event, verdicts=verdicts), batch.partition)
+            confidences = tuple(values[first:last] for values in event.confidences)
+            done = ((entry,), msgspec.structs.replace(event, confidences=confidences), batch.partition)
             if entry.sequence in self._order:
                 self._done[entry.sequence] = done
             else:  # it is settled, or ran in a place that was reserved for it

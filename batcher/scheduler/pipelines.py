@@ -157,20 +157,18 @@ def _may_hold(partition: PartitionConfig, served: Container[str], models: Sequen
 
 def new_pipeline(number: int, config: PipelineConfig, models: Mapping[str, ModelState]) -> PipelineState:
     """The state of a pipeline that has had no request; `models` are all there are, by key."""
+    waits_for = [set(stage.sources) | ({stage.when.stage} if stage.when else set()) for stage in config.stages]
     stages = [
         StageState(
             index,
             stage,
             None if stage.model is None else models[stage.model],
-            set(stage.sources) | ({stage.when.stage} if stage.when else set()),
+            waits_for[index],
+            [later for later, sources in enumerate(waits_for) if index in sources],
             stage.request_keyed or stage.source_keyed,
         )
         for index, stage in enumerate(config.stages)
     ]
-    for stage in stages:
-        for source in stage.waits_for:
-            stages[source].dependents.append(stage.index)
-    waits_for = [stage.waits_for for stage in stages]
     return PipelineState(
         number,
         config,
@@ -179,7 +177,7 @@ def new_pipeline(number: int, config: PipelineConfig, models: Mapping[str, Model
         all_stages=(1 << len(stages)) - 1,
         missing=[len(sources) for sources in waits_for],
         roots=[stage for stage in stages if not stage.waits_for],
-        single=len(stages) == 1 and not stages[0].config.recalls,
+        single=len(stages) == 1 and not stages[0].config.uses_cache,
         has_parallel_stages=_has_parallel_stages(stages),
         precedence=Precedence(waits_for, [stage.model is not None for stage in stages]),
         evicts=config.late is Late.EVICT,

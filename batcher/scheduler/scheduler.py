@@ -17,8 +17,8 @@ from sluice.batcher.interface.decisions import (
     CompleteRequest,
     EvictRequest,
     FailRequest,
+    LookUpCache,
     Member,
-    RecallOutputs,
     RejectRequest,
 )
 from sluice.batcher.interface.events import (
@@ -26,11 +26,11 @@ from sluice.batcher.interface.events import (
     BatchCompleted,
     BatchFailed,
     BatchRevoked,
+    CacheHit,
+    CacheMiss,
     CombinationFailed,
     DrainStarted,
     OutputsCombined,
-    OutputsRecalled,
-    OutputsUnknown,
     RequestArrived,
     RequestCancelled,
 )
@@ -38,7 +38,7 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.interface.planner_protocol import Planner
 from sluice.batcher.prediction.backlog import promise, release, settle_rows
 from sluice.batcher.prediction.pipeline_times import predict
-from sluice.batcher.queues.priority_queue import RefusedError
+from sluice.batcher.queues.priority_queue import EntryRefusedError
 from sluice.batcher.queues.progress import observe_share, rows_for
 from sluice.batcher.queues.response_order import FinishedEntries
 from sluice.batcher.residency.on_demand import OnDemandLoader
@@ -89,8 +89,8 @@ class Scheduler:
             BatchRevoked: failures.revoked,
             OutputsCombined: self._combined,
             CombinationFailed: self._combination_failed,
-            OutputsRecalled: self._combined,
-            OutputsUnknown: self._combined,
+            CacheHit: self._combined,
+            CacheMiss: self._combined,
             DrainStarted: self._drain_started,
             **self.served.handlers,
         }
@@ -200,7 +200,7 @@ class Scheduler:
         try:
             for root in pipeline.roots:
                 self._enter(request, root, None, now_ns, decisions)
-        except RefusedError as refused:
+        except EntryRefusedError as refused:
             self._settle(request, decisions)
             backlog_ns = self.admission.backlog_ns(pipeline)
             decisions.append(RejectRequest(event.request, refused.outcome, str(refused), backlog_ns))
@@ -309,11 +309,11 @@ class Scheduler:
         is_cache_miss: bool = False,
     ) -> None:
         """Queue a stage, or try the response cache first if the stage uses it, unless that `is_cache_miss`."""
-        if stage.config.recalls and not is_cache_miss:
+        if stage.config.uses_cache and not is_cache_miss:
             run = request.runs[stage.index]
             assert run is not None, "a stage whose sources are settled has its record"
             self._combining[request.identity, stage.index] = request
-            decisions.append(RecallOutputs(Member(request.identity, stage.index, run.rows, run.row_index)))
+            decisions.append(LookUpCache(Member(request.identity, stage.index, run.rows, run.row_index)))
             return
         entry = self.dispatcher.enqueue(request, stage, run, now_ns)
         request.entries.append(entry)
@@ -321,7 +321,7 @@ class Scheduler:
             self._timeouts.plan(entry, now_ns)
 
     def _combined(
-        self, event: OutputsCombined | OutputsRecalled | OutputsUnknown, now_ns: int, decisions: list[AnyDecision]
+        self, event: OutputsCombined | CacheHit | CacheMiss, now_ns: int, decisions: list[AnyDecision]
     ) -> None:
         request = self._combining.pop((event.request, event.stage))
         if self._ended(request):
@@ -329,15 +329,15 @@ class Scheduler:
         stage, run = request.pipeline.stages[event.stage], request.runs[event.stage]
         assert run is not None, "a stage that the driver was asked for has its record"
         try:
-            if isinstance(event, OutputsUnknown):
+            if isinstance(event, CacheMiss):
                 self._enter(request, stage, run, now_ns, decisions, is_cache_miss=True)
                 return
             if isinstance(event, OutputsCombined):
-                run.confidences = event.verdicts
+                run.confidences = event.confidences
             run.batch_key = event.batch_key
             release(request, stage.index)
             self._stage_done(request, stage, now_ns, decisions)
-        except RefusedError as refused:
+        except EntryRefusedError as refused:
             self._evict(request, decisions, refused.outcome, str(refused))
 
     def _combination_failed(self, event: CombinationFailed, now_ns: int, decisions: list[AnyDecision]) -> None:
@@ -381,12 +381,12 @@ class Scheduler:
             else:
                 run = request.runs[entry.stage]
                 assert run is not None, "a stage that ran has its record"
-                run.confidences = tuple(values[last - entry.rows : last] for values in event.verdicts)
+                run.confidences = tuple(values[last - entry.rows : last] for values in event.confidences)
                 run.batch_key = event.batch_key
                 request.ran_on = partition
                 try:
                     self._stage_done(request, request.pipeline.stages[entry.stage], now_ns, decisions)
-                except RefusedError as refused:
+                except EntryRefusedError as refused:
                     self._evict(request, decisions, refused.outcome, str(refused))
 
     def _drain_started(self, event: DrainStarted, now_ns: int, decisions: list[AnyDecision]) -> None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import inspect
 
-from sluice.batcher.interface.config import LevelsConfig, Limits, Objective, PolicyConfig, PolicyName
+from sluice.batcher.interface.config import Limits, Objective, PolicyConfig, PolicyName, PriorityLevels
 from sluice.batcher.settings.residency import ResidencySettings
 from sluice.models.dynamic_batching import DynamicBatching
 from sluice.models.errors import ConfigError
@@ -140,7 +140,7 @@ def _timeout_policy(batching: DynamicBatching) -> PolicyConfig:
         PolicyName.TIMEOUT,
         batching.preferred,
         min(batching.max_queue_delay_us * NS_PER_US, _FOREVER_NS),
-        levels=LevelsConfig(
+        levels=PriorityLevels(
             batching.priority_levels,
             batching.default_priority_level,
             batching.default_queue_policy,

@@ -35,32 +35,32 @@ def build_spec(
     default_policy: PolicyConfig | None = None,
     memory_of: Mapping[str, int] | None = None,
     verdicts_of: Mapping[str, Sequence[ConfidenceSpec]] | None = None,
-    recalls: bool = False,
+    uses_cache: bool = False,
 ) -> SchedulerSpec:
     """The one spec that both drivers build their scheduler from.
 
     By model key, `policies` are those that differ from the default, and `memory_of` the bytes that a model takes,
-    `verdicts_of` what a model is known to report already: what is asked of it besides comes after that. With `recalls`
-    the driver has a response cache, for stages as well whose models have one.
+    `verdicts_of` what a model is known to report already: what is asked of it besides comes after that. With
+    `uses_cache` the driver has a response cache, for stages as well whose models have one.
     """
     default_policy = default_policy or PolicyConfig()
     policies, memory_of = policies or {}, memory_of or {}
     specs = {spec.key: spec for spec in models}
     pipelines = tuple(pipelines)
-    verdicts = _verdicts_of_models(pipelines, verdicts_of or {})
+    confidences = _verdicts_of_models(pipelines, verdicts_of or {})
     return SchedulerSpec(
         tuple(
             ScheduledModel(
                 key,
                 max(spec.max_batch_size, 1),
-                tuple(verdicts.get(key, ())),
+                tuple(confidences.get(key, ())),
                 policies.get(key, default_policy),
                 memory_of.get(key, 0),
                 spec.replicas,
             )
             for key, spec in specs.items()
         ),
-        tuple(_pipeline_config(pipeline, specs, verdicts, recalls) for pipeline in pipelines),
+        tuple(_pipeline_config(pipeline, specs, confidences, uses_cache) for pipeline in pipelines),
         tuple(partitions),
         limits or Limits(),
     )
@@ -73,28 +73,31 @@ def _verdicts_of_models(
 
     A condition names a verdict by its number, whichever variant ran: models that may run the same stage have one list.
     """
-    verdicts: dict[str, list[ConfidenceSpec]] = {}
+    confidences: dict[str, list[ConfidenceSpec]] = {}
     groups: dict[str, list[str]] = {}
     for pipeline in pipelines:
         for stage in pipeline.stages:
             group = list(dict.fromkeys(key for model in stage.models for key in groups.get(model, [model])))
             shared = list(dict.fromkeys(verdict for key in group for verdict in known.get(key, ())))
             for key in group:
-                groups[key], verdicts[key] = group, shared
+                groups[key], confidences[key] = group, shared
     for pipeline in pipelines:
         stages = {stage.name: stage for stage in pipeline.stages}
         for stage in pipeline.stages:
             if stage.when is not None and (model := stages[stage.when.stage].model) is not None:
                 asked = ConfidenceSpec(stage.when.output, stage.when.confidence)
-                if asked not in verdicts[model]:
-                    verdicts[model].append(asked)
-    return verdicts
+                if asked not in confidences[model]:
+                    confidences[model].append(asked)
+    return confidences
 
 
 def _pipeline_config(
-    pipeline: Pipeline, specs: Mapping[str, ModelSpec], verdicts: Mapping[str, list[ConfidenceSpec]], recalls: bool
+    pipeline: Pipeline,
+    specs: Mapping[str, ModelSpec],
+    confidences: Mapping[str, list[ConfidenceSpec]],
+    uses_cache: bool,
 ) -> PipelineConfig:
-    recalled = _recalled(pipeline, specs) if recalls else ()
+    recalled = _recalled(pipeline, specs) if uses_cache else ()
     index = {stage.name: position for position, stage in enumerate(pipeline.stages)}
     combiners = {stage.name: _combiner_verdicts(stage.name, pipeline) for stage in pipeline.stages if stage.combine}
     configs = []
@@ -102,7 +105,7 @@ def _pipeline_config(
         when = None
         if stage.when is not None:
             asked = pipeline.stages[index[stage.when.stage]]
-            known = verdicts[asked.model] if asked.model is not None else combiners[asked.name]
+            known = confidences[asked.model] if asked.model is not None else combiners[asked.name]
             verdict = known.index(ConfidenceSpec(stage.when.output, stage.when.confidence))
             when = WhenConfig(index[asked.name], verdict, stage.when.below)
         sources = sorted({index[source.stage] for source in stage.inputs.values() if source.stage != REQUEST})

@@ -3,13 +3,13 @@
 import logging
 from collections.abc import Callable, Mapping
 
-from sluice.batcher.interface.decisions import CombineOutputs, RecallOutputs
+from sluice.batcher.interface.decisions import CombineOutputs, LookUpCache
 from sluice.batcher.interface.events import (
     AnyEvent,
+    CacheHit,
+    CacheMiss,
     CombinationFailed,
     OutputsCombined,
-    OutputsRecalled,
-    OutputsUnknown,
 )
 from sluice.gateway.executors.base import Executor
 from sluice.gateway.runtime.submission import Submission
@@ -39,7 +39,7 @@ class LocalStages:
             meter.stage_ran(member.stage, member.rows)
             self._post(OutputsCombined(member.request, member.stage, verdicts, batch_key))
 
-    def recall(self, decision: RecallOutputs) -> None:
+    def recall(self, decision: LookUpCache) -> None:
         """See whether the outputs of a stage are known."""
         member = decision.member
         try:
@@ -48,6 +48,6 @@ class LocalStages:
             logger.exception("request %d: stage %d could not be looked up", member.request, member.stage)
             batch_key = None
         if batch_key is None:
-            self._post(OutputsUnknown(member.request, member.stage))
+            self._post(CacheMiss(member.request, member.stage))
         else:
-            self._post(OutputsRecalled(member.request, member.stage, batch_key))
+            self._post(CacheHit(member.request, member.stage, batch_key))

@@ -202,7 +202,7 @@ def build_server(
     )
     metrics.include(ResidencyMetrics(scheduler))
     metrics.include(FaultMetrics(scheduler, metrics.failures, partition_names, lambda: workers.recovery.quarantined))
-    verdicts = {model.key: model.verdicts for model in spec.models}
+    verdicts = {model.key: model.confidences for model in spec.models}
     executor: WorkerExecutor | MixedExecutor = workers
     if config.triton:
         executor = MixedExecutor(workers, config.triton, holds, verdicts, watch, monotonic_ns, processes)
@@ -309,7 +309,7 @@ def _scheduler_spec(
         policies=config.policies(specs),
         default_policy=config.policy.config(),
         memory_of={key: model_memory(repository.models[key], entries) for key, entries in stored.items()},
-        recalls=config.cache_bytes > 0,
+        uses_cache=config.cache_bytes > 0,
     )
     known = {key: footprints(repository.models[key], entries) for key, entries in stored.items()}
     return config.residency.apply(spec, known)
@@ -320,7 +320,7 @@ def _pipeline_plans(
 ) -> dict[str, PipelineWiring]:
     """What executors need to know of each pipeline."""
     return {
-        scheduled.name: plan_pipeline(pipeline, specs, [stage.verdicts for stage in scheduled.stages])
+        scheduled.name: plan_pipeline(pipeline, specs, [stage.confidences for stage in scheduled.stages])
         for pipeline, scheduled in zip(pipelines, spec.pipelines, strict=True)
     }
 

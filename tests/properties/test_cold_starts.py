@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.journal import JournalWriter, replay
-from sluice.batcher.drivers.simulator import Verdicts
+from sluice.batcher.drivers.simulator import Confidences
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, ScheduledModel, SchedulerSpec, StageConfig
 from sluice.batcher.interface.decisions import (
     AnyDecision,
@@ -133,7 +133,7 @@ class Trial:
 
     def _model(self, key: str, known: bool) -> ScheduledModel:
         return msgspec.structs.replace(
-            model(key, 4, verdicts=(CERTAINTY,)),
+            model(key, 4, confidences=(CERTAINTY,)),
             memory_bytes=self.sizes[key] * UNIT,
             footprints={"cpu1": Footprint(self.sizes[key] * UNIT, 0, 8 * MS, self.tables[key])} if known else {},
             pinned=key == "a",
@@ -217,10 +217,10 @@ class Trial:
     def batch_ns(self, batch: DispatchBatch) -> int:
         return self.tables[batch.model].latency_ns(batch.rows)
 
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         return (tuple(self.random.random() for _ in range(batch.rows)),)
 
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
         return ()
 
 

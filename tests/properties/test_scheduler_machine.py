@@ -19,8 +19,8 @@ from sluice.batcher.interface.decisions import (
     EvictRequest,
     FailRequest,
     LoadModel,
+    LookUpCache,
     Member,
-    RecallOutputs,
     RejectRequest,
     ReleaseReason,
     RevokeBatch,
@@ -31,14 +31,14 @@ from sluice.batcher.interface.events import (
     BatchCompleted,
     BatchFailed,
     BatchRevoked,
+    CacheHit,
+    CacheMiss,
     CombinationFailed,
     FailureCause,
     ModelLoaded,
     ModelLoadFailed,
     ModelUnloaded,
     OutputsCombined,
-    OutputsRecalled,
-    OutputsUnknown,
     PartitionLost,
     PartitionReady,
     PlanBuilt,
@@ -121,7 +121,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 case CombineOutputs():
                     assert decision.member.request not in self.outcomes
                     self.combining.append(decision.member)
-                case RecallOutputs():
+                case LookUpCache():
                     assert decision.member.request not in self.outcomes
                     self.asked.append(decision.member)
                 case BuildPlan():
@@ -191,9 +191,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def complete(self, partition: str, confidences: list[float]) -> None:
         batch = self.take_first(partition)
-        verdicts = (tuple(confidences[row % len(confidences)] for row in range(batch.rows)),)
+        reported = (tuple(confidences[row % len(confidences)] for row in range(batch.rows)),)
         started_ns = self.started_ns.pop(batch.batch)
-        self.tell(BatchCompleted(batch.batch, started_ns, self.now_ns, verdicts))
+        self.tell(BatchCompleted(batch.batch, started_ns, self.now_ns, reported))
 
     def busy(self) -> list[str]:
         return [name for name in KINDS if self.running[name]]
@@ -322,9 +322,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def recall_one(self, data: st.DataObject, known: bool, key: str) -> None:
         member = self.asked.pop(data.draw(st.integers(0, len(self.asked) - 1)))
         if known:
-            self.tell(OutputsRecalled(member.request, member.stage, key))
+            self.tell(CacheHit(member.request, member.stage, key))
         else:
-            self.tell(OutputsUnknown(member.request, member.stage))
+            self.tell(CacheMiss(member.request, member.stage))
 
     @precondition(lambda self: len(self.arrived) > len(self.outcomes))
     @rule(data=st.data())
@@ -390,7 +390,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.tell(OutputsCombined(member.request, member.stage, ((0.3,) * member.rows,)))
             elif self.asked:
                 member = self.asked.pop()
-                self.tell(OutputsUnknown(member.request, member.stage))
+                self.tell(CacheMiss(member.request, member.stage))
             elif self.building is not None:
                 order, self.building = self.building, None
                 self.tell(PlanBuilt(order.build, None))

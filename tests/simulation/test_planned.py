@@ -9,7 +9,7 @@ import pytest
 
 from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.journal import JournalWriter, replay
-from sluice.batcher.drivers.simulator import Verdicts
+from sluice.batcher.drivers.simulator import Confidences
 from sluice.batcher.interface.config import (
     PartitionConfig,
     PipelineConfig,
@@ -84,11 +84,11 @@ class Machine:
             * self._random.uniform(1, 1 + self._spread)
         )
 
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         sure = self._confidence
         return (tuple(self._random.random() if sure is None else sure for _ in range(batch.rows)),)
 
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
         return ()
 
 
@@ -173,7 +173,7 @@ def test_a_stage_that_never_runs_and_one_that_always_does_are_planned_for(
     confidence: float, probability: float
 ) -> None:
     spec = spec_of(
-        [model("small:1", verdicts=(CERTAINTY,)), model("large:1")],
+        [model("small:1", confidences=(CERTAINTY,)), model("large:1")],
         [planned_for(cascade("small:1", "large:1"), 30 * MS)],
         partitions=FAST_AND_SLOW,
     )
@@ -258,7 +258,7 @@ def test_partitions_may_be_lost_at_any_time_while_models_move(seed: int, late: L
         planned_for(cascade("small:1", "large:1", late=late), 30 * MS),
         msgspec.structs.replace(single("small:1", late, weight=3), slo_ns=10 * MS),
     ]
-    spec = spec_of([model("small:1", verdicts=(CERTAINTY,)), model("large:1")], pipelines, partitions=FAST_AND_SLOW)
+    spec = spec_of([model("small:1", confidences=(CERTAINTY,)), model("large:1")], pipelines, partitions=FAST_AND_SLOW)
     tables = two_kinds(small=GAINING, large=LatencyTable.from_ms({1: 2, 8: 5}))
     run = Run(spec, tables, moving)
     source = random.Random(seed)

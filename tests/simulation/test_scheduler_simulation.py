@@ -8,7 +8,7 @@ import pytest
 
 from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.journal import JournalWriter, replay
-from sluice.batcher.drivers.simulator import Verdicts
+from sluice.batcher.drivers.simulator import Confidences
 from sluice.batcher.interface.config import Limits, PipelineConfig, PolicyConfig, PolicyName, SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, Settlement
 from sluice.batcher.interface.events import AnyEvent, PartitionLost, PartitionReady, RequestArrived, RequestCancelled
@@ -31,7 +31,7 @@ from tests.support.scheduling import (
 MLP = LatencyTable.from_ms({1: 0.67, 2: 0.8, 4: 1.03, 8: 1.66, 16: 2.46, 32: 3.81, 64: 6.01})
 LARGE = LatencyTable.from_ms({1: 2, 2: 2.6, 4: 3.8, 8: 6.5})
 TABLES = {"m:1": MLP, "large:1": LARGE}
-MODELS = (model("m:1", 64, verdicts=(CERTAINTY,)), model("large:1", 8))
+MODELS = (model("m:1", 64, confidences=(CERTAINTY,)), model("large:1", 8))
 PIPELINES = {
     "single": single("m:1"),
     "hard": single("m:1", Late.EVICT, name="hard:1"),
@@ -51,10 +51,10 @@ class Machine:
     def batch_ns(self, batch: DispatchBatch) -> int:
         return int(TABLES[batch.model].latency_ns(batch.rows) * self._random.uniform(1, 1.2))
 
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         return (tuple(self._random.random() for _ in range(batch.rows)),)
 
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
         return ()
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from sluice.batcher.drivers.invariants import check_invariants
-from sluice.batcher.drivers.simulator import Verdicts
+from sluice.batcher.drivers.simulator import Confidences
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch, LoadModel
 from sluice.batcher.interface.events import AnyEvent, PartitionLost, PartitionReady, RequestArrived
@@ -95,10 +95,10 @@ class Contention:
     def batch_ns(self, batch: DispatchBatch) -> int:
         return ONE.latency_ns(batch.rows)
 
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         return ()
 
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
         return ()
 
 

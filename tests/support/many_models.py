@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from sluice.batcher.drivers.invariants import check_invariants
-from sluice.batcher.drivers.simulator import Simulator, Verdicts
+from sluice.batcher.drivers.simulator import Confidences, Simulator
 from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
 from sluice.batcher.interface.decisions import (
     AnyDecision,
@@ -101,10 +101,10 @@ class Gpus:
     def batch_ns(self, batch: DispatchBatch) -> int:
         return TABLE.latency_ns(batch.rows)
 
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         return ()
 
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
         return ()
 
 

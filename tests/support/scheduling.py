@@ -46,9 +46,9 @@ CERTAINTY = ConfidenceSpec("probs", Confidence.MAX)
 
 
 def model(
-    key: str, max_batch: int = 8, policy: PolicyConfig | None = None, *, verdicts: tuple[ConfidenceSpec, ...] = ()
+    key: str, max_batch: int = 8, policy: PolicyConfig | None = None, *, confidences: tuple[ConfidenceSpec, ...] = ()
 ) -> ScheduledModel:
-    return ScheduledModel(key, max_batch, verdicts, policy or PolicyConfig())
+    return ScheduledModel(key, max_batch, confidences, policy or PolicyConfig())
 
 
 def single(

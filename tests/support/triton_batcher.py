@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sluice.batcher.drivers.invariants import check_invariants
-from sluice.batcher.drivers.simulator import Verdicts
-from sluice.batcher.interface.config import LevelsConfig, PipelineConfig, PolicyConfig, PolicyName
+from sluice.batcher.drivers.simulator import Confidences
+from sluice.batcher.interface.config import PipelineConfig, PolicyConfig, PolicyName, PriorityLevels
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch, Settlement
 from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
 from sluice.batcher.interface.outcome import Outcome
@@ -38,10 +38,10 @@ class Machine:
     def batch_ns(self, batch: DispatchBatch) -> int:
         return self._took_ns.get(batch.batch, self._took_ns.get(batch.model, MS))
 
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         return ()
 
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
         return ()
 
 
@@ -132,5 +132,5 @@ def timeout_policy(
     preserve_ordering: bool = False,
     policy: QueuePolicy | None = None,
 ) -> PolicyConfig:
-    config = LevelsConfig(levels, default, policy or QueuePolicy(), dict(policies or {}))
+    config = PriorityLevels(levels, default, policy or QueuePolicy(), dict(policies or {}))
     return PolicyConfig(PolicyName.TIMEOUT, preferred, delay_ns, levels=config, preserve_ordering=preserve_ordering)

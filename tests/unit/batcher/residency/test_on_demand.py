@@ -61,7 +61,7 @@ def demanded(
     """Models of one byte each that take 10 ms to load and 1 ms to run, on partitions with room for `memory` of them."""
     models = [
         msgspec.structs.replace(
-            model(key, 1, verdicts=(CERTAINTY,)),
+            model(key, 1, confidences=(CERTAINTY,)),
             memory_bytes=1,
             footprints={"cpu1": Footprint(1, load_ns=LOAD_MS * MS, table=ONE)},
             pinned=key in pinned,

@@ -130,7 +130,7 @@ def test_a_later_stage_s_partition_that_is_behind_counts() -> None:
 
 def test_a_row_that_is_known_to_go_on_counts_as_one() -> None:
     """One row in ten went on before, and then both do."""
-    models = [model("small:1", 1, verdicts=(CERTAINTY,)), model("large:1", 1)]
+    models = [model("small:1", 1, confidences=(CERTAINTY,)), model("large:1", 1)]
     scheduler = serving(spec_of(models, [cascade("small:1", "large:1")], partitions=("cpu0", "cpu1")), ONE)
     pipeline = scheduler.pipelines["cascade:1"]
     pipeline.stages[1].run_probability = 0.1

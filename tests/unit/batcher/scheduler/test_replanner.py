@@ -51,7 +51,7 @@ CASCADE = PipelineConfig(
     (StageConfig("first", "m:1"), StageConfig("second", "n:1", (), WhenConfig(0, 0, 0.5))),
     slo_ns=20 * MS,
 )
-SPEC = spec_of([model("m:1", verdicts=(CERTAINTY,)), model("n:1")], [single("m:1"), CASCADE])
+SPEC = spec_of([model("m:1", confidences=(CERTAINTY,)), model("n:1")], [single("m:1"), CASCADE])
 TABLES = {"cpu1": {"m:1": ONE, "n:1": ONE}}
 
 
@@ -296,7 +296,9 @@ def test_what_follows_costs_a_row_that_comes_to_a_stage_more_than_one_that_may_n
         StageConfig("b", "m:1", (), WhenConfig(0, 0, 0.5)),
         StageConfig("c", "n:1", (), WhenConfig(1, 0, 0.5)),
     )
-    spec = spec_of([model("m:1", 1, verdicts=(CERTAINTY,)), model("n:1", 1)], [PipelineConfig("p:1", stages, slo_ns=S)])
+    spec = spec_of(
+        [model("m:1", 1, confidences=(CERTAINTY,)), model("n:1", 1)], [PipelineConfig("p:1", stages, slo_ns=S)]
+    )
     plan = build_plan(spec, Observed(SEEN, {"p:1": 10.0}, {"p:1": (1.0, 0.5, 0.5)}))
     (pipeline,) = plan.pipelines
     costs = [stage.rest.cost[-1] for stage in pipeline.stages]

@@ -1,4 +1,4 @@
-from sluice.batcher.interface.config import LevelsConfig, PolicyConfig, PolicyName
+from sluice.batcher.interface.config import PolicyConfig, PolicyName, PriorityLevels
 from sluice.batcher.settings.scheduling import ModelSettings, PolicySettings, ServingSettings
 from sluice.models.dynamic_batching import DynamicBatching, QueuePolicy
 from sluice.models.spec import ModelSpec
@@ -21,7 +21,7 @@ def test_levels_and_bounds_of_queues_reach_the_scheduler() -> None:
         priority_levels=2, default_priority_level=1, default_queue_policy=usual, priority_queue_policy={2: bounded}
     )
     policies = ServingSettings().policies([ModelSpec("m", 1, (), (), 8, dynamic_batching=batching)])
-    levels = LevelsConfig(2, 1, usual, {2: bounded})
+    levels = PriorityLevels(2, 1, usual, {2: bounded})
     assert policies == {"m:1": PolicyConfig(PolicyName.TIMEOUT, levels=levels)}
     ordered = ModelSpec("m", 1, (), (), 8, dynamic_batching=DynamicBatching(preserve_ordering=True))
     assert ServingSettings().policies([ordered])["m:1"].preserve_ordering

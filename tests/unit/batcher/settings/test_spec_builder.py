@@ -159,7 +159,7 @@ def test_variants_report_the_same_verdicts_in_the_same_order() -> None:
         stage("second", "fixed:1", when=When("first", "probs", 0.5, Confidence.MARGIN), x="request.x"),
     )
     spec = build_spec([SMALL, LARGE, third, FIXED], [cascade, other], [CPU0])
-    assert {config.key: config.verdicts for config in spec.models} == {
+    assert {config.key: config.confidences for config in spec.models} == {
         "small:1": (MAX, MARGIN),
         "large:2": (MAX, MARGIN),
         "third:1": (MAX, MARGIN),
