@@ -17,9 +17,9 @@ PartitionGroup  fleet/partition_group.py      only ready_count idle opening busy
 PartitionGroup  prediction/backlog.py         backlog_ns
 ModelState      fleet/fleet.py                groups
 ModelState      fleet/speed.py                estimates batch_limits limit_changes quickest_ns
-ModelState      queues/model_rows.py          outstanding peak_rows typical_rows batches last_used_ns
+ModelState      dispatch/dispatcher.py        outstanding peak_rows typical_rows batches last_dispatch_ns
 ModelState      scheduler/pipelines.py        pipelines
-ModelState      residency/partition_memory.py config load_ns
+ModelState      residency/partition_memory.py config load_ns last_load_ns
 StageState      scheduler/replanner.py        model cost_to_go plan_changes
 StageState      queues/progress.py            run_probability
 StageState      prediction/pipeline_times.py  remaining_path_ns
@@ -35,6 +35,7 @@ Entry           queues/                       queued late retry_group
 Entry           dispatch/dispatcher.py        batch
 Entry           dispatch/retries.py           lost_once
 Batch           dispatch/dispatcher.py        live suspect revoking
+Batch           scheduler/scheduler.py        entries
 =============== ============================= ======================================================================
 """
 
@@ -147,7 +148,8 @@ class ModelState:
     peak_rows: float = 0.0  # decayed maximum of `outstanding`: rows that may be expected together
     typical_rows: float = 1.0  # smoothed rows of a batch
     batches: int = 0  # batches dispatched so far
-    last_used_ns: int = 0  # ns; when the last batch was dispatched, or the model was loaded
+    last_dispatch_ns: int = 0  # ns; when its last batch was dispatched
+    last_load_ns: int = 0  # ns; when a partition last loaded it
     load_ns: dict[str, int] = field(default_factory=dict)  # ns that loads take, by kind, as far as some were seen
 
     @property
@@ -166,6 +168,11 @@ class ModelState:
     def fully_served(self) -> bool:
         """True if partitions hold the model and all of them are up."""
         return bool(self.groups) and all(group.ready_count == len(group.partitions) for group in self.groups)
+
+    @property
+    def last_used_ns(self) -> int:
+        """When it was used last: loading counts as use."""
+        return max(self.last_dispatch_ns, self.last_load_ns)
 
     @property
     def usual_rows(self) -> int:
@@ -288,7 +295,7 @@ class PipelineState:
 
 
 class StageRun(msgspec.Struct, eq=False):
-    """How one stage of one request went."""
+    """One stage of one request: its rows, and what it reported of them."""
 
     row_index: tuple[int, ...] | None  # rows of the request that it runs for; None for all
     rows: int  # how many they are
@@ -345,7 +352,7 @@ class Batch(msgspec.Struct, eq=False):
     queue_key: QueueKey
     partition: PartitionState
     kind: str  # kind of the partition when the batch was dispatched
-    entries: list[Entry]
+    entries: list[Entry]  # emptied once it has completed, so that no cycle is left to the garbage collector
     rows: int
     median_ns: int  # ns that it is expected to take
     dispatched_ns: int  # ns

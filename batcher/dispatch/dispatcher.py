@@ -17,7 +17,6 @@ from sluice.batcher.interface.decisions import AnyDecision, DispatchBatch, Membe
 from sluice.batcher.interface.events import PartitionReady, PartitionResized
 from sluice.batcher.interface.planner_protocol import Planner
 from sluice.batcher.prediction.backlog import release_batch
-from sluice.batcher.queues import model_rows
 from sluice.batcher.queues.fair_queue import Queue
 from sluice.batcher.queues.priority_queue import PriorityQueue
 from sluice.batcher.queues.progress import batch_key_for
@@ -38,6 +37,10 @@ from sluice.batcher.state import (
 from sluice.models.units import INFINITE_NS
 
 _rows = attrgetter("rows")
+TYPICAL_WEIGHT = 0.1
+"""Weight of one batch in the smoothed number of rows of a batch."""
+PEAK_DECAY = 0.9
+"""The peak of outstanding rows falls by this factor with every batch."""
 REFRESH_BATCHES = 16
 """Predictions of a model's pipelines are made again after this many of its batches."""
 
@@ -80,7 +83,7 @@ class Dispatcher:
     def enqueue(self, request: Request, stage: StageState, run: StageRun | None, now_ns: int) -> Entry:
         """Queue the rows of a request for a stage, and wake up when a partition could take them.
 
-        Raises RefusedError when it may not wait there.
+        Raises EntryRefusedError if it may not wait there.
         """
         model = stage.model
         assert model is not None, "a combiner is not queued"
@@ -89,8 +92,10 @@ class Dispatcher:
             slot = self.reserved.slot(request.identity, stage.index)
             if slot is not None and slot.queue[0] != model.config.key:
                 model = self.models[slot.queue[0]]  # another variant was reserved
-        batch_key = batch_key_for(request, stage) if stage.is_keyed and not model.mixes_keys else ""
-        queue = self._queues.get((model.config.key, batch_key))
+        if stage.is_keyed and not model.mixes_keys:
+            queue = self._queues.get((model.config.key, batch_key_for(request, stage)))
+        else:
+            queue = self._queues.default[model]
         stage_deadline_ns = request.deadline_ns - stage.remaining_path_ns
         self._next_sequence += 1
         rows, row_index = request.rows, None
@@ -111,7 +116,9 @@ class Dispatcher:
             order_ns = entry.enqueued_ns
             if isinstance(queue, PriorityQueue):
                 self.timeouts.limit(entry, *queue.admit(entry, now_ns), now_ns)
-        model_rows.enqueued(model, entry.rows)
+        model.outstanding = outstanding = model.outstanding + entry.rows
+        if outstanding > model.peak_rows:
+            model.peak_rows = outstanding
         first = queue.push(entry, order_ns, entry.request.pipeline.config.weight)
         if first or queue.rows >= queue.wanted_rows:
             queue.offered()
@@ -138,7 +145,7 @@ class Dispatcher:
         model = self.models[key[0]]
         queue = self._queues.get(key)
         queue.retry(entries)
-        model_rows.waits_again(model, sum(entry.rows for entry in entries))
+        model.outstanding += sum(entry.rows for entry in entries)
         self.wakeups.notify_all(queue, model, now_ns)
         if not model.served:
             self.strand(model, now_ns)
@@ -155,7 +162,7 @@ class Dispatcher:
             return
         queue = self._queues.get(entry.queue_key)
         queue.discard(entry)
-        model_rows.gone(self.models[queue.model], entry.rows)
+        self.models[queue.model].outstanding -= entry.rows
         self._queues.forget_if_empty(queue)
         self.disturb(queue.key)
 
@@ -231,7 +238,7 @@ class Dispatcher:
             partition.free_at_ns -= batch.median_ns
         reserved = self.reserved
         model = self.models[batch.queue_key[0]]
-        model_rows.gone(model, batch.rows)
+        model.outstanding -= batch.rows
         if model.batches % REFRESH_BATCHES == 0:
             outdate_pipelines(model)
             if model.batch_limits and raise_limits(model, now_ns):
@@ -251,7 +258,7 @@ class Dispatcher:
         return batch
 
     def drop_member(self, entry: Entry, batch: Batch, decisions: list[AnyDecision]) -> None:
-        """Note that a running entry's request has its outcome; a batch that nobody waits for is taken back."""
+        """Note that a running entry's request has its outcome; a batch without such requests is taken back."""
         batch.live -= 1
         self.disturb(batch.queue_key)
         if not batch.live and not batch.revoking and batch.partition.batches[0] is not batch:
@@ -295,8 +302,9 @@ class Dispatcher:
         """As `_form_in`, of reserved work as well: what of it is not due yet comes in the order of deadlines."""
         waiting = run_queue.waiting
         for before_ns in (waiting[0][0], INFINITE_NS) if waiting else (INFINITE_NS,):
-            batches = self.reserved.form_in(run_queue.group, ahead, before_ns, now_ns)
-            decisions.extend(self._close(*self._chosen(*batch, now_ns), now_ns) for batch in batches)
+            for batch, parked_rows in self.reserved.form_in(run_queue.group, ahead, before_ns, now_ns):
+                self.models[batch[1].model].outstanding += parked_rows  # parked entries do not count yet
+                decisions.append(self._close(*self._chosen(*batch, now_ns), now_ns))
             if before_ns < INFINITE_NS:
                 self._form_in(run_queue, ahead, now_ns, decisions)
 
@@ -397,7 +405,7 @@ class Dispatcher:
         for entry in entries:
             if entry.request.pipeline.evicts and entry.stage_deadline_ns < done_ns and not entry.request.settled:
                 self._evict(entry.request, decisions)
-        model_rows.gone(model, sum(entry.rows for entry in entries if entry.request.settled))
+        model.outstanding -= sum(entry.rows for entry in entries if entry.request.settled)
         self._queues.forget_if_empty(queue)
         return [entry for entry in entries if not entry.request.settled]
 
@@ -422,7 +430,10 @@ class Dispatcher:
         self.wakeups.run_queues[partition.group].partition_changed(partition)
         if self._sharing.accounts:
             self._sharing.started(partition, now_ns)
-        model_rows.dispatched(model, rows, now_ns)
+        model.peak_rows = max(model.outstanding, model.peak_rows * PEAK_DECAY)
+        model.typical_rows += TYPICAL_WEIGHT * (rows - model.typical_rows)
+        model.batches += 1
+        model.last_dispatch_ns = now_ns
         self._queues.forget_if_empty(queue)
         members = tuple([Member(each.request.identity, each.stage, each.rows, each.row_index) for each in entries])
         return DispatchBatch(identity, partition.name, queue.model, rows, members, reason, partition.free_at_ns)

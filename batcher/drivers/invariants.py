@@ -130,11 +130,11 @@ def _check_backlogs(scheduler: Scheduler) -> None:
 
 def _check_reserved(scheduler: Scheduler, reserved: ReservedWork) -> None:
     for part, entry in reserved.waiting.items():
-        assert part == (entry.request.identity, entry.stage), f"the entry of {part} waits in the place of another"
+        assert part == (entry.request.identity, entry.stage), f"the entry of {part} waits in the slot of another"
         slot = reserved.slot(*part)
-        assert slot is not None, f"the entry of {part} waits for a place that it does not have"
-        assert slot.queue[0] == entry.queue_key[0], f"the place of {part} is for {slot.queue[0]}"
-        assert entry.queued, f"the entry of {part} has a place and does not wait"
+        assert slot is not None, f"the entry of {part} waits for a slot that it does not have"
+        assert slot.queue[0] == entry.queue_key[0], f"the slot of {part} is for {slot.queue[0]}"
+        assert entry.queued, f"the entry of {part} has a slot and does not wait"
     running = {
         (entry.request.identity, entry.stage)
         for batch in scheduler.dispatcher.batches.values()
@@ -143,13 +143,13 @@ def _check_reserved(scheduler: Scheduler, reserved: ReservedWork) -> None:
     for name, partition in scheduler.dispatcher.fleet.partitions.items():
         timeline = reserved.timelines[name]
         held = partition.models if partition.ready else frozenset()
-        assert timeline.models == held, f"{name} has places for {sorted(timeline.models)}, holds {sorted(held)}"
+        assert timeline.models == held, f"{name} has slots for {sorted(timeline.models)}, holds {sorted(held)}"
         end_ns = 0
         for slot in timeline.slots:
-            assert slot.start_ns >= end_ns, f"two places on {name} overlap"
-            assert slot.rows == sum(held.rows for held, _ in slot.members), "a place's rows do not add up"
+            assert slot.start_ns >= end_ns, f"two slots on {name} overlap"
+            assert slot.rows == sum(held.rows for held, _ in slot.members), "a slot's rows do not add up"
             end_ns = slot.end_ns
             for reservation, stage in slot.members:
-                assert reservation.request in scheduler.requests, f"{reservation.request} is gone and has a place"
-                assert (reservation.request, stage) not in running, "a stage that runs has a place"
-                assert slot.end_ns <= reservation.limit_ns(stage), "a place ends too late"
+                assert reservation.request in scheduler.requests, f"{reservation.request} is gone and has a slot"
+                assert (reservation.request, stage) not in running, "a stage that runs has a slot"
+                assert slot.end_ns <= reservation.limit_ns(stage), "a slot ends too late"

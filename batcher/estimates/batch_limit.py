@@ -3,7 +3,7 @@
 from sluice.models.units import NS_PER_S
 
 FIRST_RETRY_NS = 60 * NS_PER_S
-"""How long batches stay at a limit before twice as many rows are tried."""
+"""Time that batches stay at a limit before batches of twice the rows are tried."""
 LAST_RETRY_NS = 3600 * NS_PER_S
 """The longest that they stay: it is twice as long after every attempt that ran out of memory again."""
 
@@ -26,7 +26,7 @@ class BatchLimit:
         self._raised = False
 
     def ran_out(self, rows: int, now_ns: int) -> bool:
-        """A batch of so many rows ran out of memory; whether the limit is lower now, as it is not by one above it."""
+        """Note that a batch of `rows` rows had no memory; False if it was above the limit, which does not change."""
         self.room = min(self.room, rows - 1)
         if rows > self.rows:
             return False

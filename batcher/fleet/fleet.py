@@ -49,14 +49,15 @@ class Fleet:
         assert config.key not in self.models, f"there is a model {config.key} already"
         policy = self.policies[config.key] = select_policy(config.policy, self._limits)
         model = self.models[config.key] = new_model(config, policy)
-        self.queues.add(config.key, policy.new_queue)
+        self.queues.add(model, policy.new_queue)
         for kind in {partition.kind for partition in self.partitions.values()}:
             self._foresee(model, kind)
 
     def forget(self, key: str) -> None:
         """Forget a model that no partition holds and nothing waits for."""
-        self.stranded.pop(self.models.pop(key), None)
-        self.queues.remove(key)
+        model = self.models.pop(key)
+        self.stranded.pop(model, None)
+        self.queues.remove(model)
         del self.policies[key]
         for known in [each for each in self._tables if each[0] == key]:
             del self._tables[known]

@@ -129,6 +129,7 @@ def start_after_backlog_ns(group: PartitionGroup, now_ns: int) -> int:
         free_ns = only.free_at_ns
         if free_ns < now_ns:
             free_ns = now_ns
-        backlog_ns = group.backlog_ns
-        return free_ns + (backlog_ns if only.slowdown == 1.0 else int(backlog_ns * only.slowdown))
+        if only.slowdown == 1.0:
+            return free_ns + group.backlog_ns
+        return free_ns + int(group.backlog_ns * only.slowdown)
     return start_ns(group, now_ns) + group.backlog_ns // (group.ready_count or len(group.partitions))

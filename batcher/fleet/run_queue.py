@@ -141,7 +141,7 @@ class RunQueue:
 class WakeupQueue:
     """The groups by the times at which they are to be reconsidered, the first one first in `items`.
 
-    `run_queues` has one for each group. `check_ns` is when to look at queues that no group can run, or that were
+    `run_queues` has one for each group. `check_ns` is when to check queues that no group can run, or that were
     disturbed; None for never.
     """
 

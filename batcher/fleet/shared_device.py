@@ -55,7 +55,7 @@ class DeviceAccount:
 
     @property
     def present_slowdown(self) -> float:
-        """How many times as long its work takes now."""
+        """The factor by which its work takes longer now."""
         return self.slowdown if self.contended else 1.0
 
     def wait(self, now_ns: int) -> None:

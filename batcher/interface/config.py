@@ -23,7 +23,7 @@ class PolicyName(enum.StrEnum):
 
 
 class Objective(enum.StrEnum):
-    """What the policy `deadline` does with slack: answer soon, or wait for fuller (cheaper) batches."""
+    """The objective of the policy `deadline`: to answer soon, or to use slack for fuller (cheaper) batches."""
 
     LATENCY = "latency"
     COST = "cost"
@@ -76,8 +76,8 @@ class ScheduledModel(msgspec.Struct, frozen=True, rename={"confidences": "verdic
     """One model version: `max_batch` is at least 1 (1 for an unbatchable model).
 
     `confidences` are what its batches report, in this order: all that some stage's `when` asks of this model, or of one
-    that may run in its place. `memory_bytes` is what it takes on a partition that holds it, and `replicas` are the
-    partitions that are to hold it, as far as there are so many and they have room. `footprints` are what was measured,
+    that may run in its place. `memory_bytes` is what it takes on a partition that holds it, and `replicas` is how many
+    partitions are to hold it, as far as there are enough with room. `footprints` are what was measured,
     by kind of partition, and `weighed` the bytes that it was found to take there where that is more. One that is
     `pinned` makes room for no other model; of the rest those of lower `priority` go first, and never for one of a lower
     priority than their own.
@@ -153,9 +153,9 @@ class PipelineConfig(msgspec.Struct, frozen=True):
 
 
 class DeviceShare(msgspec.Struct, frozen=True):
-    """What a partition has of the device `name`: `promised` of it for certain and `cap` at most, both in [0, 1].
+    """The part of the device `name` that a partition is `promised`, and its `cap`, both in [0, 1].
 
-    Elastic is one that is promised something and may have more.
+    A share is elastic if it is promised something and may have more.
     """
 
     name: str
@@ -164,12 +164,12 @@ class DeviceShare(msgspec.Struct, frozen=True):
 
     @property
     def elastic(self) -> bool:
-        """Whether it borrows what others leave idle."""
+        """True if it borrows time that others leave idle."""
         return 0 < self.promised < self.cap
 
 
 class PartitionConfig(msgspec.Struct, frozen=True):
-    """A partition; `kind` keys the latency tables. What its worker holds is told by `PartitionReady`.
+    """A partition; `kind` keys the latency tables. `PartitionReady` says which models its worker holds.
 
     `price` is what a second of it costs, `share` how much of the machine it is, in (0, 1]. `memory_bytes` bounds the
     models that it holds at a time (0: no bound), `models` are the keys of all that it may hold (None: any). `device`

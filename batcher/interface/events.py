@@ -20,7 +20,7 @@ class FailureCause(enum.StrEnum):
     BACKEND = "backend"
     """The model ran and failed: some row may be to blame, so the batch is bisected."""
     RESOURCES = "resources"
-    """There was no memory for it or nobody to run it: it is retried in halves, which need less."""
+    """There was no memory for it or no worker to run it: it is retried in halves, which need less."""
     OUT_OF_MEMORY = "out_of_memory"
     """The model ran out of memory there: the batch is retried in halves, and the next ones are made smaller."""
     WORKER_LOST = "worker_lost"
@@ -36,7 +36,7 @@ class RequestArrived(Event, frozen=True, gc=False):
 
     `rows` is its number of rows (1 for an unbatchable model). `batch_key` tells apart inputs whose variable dimensions
     differ ("" when all are fixed). `memory_bytes` is the peak size of the tensors it will make. `max_cost` is the most
-    that it may cost in all (None: whatever it takes). `priority` and `expires_ns` are heeded by models of the policy
+    that it may cost in all (None: whatever it takes). `priority` and `expires_ns` matter to models of the policy
     `timeout`: the level that it waits at (0 is the usual one), and when it is given up if it still waits (0: never).
     """
 
@@ -120,7 +120,7 @@ class CacheMiss(Event, frozen=True, gc=False, tag="OutputsUnknown"):
 class PartitionReady(Event, frozen=True):
     """The worker of a partition is up; `tables` holds a latency table for every model it has loaded, by model key.
 
-    `memory` is what they were found to take, as far as that could be told.
+    `memory` is what they were found to take, as far as that could be measured.
     """
 
     partition: str
@@ -131,7 +131,7 @@ class PartitionReady(Event, frozen=True):
 class PartitionLost(Event, frozen=True):
     """The worker of a partition is gone; a `BatchFailed` follows for each of its batches, the running one first.
 
-    Also told of each one that is gone before it was up.
+    Also reported for a worker that is gone before it was up.
     """
 
     partition: str
@@ -186,7 +186,7 @@ class PlanBuilt(Event, frozen=True):
 
 
 class ServingChanged(Event, frozen=True):
-    """What is served is to be another: `pipelines` may get requests from now on, those named in `retired` no more.
+    """Other pipelines are served: `pipelines` may get requests from now on, those named in `retired` no more.
 
     `models` are those that some of the pipelines need and that were not there yet. `residency` says, by partition,
     what has to be held of them; it is loaded as if by a plan. `spare` are copies of others, by partition, that are

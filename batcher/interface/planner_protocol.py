@@ -1,4 +1,4 @@
-"""What the core knows of a planner: how one stage's configuration is chosen again at every dispatch."""
+"""The protocol of planners: one stage's configuration is chosen again at every dispatch."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol

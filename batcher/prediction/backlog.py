@@ -5,10 +5,9 @@ from collections.abc import Iterable
 from sluice.batcher.state import Entry, Request, Shares
 
 
-def promise(request: Request) -> None:
-    """Count the expected work of a request that is admitted."""
-    rows = request.rows
-    for group, row_ns in request.work.total:
+def promise(shares: Shares, rows: int) -> None:
+    """Count the expected work of the rows of a request that is admitted."""
+    for group, row_ns in shares:
         group.backlog_ns += row_ns * rows
 
 
@@ -26,8 +25,7 @@ def settle_rows(request: Request, stage: int, rows: int) -> None:
     release(request, stage)
     request.work = request.work.known(stage, rows / request.rows)
     request.committed |= 1 << stage
-    for group, row_ns in request.work.stages[stage]:
-        group.backlog_ns += row_ns * request.rows
+    promise(request.work.stages[stage], request.rows)
 
 
 def release_batch(entries: Iterable[Entry]) -> None:

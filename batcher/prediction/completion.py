@@ -5,6 +5,7 @@ from collections.abc import Callable
 from sluice.batcher.fleet.partition_group import start_after_backlog_ns
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.prediction.fair_share import rows_ahead
+from sluice.batcher.queues.fair_queue import Queue
 from sluice.batcher.queues.progress import request_batch_key
 from sluice.batcher.queues.queue_table import QueueTable
 from sluice.batcher.state import PartitionGroup, PipelineState
@@ -33,11 +34,12 @@ def completion_ns(
             start_ns = min([soonest_ns(group, order_ns, now_ns) for group in groups])
         elif len(groups) > 1:
             start_ns = min(start_ns, *[start_after_backlog_ns(group, now_ns) for group in groups[1:]])
-        queue = None
         if not stage.is_keyed or model.mixes_keys:
-            queue = queues.by_model[model.config.key].get("")
-        elif not stage.config.source_keyed:
-            queue = queues.by_model[model.config.key].get(request_batch_key(event, stage.config))
+            queue: Queue | None = queues.default[model]
+        elif stage.config.source_keyed:
+            queue = None
+        else:
+            queue = queues.find((model.config.key, request_batch_key(event, stage.config)))
         if queue is not None:
             order_ns = event.deadline_ns - stage.remaining_path_ns
             if (

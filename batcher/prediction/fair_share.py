@@ -10,8 +10,8 @@ def rows_ahead(
     """The rows that are served before an entry of that order, in a queue whose flows share by weight.
 
     While a flow's own rows are served every other one gets as many as its weight allows, as far as it has them already
-    or they come within `left_ns`, before the entry has to start. Late entries get their share beside all that. What has
-    places reserved is not in the queue. O(pipelines of the model).
+    or they come within `left_ns`, before the entry has to start. Late entries get their share beside all that.
+    Entries with a reserved slot are not in the queue. O(pipelines of the model).
     """
     flows = queue.flows
     own = 0.0
@@ -32,7 +32,7 @@ def rows_ahead(
 
 
 def beyond_share(pipeline: PipelineState, rows: int, left_ns: int, now_ns: int) -> tuple[ModelState, int] | None:
-    """A model of which a request of so many rows would have more than its pipeline's share, and when it would be over.
+    """A model of which a request of `rows` rows would take more than its pipeline's share, and when it would be over.
 
     None when there is no such model: before the request has to start, `left_ns` less what it takes, the rows that its
     pipeline has under way can be done, and as many of the others as weights allow, as far as these ask for them: a row

@@ -164,7 +164,7 @@ class Queue:
         return min(in_time or firsts)[3]
 
     def behind(self, order_ns: int) -> int:
-        """How many entries, at most, would come after one of that order."""
+        """The number of entries, at most, that would come after an entry of that order."""
         return min(sum(flow.behind(order_ns) for flow in self._flows.values()), self.live)
 
     def rows_behind(self, priority: int) -> int:

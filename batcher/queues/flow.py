@@ -121,7 +121,7 @@ class Flow:
         return None
 
     def behind(self, order_ns: int) -> int:
-        """How many items would come after an entry of that order."""
+        """The number of items that would come after an entry of that order."""
         return len(self.items) - bisect_right(self.items, (order_ns, 1)) + self.late_live
 
     def take(self, max_rows: int, from_ns: int, *, whatever: bool) -> tuple[list[Entry], int]:

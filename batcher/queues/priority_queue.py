@@ -101,7 +101,7 @@ class PriorityQueue(Queue):
     def admit(self, entry: Entry, now_ns: int) -> tuple[int | None, int | None]:
         """When an entry that comes now is to be given up, and when it is to wait behind the others of its level.
 
-        Raises RefusedError when there is no room for it or no time, unless it had a place reserved: it was admitted.
+        Raises EntryRefusedError if there is no room for it or no time, unless it was admitted with a slot.
         """
         expires_ns, delay_ns = self._limits_ns(entry, now_ns)
         if not entry.request.pipeline.evicts and entry.request.arrival.max_cost is None:
@@ -218,7 +218,7 @@ class PriorityQueue(Queue):
         return taken
 
     def _take_by_weight(self, max_rows: int) -> list[Entry]:
-        """What `take` takes while pipelines contend: from the flow that was served least in proportion."""
+        """As `take`, while pipelines contend: from the flow that was served least in proportion to its weight."""
         lines = {number: iter(line.values()) for number, line in self._levels[0].fresh.items()}
         order = [
             (self._flows[number].served, entry.sequence, number, entry)

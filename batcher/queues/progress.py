@@ -17,7 +17,7 @@ def rows_for(request: Request, stage: StageState) -> StageRun:
     selected: tuple[int, ...] | None = None
     for source in stage.config.sources:
         run = request.runs[source]
-        assert run is not None, "a stage is looked at when its sources are settled"
+        assert run is not None, "a stage starts when its sources are settled"
         if run.row_index is not None:
             selected = run.row_index if selected is None else tuple(sorted(set(selected) & set(run.row_index)))
     when = stage.config.when
@@ -32,7 +32,7 @@ def rows_for(request: Request, stage: StageState) -> StageRun:
 def _unsure_rows(request: Request, when: WhenConfig) -> tuple[int, ...]:
     """The rows whose confidence is below the threshold; rows that the asked stage did not run for are not."""
     run = request.runs[when.stage]
-    assert run is not None, "a stage is looked at when the stage its condition asks is settled"
+    assert run is not None, "a stage starts when the stage of its condition is settled"
     if not run.rows:
         return ()
     confidences = run.confidences[when.confidence]
@@ -58,7 +58,7 @@ def request_batch_key(event: RequestArrived, config: StageConfig) -> str:
 
 
 def batch_key_for(request: Request, stage: StageState) -> str:
-    """What must agree for two requests to share a batch of this stage: the variable dimensions of its inputs."""
+    """The key that requests must share to be batched at this stage: the variable dimensions of its inputs."""
     config = stage.config
     parts = [config.renamed] if config.renamed else []
     if config.request_keyed:

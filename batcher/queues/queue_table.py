@@ -10,22 +10,30 @@ NewQueue = Callable[[str, str], Queue]
 
 
 class QueueTable:
-    """Keeps one queue for each model, or one for each batch key of it that something waits with."""
+    """Keeps the queues of each model: one for each batch key that something waits with.
 
-    __slots__ = ("_new", "by_model")
+    `default` has the queue of each model for the batch key "", which is the only one of a model whose inputs all share
+    batches.
+    """
+
+    __slots__ = ("_new", "by_model", "default")
 
     def __init__(self) -> None:
+        self.default: dict[ModelState, Queue] = {}
         self.by_model: dict[str, dict[str, Queue]] = {}
         self._new: dict[str, NewQueue] = {}
 
-    def add(self, model: str, new_queue: NewQueue) -> None:
+    def add(self, model: ModelState, new_queue: NewQueue) -> None:
         """Add a model, for which nothing waits yet."""
-        self.by_model[model] = {}
-        self._new[model] = new_queue
+        key = model.config.key
+        self.default[model] = new_queue(key, "")
+        self.by_model[key] = {"": self.default[model]}
+        self._new[key] = new_queue
 
-    def remove(self, model: str) -> None:
+    def remove(self, model: ModelState) -> None:
         """Drop a model, for which nothing waits any more."""
-        del self.by_model[model], self._new[model]
+        key = model.config.key
+        del self.default[model], self.by_model[key], self._new[key]
 
     def get(self, key: QueueKey) -> Queue:
         """The queue of a key, which is made if there is none."""

@@ -1,7 +1,7 @@
-"""The ways to place the stages of a request on groups of equal partitions, before anything is known of the load.
+"""Assignments of the stages of a request to groups of equal partitions, regardless of the load.
 
-Phase 1 of the admission control of serverless accelerators (thesis, section 4.2): all placements with their latency and
-cost. There, those that are not Pareto optimal are dropped; here only when there are too many, since under load the
+Phase 1 of the admission control of serverless accelerators (thesis, section 4.2): all assignments with their latency
+and cost. There, those that are not Pareto optimal are dropped; here only when there are too many, since under load the
 second best may be all that is left.
 """
 
@@ -12,13 +12,13 @@ from sluice.batcher.reservations.timeline import Reservation, Timeline
 from sluice.models.units import NS_PER_S
 
 MAX_ASSIGNMENTS = 64
-"""Placements that are kept for a request, at most."""
+"""Assignments that are kept for a request, at most."""
 CHEAPEST_EVERY = 8
-"""One in as many requests is tried in the cheapest placement first, so that they come back to it after a rush."""
+"""One request in this many tries the cheapest assignment first, so that requests return to it after a rush."""
 
 
 class Assignment(NamedTuple):
-    """One placement: `hosts` has, by stage, the partitions to choose from, which are equally fast and dear.
+    """One assignment: `hosts` has, by stage, the partitions to choose from, which are equally fast and dear.
 
     `latency_ns` and `cost` are those of a request that runs by itself on an idle machine; `heads_ns` is when each
     stage begins then.
@@ -32,12 +32,12 @@ class Assignment(NamedTuple):
 
 
 def cost_of(timeline: Timeline, length_ns: int) -> float:
-    """The price of as much of a partition's time."""
+    """The cost of `length_ns` of a partition's time."""
     return timeline.price * length_ns / NS_PER_S
 
 
 class Assignments:
-    """The placements of requests that are alike, and the order in which to try them.
+    """The assignments of requests that are alike, and the order in which to try them.
 
     `by_cost` has the cheapest first. Under load many of those fail one after the other, so what the last such request
     got is tried first, most of the time. `least_ns` is the least latency of all.
@@ -46,7 +46,7 @@ class Assignments:
     __slots__ = ("_asked", "_first", "by_cost", "least_ns")
 
     def __init__(self, timelines: Collection[Timeline], reservation: Reservation) -> None:
-        self.by_cost = _placements(timelines, reservation)
+        self.by_cost = _assignments_of(timelines, reservation)
         self.least_ns = min((assignment.latency_ns for assignment in self.by_cost), default=0)
         self._first = 0
         self._asked = 0
@@ -64,8 +64,8 @@ class Assignments:
             self._first = self.by_cost.index(assignment)
 
 
-def _placements(timelines: Collection[Timeline], reservation: Reservation) -> list[Assignment]:
-    """Placements of what is pending, the cheapest first and of equal ones the quickest; none when a stage has no host.
+def _assignments_of(timelines: Collection[Timeline], reservation: Reservation) -> list[Assignment]:
+    """Assignments of the pending stages, the cheapest first, of equal ones the quickest; none if a stage has no host.
 
     All of them when there are at most `MAX_ASSIGNMENTS`, else as many of the Pareto optimal ones, the cheapest and the
     quickest among them. O(stages * MAX_ASSIGNMENTS * groups).
@@ -107,7 +107,7 @@ def _with_stage(kept: Assignment, head_ns: int, cost: float, length_ns: int, hos
 
 
 def _thinned(ordered: Sequence[Assignment]) -> list[Assignment]:
-    """As many as are kept of the Pareto optimal ones of assignments in order of cost, evenly."""
+    """The Pareto optimal ones of assignments in order of cost, evenly thinned out to `MAX_ASSIGNMENTS`."""
     front: list[Assignment] = []
     for assignment in ordered:
         if not front or assignment.latency_ns < front[-1].latency_ns:

@@ -1,9 +1,9 @@
-"""Reservations: a request is admitted only with a place for each of its stages that keeps its deadline and its cost.
+"""Reservations: a request is admitted only with a slot for each of its stages that keeps its deadline and its cost.
 
 After the admission control of serverless accelerators (thesis, chapter 4). Deviations: partitions hold their models, so
-that nothing is loaded here, and a place is time on a partition; what is tried is not sampled but ordered by cost; a
-place is as late as possible, which leaves the near future to those that are in a hurry, and is moved earlier to make
-room for others.
+that nothing is loaded here, and a slot is time on a partition; assignments are not sampled but tried in order of cost;
+a slot is as late as possible, which leaves the near future to urgent requests, and is moved earlier to make room for
+others.
 
 Why no request that was admitted is late, as long as batches take no longer than their lengths: slots of a partition do
 not overlap; whatever is started ends by the start of the first slot that stays (`due_ns`), so each slot can start when
@@ -21,7 +21,7 @@ from sluice.batcher.reservations.timeline import Part, Reservation, Slot, Timeli
 from sluice.batcher.state import Precedence, QueueKey
 
 Rows = Callable[[int, int], int]
-"""How many rows of (request, stage) wait in a queue; 0 when it is not there."""
+"""The rows of (request, stage) that wait for their slot; 0 if the stage does not wait."""
 
 
 GAP_WEIGHT = 0.1
@@ -58,7 +58,7 @@ class Reservations:
         return request in self._reservations
 
     def slot(self, request: int, stage: int) -> Slot | None:
-        """The place of a stage, while it has one."""
+        """The slot of a stage, while it has one."""
         reservation = self._reservations.get(request)
         return None if reservation is None else reservation.slots[stage]
 
@@ -73,7 +73,7 @@ class Reservations:
         self._known.clear()
 
     def length_ns(self, kind: str, model: str, rows: int) -> int:
-        """What was learned of a batch of so many rows."""
+        """The learned length of a batch of `rows` rows."""
         return self._lengths[kind][model][rows - 1]
 
     def unlearn(self, kind: str, model: str) -> None:
@@ -88,9 +88,9 @@ class Reservations:
         self._known.clear()
 
     def lost(self, partition: str, now_ns: int) -> list[int]:
-        """A partition is gone: the requests that had slots there and find no other place in time lose all they have.
+        """Take in that a partition is gone; requests that had slots there and find no others in time lose all.
 
-        The stages that ran there have to be told with `reopen`.
+        `reopen` has to be called for the stages that ran there.
         """
         timeline = self.timelines[partition]
         held = self._withdraw(timeline)
@@ -105,7 +105,7 @@ class Reservations:
         return [reservation.request for reservation in held if not self._replace(reservation, now_ns)]
 
     def free(self, partition: str, at_ns: int) -> None:
-        """What runs on a partition is over at that time, later or sooner than was said when it started."""
+        """Note when a partition is free again, which may be later or sooner than was expected."""
         self.timelines[partition].free_ns = at_ns
 
     # -- requests
@@ -120,7 +120,7 @@ class Reservations:
         now_ns: int,
         max_cost: float | None = None,
     ) -> ReservationRefusal | None:
-        """Reserve a place for every model stage; with a refusal nothing is reserved.
+        """Reserve a slot for every model stage; with a refusal nothing is reserved.
 
         `queues` has the queue of each stage, None for a combiner; a batch key that is not known yet has to be one
         that no other request has. A request's cost is the price of batches of its own: shared ones, which are formed
@@ -155,7 +155,7 @@ class Reservations:
             reservation.withdraw()
 
     def reopen(self, request: int, stage: int, now_ns: int) -> bool:
-        """A stage that had started has to run again; False when that is not possible in time: all is given up then."""
+        """Find a slot for a stage that has to run again; False if there is none in time: all slots are given up."""
         reservation = self._reservations.get(request)
         if reservation is None:
             return False
@@ -167,7 +167,7 @@ class Reservations:
     def expire(self, partition: str, now_ns: int) -> list[Part]:
         """Drop the slots that should have started before `now_ns`: their members are on their own now.
 
-        Cannot happen when batches take as long as was said. What comes after them keeps its place.
+        Cannot happen when batches take as long as was said. Later stages keep their slots.
         """
         timeline = self.timelines[partition]
         expired: list[Part] = []
@@ -209,7 +209,7 @@ class Reservations:
     def _gather(
         self, timeline: Timeline, slots: Iterable[Slot], queue: QueueKey, start_ns: int, waiting: Rows
     ) -> ReservedBatch | None:
-        """What waits of the first slot, and what can be added to it of the others of its queue."""
+        """The waiting members of the first slot, and those of later slots of its queue that can be added."""
         lengths = timeline.lengths[queue[0]]
         run: ReservedBatch | None = None
         rows = limit_ns = 0
@@ -233,7 +233,7 @@ class Reservations:
 
     @staticmethod
     def _waiting(slot: Slot, room: int, waiting: Rows) -> tuple[tuple[Part, ...], int, int]:
-        """The members of a slot that wait and fit into as many rows, and by when they have to be over."""
+        """The waiting members of a slot that fit into `room` rows, their rows, and by when they have to be over."""
         parts: list[Part] = []
         rows = 0
         limit_ns = slot.members[0][0].deadline_ns
@@ -260,7 +260,7 @@ class Reservations:
             return None
         return int(gap_ns * sum(queue[0] in timeline.models for timeline in self.timelines.values()))
 
-    # -- places
+    # -- slots
 
     def _withdraw(self, timeline: Timeline) -> list[Reservation]:
         """Take all slots from the reservations that have one in a timeline; the most urgent of them first."""
@@ -278,7 +278,7 @@ class Reservations:
             reservation.ends[stage] = end_ns
 
     def _replace(self, reservation: Reservation, now_ns: int) -> bool:
-        """Find new places for all that is pending, at any cost; without them the reservation is over."""
+        """Find new slots for all pending stages, at any cost; False if there are none, and the reservation is over."""
         known = Assignments(self.timelines.values(), reservation)
         if reserve_slots(self.timelines.values(), reservation, known, now_ns, None) is None:
             return True

@@ -13,7 +13,6 @@ from sluice.batcher.fleet.partition_group import start_after_backlog_ns, start_n
 from sluice.batcher.interface.config import Objective, PartitionConfig
 from sluice.batcher.interface.decisions import ReleaseReason
 from sluice.batcher.interface.events import RequestArrived
-from sluice.batcher.queues import model_rows
 from sluice.batcher.queues.fair_queue import Queue
 from sluice.batcher.queues.flow import leave_slot, wait_for_slot
 from sluice.batcher.queues.progress import request_batch_key
@@ -254,10 +253,11 @@ class ReservedWork:
         due_ns = timeline.due_ns()
         return due_ns if due_ns is not None and due_ns < begin_ns <= due_ns + self._hand_off_ns else begin_ns
 
-    def form_in(self, group: PartitionGroup, ahead: bool, before_ns: int, now_ns: int) -> Iterator[Chosen]:
+    def form_in(self, group: PartitionGroup, ahead: bool, before_ns: int, now_ns: int) -> Iterator[tuple[Chosen, int]]:
         """The batches of reserved work to close on the partitions of a group; close each before taking the next.
 
-        Work whose slot has not started counts only if it has to be over before `before_ns`.
+        Each comes with its rows that were parked here. Work whose slot has not started counts only if it has to be over
+        before `before_ns`.
         """
         for partition in group.partitions.values():
             self._expire(partition, now_ns)
@@ -267,7 +267,7 @@ class ReservedWork:
                     break
                 yield chosen
 
-    def _choose(self, partition: PartitionState, before_ns: int, now_ns: int) -> Chosen | None:
+    def _choose(self, partition: PartitionState, before_ns: int, now_ns: int) -> tuple[Chosen, int] | None:
         begin_ns = self.begin_ns(partition, now_ns)
         run = self._reservations.runnable(partition.name, begin_ns, self._rows)
         if run is None:
@@ -284,7 +284,6 @@ class ReservedWork:
         entries = [self.waiting.pop(part) for part in run.members]
         for entry in entries:
             leave_slot(entry)
-        model_rows.waits_again(model, run.rows)
         # Queued entries may join where no reserved work has to wait for them, except those that would rather be
         # evicted than late.
         estimate = model.estimates[partition.kind]
@@ -294,7 +293,7 @@ class ReservedWork:
         rows = sum(entry.rows for entry in entries)
         if rows >= estimate.efficient_rows:
             reason = ReleaseReason.FULL
-        return partition, queue, entries, reason
+        return (partition, queue, entries, reason), run.rows
 
     def _rows(self, request: int, stage: int) -> int:
         entry = self.waiting.get((request, stage))
@@ -323,7 +322,7 @@ class ReservedWork:
         return best
 
     def room(self, partition: PartitionState, model: ModelState, now_ns: int) -> int:
-        """How many rows of a model a partition can run, from now on, before what is reserved."""
+        """The rows of a model that a partition can run, from now on, before its first slot."""
         timeline = self.timelines[partition.name]
         due_ns = timeline.due_ns()
         if due_ns is None:

@@ -14,9 +14,9 @@ START = attrgetter("start_ns")
 JOINS = 4
 """Slots of its queue that a stage is tried in, at most."""
 WORTHWHILE = 1.6
-"""A new slot has room for twice as many rows when they take no more than this times as long."""
+"""A new slot has room for twice the rows if they take at most this many times as long."""
 Part = tuple[int, int]
-"""(request, stage): what has a place in a slot."""
+"""(request, stage): a member of a slot."""
 MOVES = 256
 """Slots that are moved to make room for one, at most."""
 
@@ -24,7 +24,7 @@ MOVES = 256
 class Slot:
     """A planned batch of one queue on one partition, from `start_ns` to `end_ns`.
 
-    `rows` is the most that its members can bring; it is long enough for as many.
+    `rows` is the most that its members can bring; the slot is long enough for them.
     """
 
     __slots__ = ("end_ns", "members", "queue", "rows", "start_ns", "timeline")
@@ -167,7 +167,7 @@ class Timeline:
 
     `lengths` says, by model, how much of its time a batch of 1, 2, … rows takes at most, up to the largest batch; it
     does not fall with the number of rows, since rows may drop out. `free_ns` is when what runs now is over. A search
-    for a place is O(slots between the earliest and the latest time + slots that are moved).
+    for a slot is O(slots between the earliest and the latest time + slots that are moved).
     """
 
     __slots__ = ("_open", "free_ns", "kind", "lengths", "models", "name", "price", "slots")
@@ -183,7 +183,7 @@ class Timeline:
         self._open: dict[QueueKey, list[Slot]] = {}  # those that are not full, in order
 
     def takes(self, model: str, rows: int) -> bool:
-        """Whether a batch of the model with as many rows can run here."""
+        """True if a batch of the model with `rows` rows can run here."""
         return model in self.models and rows <= len(self.lengths[model])
 
     # -- search
@@ -191,7 +191,7 @@ class Timeline:
     def latest(
         self, reservation: Reservation, stage: int, spare_ns: int, floor_ns: int, limit_ns: int, now_ns: int
     ) -> SlotProposal | None:
-        """The latest place in a slot of its queue, or, when it joins none for less time, in one of its own.
+        """The latest slot of its queue that a stage can join, or a new slot if that takes less time.
 
         It begins at `floor_ns` or later and ends by `limit_ns`. Others are moved earlier if need be. A new slot may be
         `spare_ns` longer than the request needs.
@@ -221,7 +221,7 @@ class Timeline:
         return self._latest_gap(new_ns, floor_ns, limit_ns, now_ns) if new_ns <= idle_ns else None
 
     def _idle_ns(self, start_ns: int, end_ns: int) -> int:
-        """How much is not reserved of a time that begins before the first slot."""
+        """The unreserved part of a time that begins before the first slot."""
         slots = self.slots
         index = bisect_left(slots, end_ns, key=START)
         idle_ns = end_ns - start_ns - sum([slot.end_ns - slot.start_ns for slot in slots[:index]])
@@ -244,7 +244,7 @@ class Timeline:
         return None
 
     def earliest(self, reservation: Reservation, stage: int, spare_ns: int, floor_ns: int, now_ns: int) -> SlotProposal:
-        """The place with the earliest end that begins at `floor_ns` or later, others moved earlier if need be."""
+        """The slot with the earliest end that begins at `floor_ns` or later, with others moved earlier if need be."""
         queue = reservation.queue(stage)
         new_ns = self._new_ns(reservation, stage, spare_ns)
         packed_ns = max(self.free_ns, now_ns)  # the end of the slots passed over, when they are as early as can be
@@ -292,7 +292,7 @@ class Timeline:
         return length_ns
 
     def _joint_ns(self, slot: Slot, reservation: Reservation) -> int:
-        """How long the slot would be with the request in it; 0 when it cannot join or apart they would be quicker."""
+        """The length of a slot with the request in it; 0 if it cannot join, or both would be quicker apart."""
         lengths = self.lengths[slot.queue[0]]
         rows = reservation.rows
         joint = slot.rows + rows
@@ -311,22 +311,22 @@ class Timeline:
 
     # -- change
 
-    def put(self, place: SlotProposal, reservation: Reservation, stage: int) -> list[Moved]:
-        """Reserve a place that was just found; returns where the slots were that it moved."""
-        slot = place.slot
-        moved = [Moved(other, other.start_ns, other.end_ns) for other in place.moves]
-        for other, start_ns in place.moves.items():
+    def put(self, proposal: SlotProposal, reservation: Reservation, stage: int) -> list[Moved]:
+        """Make a proposal that was just found real; returns where the slots were that it moved."""
+        slot = proposal.slot
+        moved = [Moved(other, other.start_ns, other.end_ns) for other in proposal.moves]
+        for other, start_ns in proposal.moves.items():
             other.end_ns += start_ns - other.start_ns
             other.start_ns = start_ns
         if slot is None:
             queue = reservation.queue(stage)
-            slot = Slot(self, queue, place.start_ns, place.end_ns)
+            slot = Slot(self, queue, proposal.start_ns, proposal.end_ns)
             insort(self.slots, slot, key=START)
             insort(self._open.setdefault(queue, []), slot, key=START)
         else:
             moved.append(Moved(slot, slot.start_ns, slot.end_ns))
-            slot.start_ns = place.start_ns
-            slot.end_ns = place.end_ns
+            slot.start_ns = proposal.start_ns
+            slot.end_ns = proposal.end_ns
         slot.members.append((reservation, stage))
         slot.rows += reservation.rows
         reservation.slots[stage] = slot
@@ -351,14 +351,14 @@ class Timeline:
             insort(self._open.setdefault(slot.queue, []), slot, key=START)
 
     def _close(self, slot: Slot) -> None:
-        """Nobody can join the slot any more."""
+        """No stage can join the slot any more."""
         slots = self._open[slot.queue]
         del slots[bisect_left(slots, slot.start_ns, key=START)]
         if not slots:
             del self._open[slot.queue]
 
     def after_ns(self, at_ns: int) -> int:
-        """How much is reserved from a time on, in slots that begin then or later."""
+        """The reserved time from a time on, in slots that begin then or later."""
         first = bisect_left(self.slots, at_ns, key=START)
         return sum([slot.end_ns - slot.start_ns for slot in islice(self.slots, first, None)])
 

@@ -39,7 +39,7 @@ PINNED_AGAIN_NS = NS_PER_S
 
 
 class Forecast(NamedTuple):
-    """What a request of `pipeline` that needs cold starts is predicted to take.
+    """The prediction for a request of `pipeline` that needs models to be loaded.
 
     `wanted` are the models that are to be loaded, and when each is needed. With a `refusal` there is no way.
     """

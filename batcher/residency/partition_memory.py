@@ -9,7 +9,6 @@ import msgspec
 
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.interface.config import PartitionConfig
-from sluice.batcher.queues import model_rows
 from sluice.batcher.residency.reconciler import ResidencyReconciler
 from sluice.batcher.state import ModelState, PartitionState
 from sluice.models.profiles.model_memory import ModelMemory
@@ -83,19 +82,19 @@ class PartitionMemory:
         return self.capacity - self._held_bytes - sum(map(self._bytes, coming))
 
     def may_get_room(self, model: ModelState) -> bool:
-        """Whether there would be room for a model if all went that may go for it sooner or later."""
+        """True if there would be room for a model once all models have gone that may go for it."""
         going = {each.key for each in self.residents() if each.priority <= model.config.priority}
         stays_bytes = sum(self._bytes(key) for key in self.partition.models if key not in going)
         return stays_bytes + model.config.memory_on(self.partition.kind) <= self.capacity
 
     def may_hold(self, model: ModelState) -> bool:
-        """Whether a model may ever be here."""
+        """True if a model may ever be here."""
         key = model.config.key
         allowed = self._allowed is None or key in self._allowed
         return allowed and model.config.memory_on(self.partition.kind) <= self.capacity
 
     def load_ns(self, model: ModelState, default_ns: int) -> int:
-        """How long a load is expected to take: as the last ones did, else as was measured, else as others took here.
+        """The expected time of a load: as the last loads took, else as was measured, else as other models took here.
 
         A model that is larger than others were takes longer in proportion.
         """
@@ -134,7 +133,7 @@ class PartitionMemory:
             self._usual_bytes = _smoothed(self._usual_bytes, self._bytes(key))
         self.dropped(key, now_ns)
         self._since[key] = now_ns, model.batches
-        model_rows.loaded(model, now_ns)
+        model.last_load_ns = now_ns
 
     def dropped(self, key: str, now_ns: int) -> None:
         """A model is not on its way any more; what comes after it comes so much sooner or later than was expected."""
@@ -150,12 +149,12 @@ class PartitionMemory:
         self._since.clear()
 
     def young(self, model: ModelState, min_resident_ns: int, now_ns: int) -> bool:
-        """Whether a model was only just loaded."""
+        """True if a model was only just loaded."""
         since = self._since.get(model.config.key)
         return since is not None and model.batches == since[1] and now_ns - since[0] < min_resident_ns
 
     def held_ns(self, key: str, now_ns: int) -> int:
-        """How long a model has been here; for ever if it was not loaded on demand."""
+        """The time that a model has been here; infinite if it was not loaded on demand."""
         since = self._since.get(key)
         return INFINITE_NS if since is None else now_ns - since[0]
 
@@ -168,7 +167,7 @@ class PartitionMemory:
         return max((self._since[key][0] + min_resident_ns for key in young), default=now_ns)
 
     def residents(self) -> list[Resident]:
-        """What is held, but for the copies of pinned models that stay."""
+        """The models that are held, except the copies of pinned models that stay."""
         models = map(self._fleet.models.__getitem__, self.partition.models)
         return [
             Resident(model.config.priority, model.last_used_ns, model.config.key, self._bytes(model.config.key))
@@ -177,7 +176,7 @@ class PartitionMemory:
         ]
 
     def _stays(self, model: ModelState) -> bool:
-        """Whether the copy here of a pinned model stays: the one does which takes the least from large models."""
+        """True if the copy here of a pinned model stays: the copy that leaves the most room for large models does."""
 
         def room(host: PartitionState) -> tuple[int, int]:
             memory = self._memories.get(host.name)

@@ -38,13 +38,13 @@ class Admission:
         self._queues = fleet.queues
         self._reserved = reserved
         self._loader = loader
+        self._counts_demand = loader.enabled
         self.memory_bytes = 0
         self.draining = False
 
     def judge(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> RejectRequest | None:
         """The rejection of a request, or None when it is admitted."""
-        loader = self._loader
-        if loader.enabled:
+        if self._counts_demand:
             pipeline.demand.add(event.rows, now_ns)
         if self.draining:
             return self._reject(event, Outcome.REJECTED_DRAINING, "the server is stopping", NS_PER_S)
@@ -58,11 +58,13 @@ class Admission:
                 f"{limits.memory_bytes - self.memory_bytes} of {limits.memory_bytes} are free"
             )
             return self._reject(event, Outcome.REJECTED_MEMORY, reason, self.backlog_ns(pipeline))
-        if pipeline.degraded and isinstance(loader, OnDemandLoader) and loader.missing(pipeline):
-            return self._judge_cold(event, pipeline, loader, now_ns)
-        if pipeline.degraded and (missing := self._unavailable(pipeline, now_ns)) is not None:
-            reason = f"no partition holds model {missing}"
-            return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
+        if pipeline.degraded:
+            loader = self._loader
+            if isinstance(loader, OnDemandLoader) and loader.missing(pipeline):
+                return self._judge_cold(event, pipeline, loader, now_ns)
+            if (missing := self._unavailable(pipeline, now_ns)) is not None:
+                reason = f"no partition holds model {missing}"
+                return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
         if pipeline.evicts or event.max_cost is not None:
             return self._judge_hard(event, pipeline, now_ns)
         done_ns = completion_ns(event, pipeline, self._queues, now_ns)

@@ -26,7 +26,7 @@ from sluice.batcher.state import ModelState, PipelineState, Precedence, StageSta
 from sluice.models.pipelines.pipeline import Late
 
 Handlers = Mapping[type[Any], Callable[[Any, int, list[AnyDecision]], None]]
-"""What is to be done on an event of a type, at a time, with the decisions that it leads to."""
+"""The handler of each type of event, called with the event, the time and the list of decisions to extend."""
 
 
 class PipelineRegistry:

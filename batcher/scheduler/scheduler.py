@@ -97,7 +97,7 @@ class Scheduler:
 
     @property
     def spec(self) -> SchedulerSpec:
-        """What is served at present, and on what."""
+        """The pipelines and models that are served at present, and the partitions."""
         return self.served.spec
 
     def handle(self, event: AnyEvent, now_ns: int) -> list[AnyDecision]:
@@ -173,10 +173,11 @@ class Scheduler:
         pipeline.rate.rows += rows
         if pipeline.changes != pipeline.predicted_changes:
             predict(pipeline, self._limits.hand_off_ns)
-        reserved = self._reserved
-        if event.max_cost is not None and not reserved.active:
+        reserves = self._reserved.active
+        if event.max_cost is not None and not reserves:
             self._reserve(now_ns)
-        if reserved.active and pipeline.shared:
+            reserves = True
+        if reserves and pipeline.shared:
             pipeline.asked.add(rows, now_ns)
         rejection = self.admission.judge(event, pipeline, now_ns)
         if rejection is not None:
@@ -189,17 +190,19 @@ class Scheduler:
         self.requests[identity] = request
         self.admission.memory_bytes += event.memory_bytes
         pipeline.outstanding += 1
-        if reserved.active:
+        if reserves:
             pipeline.rows_under_way += rows
         if pipeline.shared:
             pipeline.inflow.add(rows, now_ns)
-        promise(request)
-        if not pipeline.single:
-            request.missing = list(pipeline.missing)
-            request.runs = [None if stage.waits_for else StageRun(None, rows) for stage in pipeline.stages]
+        promise(work.total, rows)
         try:
-            for root in pipeline.roots:
-                self._enter(request, root, None, now_ns, decisions)
+            if pipeline.single:
+                self._queue(request, pipeline.stages[0], None, now_ns)
+            else:
+                request.missing = list(pipeline.missing)
+                request.runs = [None if stage.waits_for else StageRun(None, rows) for stage in pipeline.stages]
+                for root in pipeline.roots:
+                    self._enter(request, root, None, now_ns, decisions)
         except EntryRefusedError as refused:
             self._settle(request, decisions)
             backlog_ns = self.admission.backlog_ns(pipeline)
@@ -227,13 +230,14 @@ class Scheduler:
         self._settle(request, decisions)
 
     def _complete(self, request: Request, now_ns: int, decisions: list[AnyDecision]) -> None:
+        identity = request.identity
         outcome = COMPLETED if now_ns <= request.deadline_ns else COMPLETED_LATE
-        decisions.append(CompleteRequest(request.identity, outcome))
+        decisions.append(CompleteRequest(identity, outcome))
         # Nothing of it waits or runs any more, so there is less to do than in `_settle`.
         request.settled = True
-        del self.requests[request.identity]
+        del self.requests[identity]
         if self._reserved.active:
-            self._reserved.forget(request.identity)
+            self._reserved.forget(identity)
             request.pipeline.rows_under_way -= request.rows
         request.pipeline.outstanding -= 1
         request.entries.clear()  # they refer to the request: no cycle is left to the garbage collector
@@ -315,6 +319,9 @@ class Scheduler:
             self._combining[request.identity, stage.index] = request
             decisions.append(LookUpCache(Member(request.identity, stage.index, run.rows, run.row_index)))
             return
+        self._queue(request, stage, run, now_ns)
+
+    def _queue(self, request: Request, stage: StageState, run: StageRun | None, now_ns: int) -> None:
         entry = self.dispatcher.enqueue(request, stage, run, now_ns)
         request.entries.append(entry)
         if request.pipeline.evicts:
@@ -360,6 +367,7 @@ class Scheduler:
         queue = self.dispatcher.fleet.queues.find(batch.queue_key)
         if queue is None or queue.response_order is None:
             self._progress((batch.entries, event, partition), now_ns, decisions)
+            batch.entries.clear()
         else:
             for entry in batch.entries:
                 leave_batch(entry)
@@ -371,7 +379,6 @@ class Scheduler:
         entries, event, partition = done
         last = 0
         for entry in entries:
-            leave_batch(entry)
             last += entry.rows
             request = entry.request
             if request.settled:
@@ -383,6 +390,7 @@ class Scheduler:
                 assert run is not None, "a stage that ran has its record"
                 run.confidences = tuple(values[last - entry.rows : last] for values in event.confidences)
                 run.batch_key = event.batch_key
+                leave_batch(entry)
                 request.ran_on = partition
                 try:
                     self._stage_done(request, request.pipeline.stages[entry.stage], now_ns, decisions)
