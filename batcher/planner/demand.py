@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import NamedTuple
 
-from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, PolicyName, SchedulerSpec, StageConfig
+from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
 from sluice.batcher.interface.plan_data import Observed
 from sluice.models.units import NS_PER_S
 
@@ -92,8 +92,8 @@ class DemandTable:
     def sizes(self, model: str, kind: str) -> list[int]:
         """The batch sizes worth telling apart, ascending."""
         maximum = self.models[model].max_batch
-        if self.models[model].policy.name is PolicyName.NONE:
-            maximum = 1  # requests are not put together, and most have one row
+        if not self.models[model].policy.combines:
+            maximum = 1  # most requests have one row
         return sorted({min(size, maximum) for size, _ in self.tables[model][kind].cells})
 
     def servers(self, model: str, kind: str, moved: tuple[str, float]) -> float:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sluice.batcher.interface.config import Objective, PipelineConfig, PolicyConfig, PolicyName, StageConfig
+from sluice.batcher.interface.config import PipelineConfig, StageConfig
 from sluice.batcher.planner.demand import DemandTable, waits_for
 from sluice.batcher.planner.graph import Sources
 from sluice.batcher.planner.problem import Option, Problem, StageProblem
@@ -175,7 +175,7 @@ def _on_kind(demand: DemandTable, model: str, kind: str, moved: tuple[str, float
     table, hosts = demand.tables[model][kind], demand.hosts(model, kind)
     rate = demand.rate_on(model, kind, moved)
     servers = demand.servers(model, kind, moved)
-    wait_ns = _longest_wait_ns(demand.models[model].policy, rate)
+    wait_ns = demand.models[model].policy.longest_wait_ns(rate)
     found = []
     for batch in demand.sizes(model, kind):
         option = Option(model, batch, kind, hosts, demand.share[kind], table.latency_ns(batch))
@@ -187,13 +187,3 @@ def _on_kind(demand: DemandTable, model: str, kind: str, moved: tuple[str, float
         cost = demand.price[kind] * table.latency_ns(rows) / NS_PER_S / rows
         found.append(Candidate(option, predicted, latency_ns, cost))
     return found
-
-
-def _longest_wait_ns(policy: PolicyConfig, rate: float) -> int | None:
-    """How long the first row of a batch waits for others while a partition is idle; None: until the batch is full.
-
-    Deferral ends at the deadline, so that without traffic to fill batches nothing is planned for it.
-    """
-    if policy.name is PolicyName.TIMEOUT:
-        return policy.max_delay_ns
-    return None if policy.objective is Objective.COST and rate > 0 else 0

@@ -1,8 +1,11 @@
-"""What a batch policy is."""
+"""The protocol of batch policies, and the base of their settings."""
 
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from sluice.batcher.estimates.latency import LatencyEstimate
+from sluice.batcher.interface.config import PolicyConfig
 from sluice.batcher.interface.decisions import ReleaseReason
 from sluice.batcher.queues.fair_queue import Queue
 from sluice.batcher.state.model import ModelState, PartitionState
@@ -43,3 +46,23 @@ class BatchPolicy(Protocol):
     ) -> Choice:
         """Decide on the (non-empty) queue, for a partition that is idle or about to become so."""
         ...
+
+
+class AnyPolicySettings:
+    """Settings of any batch policy, as users write them."""
+
+    __slots__ = ()
+
+    def config(self) -> PolicyConfig:
+        """The form that the policy is built from and that journals hold."""
+        raise NotImplementedError
+
+
+class PolicySettings(
+    AnyPolicySettings, PolicyConfig, msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name"
+):
+    """Base of a policy's settings: the struct's `tag` is the policy's name, its docstring the help."""
+
+    def config(self) -> PolicyConfig:
+        """The settings themselves, unless the policy is built from another form."""
+        return self

@@ -3,10 +3,13 @@
 Its objective says what to do with slack: `latency` (the default) answers soon, `cost` waits for fuller batches.
 """
 
+import enum
+
 from sluice.batcher.estimates.latency import DEEP, FULL_ENOUGH, LatencyEstimate
 from sluice.batcher.interface.config import Limits
 from sluice.batcher.interface.decisions import ReleaseReason
-from sluice.batcher.policies.base import Choice
+from sluice.batcher.policies.base import BatchPolicy, Choice, PolicySettings
+from sluice.batcher.policies.registry import batch_policy
 from sluice.batcher.queues.fair_queue import NOBODY, Queue
 from sluice.batcher.state.model import ModelState, PartitionState
 from sluice.batcher.state.request import Entry
@@ -16,6 +19,28 @@ FULL, IDLE = ReleaseReason.FULL, ReleaseReason.IDLE
 DELAY, DEADLINE = ReleaseReason.DELAY, ReleaseReason.DEADLINE
 URGENT = 2
 """Batches of the expected size that would just be in time when a head no longer waits for a partition to be idle."""
+
+
+class Objective(enum.StrEnum):
+    """Use of slack: answer soon, or wait for fuller (cheaper) batches."""
+
+    LATENCY = "latency"
+    COST = "cost"
+
+
+class DeadlineSettings(PolicySettings, frozen=True, tag="deadline"):
+    """Batches as large as is efficient and as deadlines allow, without a fixed delay."""
+
+    objective: Objective = Objective.LATENCY
+
+    @property
+    def defers(self) -> bool:
+        """As in `PolicyConfig`."""
+        return self.objective is Objective.COST
+
+    def longest_wait_ns(self, rate: float) -> int | None:
+        """As in `PolicyConfig`; deferral ends at the deadline, so without traffic to fill batches none is planned."""
+        return None if self.defers and rate > 0 else 0
 
 
 class DeadlinePolicy:
@@ -157,3 +182,9 @@ class DeferringPolicy(DeadlinePolicy):
         own_ns = estimate.service_ns(min(int(model.typical_rows + 0.5), estimate.max_rows) or 1) + self._hand_off_ns
         allowed_ns = (deadline_ns - entry.enqueued_ns) * own_ns // (own_ns + rest_ns)
         return min(entry.enqueued_ns + allowed_ns, entry.stage_deadline_ns)
+
+
+@batch_policy(DeadlineSettings)
+def build(settings: DeadlineSettings, limits: Limits) -> BatchPolicy:
+    """The policy for an objective."""
+    return DeferringPolicy(limits) if settings.objective is Objective.COST else DeadlinePolicy(limits)

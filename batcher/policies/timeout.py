@@ -1,14 +1,68 @@
 """The policy `timeout`: Triton's dynamic batcher, with preferred sizes, a maximum delay and levels of priority."""
 
+import math
+
 from sluice.batcher.estimates.latency import LatencyEstimate
-from sluice.batcher.interface.config import LevelsConfig, PolicyConfig
+from sluice.batcher.interface.config import LevelsConfig, Limits
 from sluice.batcher.interface.decisions import ReleaseReason
-from sluice.batcher.policies.base import Choice
+from sluice.batcher.policies.base import Choice, PolicySettings
+from sluice.batcher.policies.registry import batch_policy
 from sluice.batcher.queues.fair_queue import NOBODY, Queue
 from sluice.batcher.queues.priority_queue import PriorityQueue
 from sluice.batcher.state.model import ModelState, PartitionState
+from sluice.models.dynamic_batching import DynamicBatching
+from sluice.models.units import NS_PER_US, ms_to_ns
+
+_FOREVER_NS = 1 << 62
 
 
+class TimeoutConfig(PolicySettings, frozen=True, tag="timeout"):
+    """All that Triton's `dynamic_batching` sets.
+
+    With `preserve_ordering` batches that overtake others are answered after them.
+    """
+
+    preferred: tuple[int, ...] = ()
+    max_delay_ns: int = 0
+    levels: LevelsConfig = LevelsConfig()
+    preserve_ordering: bool = False
+
+    @classmethod
+    def of(cls, batching: DynamicBatching) -> "TimeoutConfig":
+        """The policy that a model's own configuration asks for."""
+        return cls(
+            batching.preferred,
+            min(batching.max_queue_delay_us * NS_PER_US, _FOREVER_NS),
+            LevelsConfig(
+                batching.priority_levels,
+                batching.default_priority_level,
+                batching.default_queue_policy,
+                batching.priority_queue_policy,
+            ),
+            batching.preserve_ordering,
+        )
+
+    def longest_wait_ns(self, rate: float) -> int:
+        """As in `PolicyConfig`."""
+        return self.max_delay_ns
+
+
+class TimeoutSettings(PolicySettings, frozen=True, tag="timeout"):
+    """Triton's dynamic batcher: preferred sizes and a maximum delay."""
+
+    preferred: tuple[int, ...] = ()
+    max_delay_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_delay_ms < math.inf or any(size < 1 for size in self.preferred):
+            raise ValueError("expected preferred sizes of at least 1 and a max_delay_ms of at least 0")
+
+    def config(self) -> TimeoutConfig:
+        """As in `PolicySettings`: in nanoseconds."""
+        return TimeoutConfig(self.preferred, ms_to_ns(self.max_delay_ms))
+
+
+@batch_policy(TimeoutSettings, TimeoutConfig)
 class TimeoutPolicy:
     """Triton's rule (documentation of `dynamic_batching` in the model configuration).
 
@@ -24,7 +78,7 @@ class TimeoutPolicy:
     by_deadline = False
     mixes_keys = True
 
-    def __init__(self, config: PolicyConfig) -> None:
+    def __init__(self, config: TimeoutConfig, limits: Limits) -> None:
         self._preferred = frozenset(config.preferred)
         self._largest = max(config.preferred, default=0)
         self._max_delay_ns = config.max_delay_ns

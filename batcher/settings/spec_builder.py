@@ -13,6 +13,7 @@ from sluice.batcher.interface.config import (
     StageConfig,
     WhenConfig,
 )
+from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.models.pipelines.pipeline import REQUEST, Pipeline, Stage
 from sluice.models.slo import MAX_SLO_MS
 from sluice.models.spec import ModelSpec
@@ -43,7 +44,7 @@ def build_spec(
     `verdicts_of` what a model is known to report already: what is asked of it besides comes after that. With `recalls`
     the driver has a response cache, for stages as well whose models have one.
     """
-    default_policy = default_policy or PolicyConfig()
+    default_policy = default_policy or DeadlineSettings()
     policies, memory_of = policies or {}, memory_of or {}
     specs = {spec.key: spec for spec in models}
     pipelines = tuple(pipelines)
@@ -53,8 +54,8 @@ def build_spec(
             ScheduledModel(
                 key,
                 max(spec.max_batch_size, 1),
-                tuple(verdicts.get(key, ())),
                 policies.get(key, default_policy),
+                tuple(verdicts.get(key, ())),
                 memory_of.get(key, 0),
                 spec.replicas,
             )

@@ -6,11 +6,9 @@ import pytest
 
 from sluice.batcher.interface.config import (
     Limits,
-    Objective,
     PartitionConfig,
     PipelineConfig,
     PolicyConfig,
-    PolicyName,
     ScheduledModel,
     SchedulerSpec,
     StageConfig,
@@ -21,6 +19,9 @@ from sluice.batcher.planner.demand import DemandTable
 from sluice.batcher.planner.exact import plan_exact
 from sluice.batcher.planner.problem import Problem
 from sluice.batcher.planner.stage_options import Candidate, pipeline_candidates, problem_of
+from sluice.batcher.policies.deadline import DeadlineSettings, Objective
+from sluice.batcher.policies.no_batching import NoBatchingSettings
+from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.models.errors import ConfigError
 from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import MS, cascade, chain, ensemble, model, spec_of
@@ -293,9 +294,9 @@ def test_a_variant_that_takes_a_stage_over_finds_the_time_of_the_one_before_it()
 @pytest.mark.parametrize(
     ("policy", "p99_ms"),
     [
-        (PolicyConfig(PolicyName.NONE), {1: 10}),
-        (PolicyConfig(PolicyName.TIMEOUT, max_delay_ns=3 * MS), {1: 10, 2: 13, 4: 13}),
-        (PolicyConfig(objective=Objective.LATENCY), {1: 10, 2: 10, 4: 10}),
+        (NoBatchingSettings(), {1: 10}),
+        (TimeoutConfig(max_delay_ns=3 * MS), {1: 10, 2: 13, 4: 13}),
+        (DeadlineSettings(Objective.LATENCY), {1: 10, 2: 10, 4: 10}),
     ],
 )
 def test_policies_wait_as_they_do(policy: PolicyConfig, p99_ms: dict[int, float]) -> None:
@@ -304,7 +305,7 @@ def test_policies_wait_as_they_do(policy: PolicyConfig, p99_ms: dict[int, float]
 
 
 def test_deferral_waits_for_full_batches_but_not_for_traffic_that_is_not_there() -> None:
-    served = spec([model("m", 2, PolicyConfig(objective=Objective.COST))])
+    served = spec([model("m", 2, DeadlineSettings(Objective.COST))])
     lone, pair = only_stage(demand(served, {"m": {"cpu1": FLAT}}, 10))
     assert lone.latency_ns < 100 * MS < pair.latency_ns
     assert pair.cost == lone.cost / 2
