@@ -14,6 +14,7 @@ from sluice.batcher.planner.k_best import k_best
 from sluice.batcher.planner.pareto import DONE, Steps, series
 from sluice.batcher.planner.problem import Path, Problem
 from sluice.batcher.planner.region import Bounds, Leaf, ParallelRegion, SeriesRegion, StageRegion
+from sluice.batcher.planner.registry import path_planner
 from sluice.batcher.planner.slack import spend_slack
 from sluice.batcher.planner.slo_split import path_of
 
@@ -107,6 +108,7 @@ class ExactPlanner:
         return choices
 
 
+@path_planner("exact", "the least cost")
 def plan_exact(problem: Problem, count: int = 1) -> list[Path]:
     """The cheapest paths (a `PathPlanner`); what is exact and what bounds it is said at `ExactPlanner`.
 

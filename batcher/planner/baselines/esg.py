@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from sluice.batcher.planner.check import check_problem
 from sluice.batcher.planner.problem import Path, Problem
+from sluice.batcher.planner.registry import path_planner
 from sluice.batcher.planner.slo_split import normalised_lengths, path_of, split_groups, subproblem
 
 KEPT_PATHS = 1 << 16
@@ -30,6 +31,7 @@ Times = npt.NDArray[np.int64]
 Costs = npt.NDArray[np.float64]
 
 
+@path_planner("esg", "the least cost in groups of up to three stages")
 def plan_esg(problem: Problem, count: int = 1) -> list[Path]:
     """Search each group of stages by itself and put their paths together.
 
