@@ -20,7 +20,7 @@ from sluice.models.units import NS_PER_S
 
 @path_planner(
     "infless",
-    "each stage's most efficient option within its part of the objective, half of which is for filling batches",
+    "each stage's most efficient option within half of its part of the objective",
 )
 def plan_infless(problem: Problem, count: int = 1) -> list[Path]:
     """At most one path, whatever `count`; ConfigError if a stage has only figures."""

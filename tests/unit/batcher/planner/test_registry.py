@@ -19,7 +19,7 @@ def test_the_planners_of_the_room_are_known_by_name() -> None:
 
 
 def test_every_planner_is_documented_with_its_settings() -> None:
-    rows = {name: row for name, row in re.findall(r"^\| `(\w+)` \| (.*) \|$", DOCUMENT, re.MULTILINE)}
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", DOCUMENT, re.MULTILINE))
     for planner in path_planners().values():
         settings = planner.settings()
         assert rows[planner.name].startswith(f"{planner.description} |")
