@@ -7,16 +7,14 @@ what the fronts give directly; they are the cost-to-go of dynamic programming, a
 from functools import cached_property
 
 from sluice.batcher.interface.plan_data import CostToGo
-from sluice.batcher.planner.assembly import ResidualRegion, assemble, following
-from sluice.batcher.planner.check import check_problem
+from sluice.batcher.planner.fronts.assembly import ResidualRegion, assemble, following
+from sluice.batcher.planner.fronts.k_best import k_best
+from sluice.batcher.planner.fronts.pareto import DONE, Steps, series
+from sluice.batcher.planner.fronts.region import Bounds, Leaf, ParallelRegion, SeriesRegion, StageRegion
+from sluice.batcher.planner.fronts.slack import spend_slack
 from sluice.batcher.planner.graph import decompose, is_series_parallel
-from sluice.batcher.planner.k_best import k_best
-from sluice.batcher.planner.pareto import DONE, Steps, series
-from sluice.batcher.planner.problem import Path, Problem
-from sluice.batcher.planner.region import Bounds, Leaf, ParallelRegion, SeriesRegion, StageRegion
+from sluice.batcher.planner.problem import Path, Problem, check_problem, path_of
 from sluice.batcher.planner.registry import path_planner
-from sluice.batcher.planner.slack import spend_slack
-from sluice.batcher.planner.slo_split import path_of
 
 MAX_POINTS = 1000
 """Points of a front, above which time is cut into a grid of half as many cells (see `pareto.thinned`)."""

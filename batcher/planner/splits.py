@@ -8,9 +8,9 @@ import msgspec
 from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
 from sluice.batcher.interface.plan_data import Observed
 from sluice.batcher.planner.build import build_plan
-from sluice.batcher.planner.check import MAX_LATENCY_NS
 from sluice.batcher.planner.core_steps import Ask, CoreStep, Judgement, Reason
 from sluice.batcher.planner.demand import DemandTable
+from sluice.batcher.planner.problem import MAX_LATENCY_NS
 from sluice.batcher.planner.stage_latency import RHO_MAX
 
 MARGIN = 0.1

@@ -1,16 +1,16 @@
 """The options of a stage: what every batch size on every kind of partition would take and cost at the present rates."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from sluice.batcher.interface.config import PipelineConfig, StageConfig
 from sluice.batcher.planner.demand import DemandTable, waits_for
-from sluice.batcher.planner.graph import Sources
+from sluice.batcher.planner.graph import Sources, ancestors
 from sluice.batcher.planner.problem import Option, Problem, StageProblem
-from sluice.batcher.planner.siblings import Sibling, at_once, siblings
 from sluice.batcher.planner.stage_latency import StageLatency, stage_latency
 from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_S
@@ -50,7 +50,7 @@ def pipeline_candidates(demand: DemandTable, pipeline: PipelineConfig) -> list[l
         for stage, rate in zip(pipeline.stages, demand.stage_rates[pipeline.name], strict=True)
     ]
     sources = tuple(map(waits_for, pipeline.stages))
-    beside = siblings(sources, tuple(stage.model is not None for stage in pipeline.stages))
+    beside = _siblings(sources, tuple(stage.model is not None for stage in pipeline.stages))
     if not any(beside):
         return alone
     waits = _SiblingWaits(demand, sources, demand.reach[pipeline.name], alone)
@@ -58,6 +58,49 @@ def pipeline_candidates(demand: DemandTable, pipeline: PipelineConfig) -> list[l
         [waits.added(index, each, beside[index]) for each in choices] if beside[index] else choices
         for index, choices in enumerate(alone)
     ]
+
+
+class _Sibling(NamedTuple):
+    """A stage that is neither before nor after another one; of its time, `part` falls on that one.
+
+    It delays a way through the pipeline once, not every stage of it: stages of one way that it is beside share it.
+    """
+
+    stage: int
+    part: float
+
+
+@lru_cache(maxsize=256)
+def _siblings(sources: Sources, counted: tuple[bool, ...]) -> tuple[tuple[_Sibling, ...], ...]:
+    """For each stage those beside it; those that are not `counted` take no time. O(stages^3)."""
+    before = [frozenset(stages) for stages in ancestors(sources)]
+    stages = [stage for stage, counts in enumerate(counted) if counts]
+    found: list[list[_Sibling]] = [[] for _ in sources]
+    for stage in stages:
+        beside = [each for each in stages if each != stage and each not in before[stage] and stage not in before[each]]
+        # The most stages of one way through a stage, among those that are beside.
+        upto: dict[int, int] = {}
+        for each in beside:
+            upto[each] = 1 + max((upto[other] for other in before[each] if other in upto), default=0)
+        onwards: dict[int, int] = {}
+        for each in reversed(beside):
+            onwards[each] = 1 + max((count for other, count in onwards.items() if each in before[other]), default=0)
+        for each in beside:
+            found[each].append(_Sibling(stage, 1 / (upto[each] + onwards[each] - 1)))
+    return tuple(map(tuple, found))
+
+
+def _at_once(sources: Sources, stages: Collection[int]) -> int:
+    """How many of the stages may run at the same time, at most; where ways cross, rather too many than too few."""
+    before = ancestors(sources)
+    lasts: list[int] = []
+    for stage in sorted(stages):
+        previous = next((way for way, last in enumerate(lasts) if last in before[stage]), None)
+        if previous is None:
+            lasts.append(stage)
+        else:
+            lasts[previous] = stage
+    return len(lasts)
 
 
 class _SiblingWaits:
@@ -80,7 +123,7 @@ class _SiblingWaits:
             self._quickest.append({each.option.kind: each for each in slowest_first})
         self._known: dict[tuple[int, str, str, float], tuple[int, float, int]] = {}
 
-    def added(self, stage: int, candidate: Candidate, beside: Sequence[Sibling]) -> Candidate:
+    def added(self, stage: int, candidate: Candidate, beside: Sequence[_Sibling]) -> Candidate:
         """A candidate of a stage, the waits for those beside it included."""
         alone = candidate.predicted
         if alone is None:
@@ -93,7 +136,7 @@ class _SiblingWaits:
         predicted = alone._replace(p50_ns=p50_ns, p99_ns=p99_ns, beside99_ns=p99_ns - alone.p99_ns)
         return candidate._replace(predicted=predicted, latency_ns=predicted.p99_ns)
 
-    def _wait_ns(self, stage: int, option: Option, rows: int, beside: Sequence[Sibling], percentile: float) -> int:
+    def _wait_ns(self, stage: int, option: Option, rows: int, beside: Sequence[_Sibling], percentile: float) -> int:
         key = stage, option.model, option.kind, percentile
         if key not in self._known:
             self._known[key] = self._met(option, beside, percentile)
@@ -109,7 +152,7 @@ class _SiblingWaits:
             return larger_ns
         return larger_ns + round((work_ns + further * service_ns(option.batch)) / option.servers)
 
-    def _met(self, option: Option, beside: Sequence[Sibling], percentile: float) -> tuple[int, float, int]:
+    def _met(self, option: Option, beside: Sequence[_Sibling], percentile: float) -> tuple[int, float, int]:
         """Of stages that no fewer requests reach: how many run at once, their time, and the rows of the same model."""
         others: list[int] = []
         work_ns = alike = 0.0
@@ -123,7 +166,7 @@ class _SiblingWaits:
                 rows = other.predicted.rows if percentile == _MEDIAN else other.predicted.rows99
                 work_ns += part * share * self._demand.service_ns(other.option.model, option.kind, rows)
                 others.append(stage)
-        return at_once(self._sources, others), work_ns, math.ceil(alike)
+        return _at_once(self._sources, others), work_ns, math.ceil(alike)
 
 
 def problem_of(

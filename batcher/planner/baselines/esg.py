@@ -14,10 +14,9 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from sluice.batcher.planner.check import check_problem
-from sluice.batcher.planner.problem import Path, Problem
+from sluice.batcher.planner.baselines.slo_split import normalised_lengths, split_groups, subproblem
+from sluice.batcher.planner.problem import Path, Problem, check_problem, path_of
 from sluice.batcher.planner.registry import path_planner
-from sluice.batcher.planner.slo_split import normalised_lengths, path_of, split_groups, subproblem
 
 KEPT_PATHS = 1 << 16
 """Partial paths that go on to the next stage, cheapest first: all there can be after two stages of 256 options."""

@@ -12,9 +12,9 @@ whose latency, waits included, exceeds the stage's part is left out as well; one
 import numpy as np
 
 from sluice.batcher.planner.baselines.option_grid import option_table
+from sluice.batcher.planner.baselines.slo_split import normalised_lengths, plan_each_stage
 from sluice.batcher.planner.problem import Path, Problem, StageProblem
 from sluice.batcher.planner.registry import path_planner
-from sluice.batcher.planner.slo_split import normalised_lengths, plan_each_stage
 from sluice.models.units import NS_PER_S
 
 

@@ -16,10 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.batcher.planner.baselines.option_grid import option_grid
-from sluice.batcher.planner.check import check_problem
-from sluice.batcher.planner.problem import Path, PathPlanner, Problem
+from sluice.batcher.planner.problem import Path, PathPlanner, Problem, check_problem, path_of
 from sluice.batcher.planner.registry import path_planner
-from sluice.batcher.planner.slo_split import path_of
 
 Cell = tuple[int, ...]
 

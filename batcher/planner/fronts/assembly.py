@@ -6,10 +6,10 @@ from itertools import product
 
 import numpy as np
 
-from sluice.batcher.planner.conditioning import Opened, open_up
+from sluice.batcher.planner.fronts.conditioning import Opened, open_up
+from sluice.batcher.planner.fronts.pareto import DONE, Indices, Steps, pareto, thinned, up_to
+from sluice.batcher.planner.fronts.region import Bounds, Fixed, ParallelRegion, SeriesRegion, StageRegion
 from sluice.batcher.planner.graph import Residual, Series, Shape, Sources, ancestors, decompose
-from sluice.batcher.planner.pareto import DONE, Indices, Steps, pareto, thinned, up_to
-from sluice.batcher.planner.region import Bounds, Fixed, ParallelRegion, SeriesRegion, StageRegion
 
 MAX_CASES = 256
 """Combinations of fixed options that are solved for a region that is not series-parallel."""

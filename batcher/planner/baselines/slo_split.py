@@ -16,8 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sluice.batcher.planner.check import check_problem
-from sluice.batcher.planner.problem import Path, Problem, StageProblem
+from sluice.batcher.planner.problem import Path, Problem, StageProblem, check_problem, path_of
 
 _QUANTILES = np.linspace(0.0, 1.0, 33)
 
@@ -79,18 +78,6 @@ def dominators(sources: Sequence[Sequence[int]]) -> list[int]:
             found.append(stage)
         furthest = max(furthest, reach[stage] if reach[stage] >= 0 else count)
     return found
-
-
-def path_of(problem: Problem, choices: Sequence[int]) -> Path:
-    """What these choices (an option a stage) come to, whether or not they fit the budget."""
-    ends: list[int] = []
-    for stage, choice in zip(problem.stages, choices, strict=True):
-        start_ns = max((ends[source] for source in stage.sources), default=0)
-        ends.append(start_ns + (int(stage.latency_ns[choice]) if stage.on_path else 0))
-    cost = sum(
-        float(stage.cost[choice]) * stage.probability for stage, choice in zip(problem.stages, choices, strict=True)
-    )
-    return Path(tuple(choices), max(ends, default=0), cost)
 
 
 def plan_each_stage(

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sluice.batcher.planner.pareto import Costs
+from sluice.batcher.planner.fronts.pareto import Costs
 from sluice.batcher.planner.problem import Problem, StageProblem
 
 MAX_SWAPS = 8

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sluice.batcher.planner.pareto import DONE, Costs, Steps, Times, beside, series
-from sluice.batcher.planner.region import Bounds, Leaf, ParallelRegion, SeriesRegion, StageRegion
+from sluice.batcher.planner.fronts.pareto import DONE, Costs, Steps, Times, beside, series
+from sluice.batcher.planner.fronts.region import Bounds, Leaf, ParallelRegion, SeriesRegion, StageRegion
 
 
 class _Pending(NamedTuple):
