@@ -21,7 +21,7 @@ from sluice.batcher.interface.config import (
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch
 from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
 from sluice.batcher.interface.plan_data import Observed
-from sluice.batcher.planner.demand import DemandTable
+from sluice.batcher.planner.demand import demand_table
 from sluice.batcher.planner.exact import ExactPlanner
 from sluice.batcher.planner.stage_latency import stage_latency
 from sluice.batcher.planner.stage_options import pipeline_candidates, problem_of
@@ -157,7 +157,7 @@ def test_pipelines_with_stages_side_by_side(
         run = Run(table, servers, DeadlineSettings(), stages, 1_500)
         run.simulator.run(run.arrivals(rate))
         tables = {model.key: {"any": table} for model in run.spec.models}
-        demand = DemandTable(run.spec, Observed(tables, {"p:1": rate}, {}))
+        demand = demand_table(run.spec, Observed(tables, {"p:1": rate}, {}))
         largest = [choices[-1:] for choices in pipeline_candidates(demand, run.pipeline)]
         predicted_ns = ExactPlanner(problem_of(demand, run.pipeline, largest, SLO_NS)).quickest().latency_ns
         found.append(np.percentile(run.latency_ns[WARM_UP:], 99) / predicted_ns)

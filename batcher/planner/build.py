@@ -3,7 +3,7 @@
 from sluice.batcher.interface.config import PipelineConfig, SchedulerSpec
 from sluice.batcher.interface.plan_data import CostToGo, Observed, PipelinePlan, Plan, StagePlan
 from sluice.batcher.interface.residency_config import Loading
-from sluice.batcher.planner.demand import DemandTable
+from sluice.batcher.planner.demand import DemandTable, demand_table
 from sluice.batcher.planner.exact import ExactPlanner
 from sluice.batcher.planner.residency import ModelNeed, place_models
 from sluice.batcher.planner.stage_options import pipeline_candidates, problem_of
@@ -16,7 +16,7 @@ def build_plan(spec: SchedulerSpec, observed: Observed) -> Plan:
     Pure, and the same for the same arguments; milliseconds a pipeline, so a driver runs it beside its loop.
     """
     residency = residency_of(spec, observed)
-    demand = DemandTable(spec, observed, residency)
+    demand = demand_table(spec, observed, residency)
     plans: list[PipelinePlan] = []
     failed: dict[str, str] = {}
     for pipeline in spec.pipelines:
@@ -41,7 +41,7 @@ def residency_of(spec: SchedulerSpec, observed: Observed) -> dict[str, tuple[str
         return {}
     if spec.residency.loading is Loading.DEMAND:
         return {name: held for name, held in observed.held.items() if name not in observed.gone}
-    demand = DemandTable(spec, observed)
+    demand = demand_table(spec, observed)
     slowest: dict[str, float] = {}
     for model in spec.models:
         for kind, capacity in demand.capacities(model.key).items():
@@ -60,8 +60,9 @@ def _load(demand: DemandTable, model: str, slowest: dict[str, float]) -> dict[st
     One that was never loaded counts as the slowest of the others: if that is too much, its first table will tell.
     """
     rate = demand.rates[model]
+    known = demand.hosts[model]
     capacities = demand.capacities(model) or (slowest if rate else {})
-    hosts = {kind: demand.hosts(model, kind) or demand.partitions[kind] for kind in capacities}
+    hosts = {kind: known[kind].partitions if kind in known else demand.partitions[kind] for kind in capacities}
     return {kind: rate * hosts[kind] / capacity for kind, capacity in capacities.items() if capacity}
 
 

@@ -9,7 +9,7 @@ from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
 from sluice.batcher.interface.plan_data import Observed
 from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.core_steps import Ask, CoreStep, Judgement, Reason
-from sluice.batcher.planner.demand import DemandTable
+from sluice.batcher.planner.demand import demand_table
 from sluice.batcher.planner.problem import MAX_LATENCY_NS
 from sluice.batcher.planner.stage_latency import RHO_MAX
 
@@ -44,7 +44,7 @@ def judge(spec: SchedulerSpec, observed: Observed) -> Judgement | None:
     plan = build_plan(spec, observed)
     if len(plan.pipelines) < len(spec.pipelines):
         return None
-    busiest = DemandTable(spec, observed, plan.residency).busiest
+    busiest = demand_table(spec, observed, plan.residency).busiest
     return Judgement(
         tuple(each.pipeline for each in plan.pipelines if not each.feasible),
         busiest,

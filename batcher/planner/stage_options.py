@@ -202,7 +202,7 @@ def _candidates(demand: DemandTable, stage: StageConfig, first: str, rate: float
     found = [
         candidate
         for model in stage.variants or (first,)
-        for kind in demand.capacities(model)
+        for kind in demand.hosts[model]
         for candidate in _on_kind(demand, model, kind, (first, rate))
     ]
     if not found:
@@ -215,7 +215,7 @@ def _candidates(demand: DemandTable, stage: StageConfig, first: str, rate: float
 
 def _on_kind(demand: DemandTable, model: str, kind: str, moved: tuple[str, float]) -> list[Candidate]:
     """The candidates of a model on a kind; `moved` rows a second are those of the stage's first variant."""
-    table, hosts = demand.tables[model][kind], demand.hosts(model, kind)
+    table, hosts = demand.tables[model][kind], demand.hosts[model][kind].partitions
     rate = demand.rate_on(model, kind, moved)
     servers = demand.servers(model, kind, moved)
     wait_ns = demand.models[model].policy.longest_wait_ns(rate)

@@ -10,7 +10,7 @@ import numpy as np
 from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.plan_data import CostToGo, Observed
 from sluice.batcher.planner.build import residency_of
-from sluice.batcher.planner.demand import DemandTable
+from sluice.batcher.planner.demand import DemandTable, demand_table
 from sluice.batcher.planner.exact import ExactPlanner, plan_exact
 from sluice.batcher.planner.problem import Path, PathPlanner, Problem, path_of
 from sluice.batcher.planner.stage_options import Candidate, pipeline_candidates, problem_of
@@ -53,7 +53,7 @@ class WhatIf:
         """The pipeline at so many rows a second; ConfigError when nothing is known of a model."""
         observed = Observed(self._tables, {self.pipeline.name: rate}, self._probabilities)
         residency = residency_of(self.spec, observed)
-        return Situation(self, DemandTable(self.spec, observed, residency), residency, rate)
+        return Situation(self, demand_table(self.spec, observed, residency), residency, rate)
 
     def highest_rate(self, slo_ns: int) -> float:
         """The highest rate at which some configuration keeps to the objective, by bisection; 0 when none is."""

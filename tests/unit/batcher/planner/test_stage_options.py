@@ -15,7 +15,7 @@ from sluice.batcher.interface.config import (
     WhenConfig,
 )
 from sluice.batcher.interface.plan_data import Observed
-from sluice.batcher.planner.demand import DemandTable
+from sluice.batcher.planner.demand import DemandTable, demand_table
 from sluice.batcher.planner.exact import plan_exact
 from sluice.batcher.planner.problem import Problem
 from sluice.batcher.planner.stage_options import Candidate, pipeline_candidates, problem_of
@@ -50,7 +50,7 @@ def demand(
     """All pipelines have the same rate; `probabilities` are the first one's."""
     first = served.pipelines[0].name
     shares = {} if probabilities is None else {first: probabilities}
-    return DemandTable(served, Observed(dict(tables), {each.name: rate for each in served.pipelines}, shares))
+    return demand_table(served, Observed(dict(tables), {each.name: rate for each in served.pipelines}, shares))
 
 
 def only_stage(asked: DemandTable) -> list[Candidate]:
@@ -230,11 +230,11 @@ def test_only_the_partitions_that_hold_a_model_count() -> None:
 def test_a_residency_says_where_models_are() -> None:
     served = spec([model("a", 1), model("b", 1)], [chain("a", "b")], ["cpu0", "cpu1"])
     observed = Observed({"a": {"cpu1": FLAT}, "b": {"cpu1": FLAT}}, {"chain:1": 60.0}, {})
-    asked = DemandTable(served, observed, {"cpu0": ("a",), "cpu1": ("b",)})
+    asked = demand_table(served, observed, {"cpu0": ("a",), "cpu1": ("b",)})
     assert (asked.capacities("a"), asked.capacities("b")) == ({"cpu1": 100}, {"cpu1": 100})
     assert asked.servers("a", "cpu1", ("a", 60.0)) == 1
     assert asked.partitions == {"cpu1": 2}
-    nowhere = DemandTable(served, observed, {"cpu0": ("a",), "cpu1": ()})
+    nowhere = demand_table(served, observed, {"cpu0": ("a",), "cpu1": ()})
     with pytest.raises(ConfigError, match="stage 'b#1': no partition that is up holds model b, or has room for it"):
         pipeline_candidates(nowhere, served.pipelines[0])
 
