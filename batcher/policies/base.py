@@ -12,10 +12,10 @@ from sluice.batcher.state.model import ModelState, PartitionState
 
 
 class Choice(NamedTuple):
-    """Close a batch of up to `rows` rows now, or (`rows` is 0) ask again at `until_ns`, or when something changes.
+    """Close a batch of up to `rows` rows now, or (`rows` is 0) ask again at `until_ns` at the latest.
 
-    What changes is that the queue has another head or holds `wanted_rows` rows, or, where that matters, that a
-    partition has been idle for `after_idle_ns`.
+    The policy is asked earlier when the queue has another head or holds `wanted_rows` rows, and, unless it is None,
+    when a partition has been idle for `after_idle_ns`.
     """
 
     rows: int
@@ -26,25 +26,25 @@ class Choice(NamedTuple):
 
 
 class BatchPolicy(Protocol):
-    """When the batch at the head of a queue closes and how big it is; one object a model, stateless or not."""
+    """Decides when the batch at the head of a queue closes and how many rows it has; each model has its own object."""
 
     by_deadline: bool
-    """Whether queues are ordered by deadline, else first come, first served."""
+    """True: queues are ordered by deadline. False: first come, first served."""
     mixes_keys: bool
-    """Whether inputs of all dimensions wait in one queue, else in one for each batch key."""
+    """True: inputs of all dimensions wait in one queue. False: each batch key has its own queue."""
 
     def new_queue(self, model: str, batch_key: str) -> Queue:
         """An empty queue of a model."""
         ...
 
     def full_rows(self, estimate: LatencyEstimate) -> int:
-        """Rows of a batch while there is more work than can be done: what the work of a row is reckoned by."""
+        """Rows of a batch under full load, from which the cost of a row is predicted."""
         ...
 
     def choose(
         self, queue: Queue, model: ModelState, partition: PartitionState, estimate: LatencyEstimate, now_ns: int
     ) -> Choice:
-        """Decide on the (non-empty) queue, for a partition that is idle or about to become so."""
+        """Decide on a queue that is not empty, for a partition that is idle or about to be."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The policy `timeout`: Triton's dynamic batcher, with preferred sizes, a maximum delay and levels of priority."""
+"""The policy `timeout`: Triton's dynamic batcher, with preferred sizes, a maximum delay and priority levels."""
 
 import math
 
@@ -17,9 +17,9 @@ _FOREVER_NS = 1 << 62
 
 
 class TimeoutConfig(PolicySettings, frozen=True, tag="timeout"):
-    """All that Triton's `dynamic_batching` sets.
+    """The settings of Triton's `dynamic_batching`.
 
-    With `preserve_ordering` batches that overtake others are answered after them.
+    With `preserve_ordering`, a batch that overtakes another is answered after it.
     """
 
     preferred: tuple[int, ...] = ()
@@ -54,8 +54,10 @@ class TimeoutSettings(PolicySettings, frozen=True, tag="timeout"):
     max_delay_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.max_delay_ms < math.inf or any(size < 1 for size in self.preferred):
-            raise ValueError("expected preferred sizes of at least 1 and a max_delay_ms of at least 0")
+        if self.preferred and min(self.preferred) < 1:
+            raise ValueError(f"preferred: expected sizes of at least 1, got {min(self.preferred)}")
+        if not 0 <= self.max_delay_ms < math.inf:
+            raise ValueError(f"max_delay_ms: expected a finite number of at least 0, got {self.max_delay_ms:g}")
 
     def config(self) -> TimeoutConfig:
         """As in `PolicySettings`: in nanoseconds."""
@@ -66,13 +68,14 @@ class TimeoutSettings(PolicySettings, frozen=True, tag="timeout"):
 class TimeoutPolicy:
     """Triton's rule (documentation of `dynamic_batching` in the model configuration).
 
-    Requests that may share a batch are scanned, by level and in order of arrival, up to the maximum batch size. The
-    largest preferred size that the scan meets exactly is sent at once, or what comes before the request that would
-    exceed all of them. When the oldest request has waited for the maximum delay, everything scanned is sent instead;
-    also when nothing can be added, the largest preferred size is reached or there is no delay.
+    Requests that may share a batch are scanned by level and in order of arrival, up to the maximum batch size. The
+    largest preferred size that the scan meets exactly is sent at once; if none is met and a request would exceed all
+    preferred sizes, the requests before it are sent. Everything scanned is sent when the oldest request has waited for
+    the maximum delay, when nothing can be added, when the largest preferred size is reached, and when there is no
+    delay.
 
-    Where levels or bounds of queues are set, batches are closed only for a partition that is idle, or that runs another
-    model: what waits can still be overtaken, and is counted.
+    With priority levels or bounded queues, a batch closes only for a partition that is idle or runs another model:
+    until then the requests can still be overtaken, and count as waiting.
     """
 
     by_deadline = False
@@ -87,7 +90,7 @@ class TimeoutPolicy:
         self._ahead = config.levels == LevelsConfig()
 
     def new_queue(self, model: str, batch_key: str) -> PriorityQueue:
-        """A queue for all batch keys."""
+        """An empty queue for all batch keys."""
         return PriorityQueue(model, self._levels, preserve_ordering=self._preserve_ordering)
 
     def full_rows(self, estimate: LatencyEstimate) -> int:
@@ -99,7 +102,7 @@ class TimeoutPolicy:
     ) -> Choice:
         """Decide by the sizes of the requests in the queue and the age of the oldest."""
         if not self._ahead and partition.batches and partition.batches[0].queue is queue:
-            # Others that share the partition may never leave it idle: this batch being over has to do.
+            # Other models may never leave the partition idle, so the end of this batch is enough.
             over_ns = partition.free_at_ns
             until_ns = over_ns if over_ns > now_ns else now_ns + model.quickest_ns
             return Choice(0, ReleaseReason.IDLE, until_ns, NOBODY, 0)

@@ -1,4 +1,4 @@
-"""Settings as people write them, for a server and for its simulation alike: in milliseconds and megabytes."""
+"""Settings of a server or of its simulation as users write them, in milliseconds and megabytes."""
 
 import math
 import re
@@ -27,18 +27,18 @@ _STEP = re.compile(r"\w+|\[[^]]*\]")
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is different for one model, all its versions included; None stands for what goes for all."""
+    """Settings of one model, for all its versions; None stands for the setting of the server."""
 
     max_batch_size: int | None = None
     policy: AnyPolicySettings | None = None
 
     def __post_init__(self) -> None:
         if self.max_batch_size is not None and self.max_batch_size < 1:
-            raise ValueError("expected a max_batch_size of at least 1")
+            raise ValueError(f"max_batch_size: expected at least 1, got {self.max_batch_size}")
 
 
 class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Bounds of the scheduler: requests under way a pipeline, and megabytes of tensors in flight."""
+    """Bounds of the scheduler: open requests for each pipeline, and megabytes of tensors in flight."""
 
     queue_requests: int = 4096
     memory_mb: float = 256
@@ -62,7 +62,7 @@ class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PriceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an hour costs of a core and of a whole GPU, in whatever currency: dollars by default."""
+    """Prices of an hour of a core and of a whole GPU, in any currency; the defaults are dollars."""
 
     core_hour: float = 0.034
     gpu_hour: float = 4.69
@@ -73,7 +73,7 @@ class PriceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name}: expected a finite price of at least 0, got {price:g}")
 
     def per_second(self, partition: Partition) -> float:
-        """What a second of a partition costs: by its own price, else by its cores or its share of a GPU."""
+        """The price of a second of a partition: its own price, else by its cores or share of a GPU."""
         if partition.price is not None:
             return partition.price / _SECONDS_PER_HOUR
         if isinstance(partition, CpuPartition):
@@ -84,7 +84,7 @@ class PriceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How models are served, wherever that is; `models` has what is different for single ones, by name."""
+    """Settings that a server and its simulation have in common; `models` overrides them for single models, by name."""
 
     policy: AnyPolicySettings = DeadlineSettings()
     max_batch_size: int = 64
@@ -96,7 +96,7 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     def __post_init__(self) -> None:
         if self.max_batch_size < 1:
-            raise ValueError("expected a max_batch_size of at least 1")
+            raise ValueError(f"max_batch_size: expected at least 1, got {self.max_batch_size}")
         if not 0 < self.default_slo_ms < math.inf:
             raise ValueError(f"default_slo_ms: expected a finite number above 0, got {self.default_slo_ms:g}")
 
@@ -105,7 +105,7 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         return {name: size for name, each in self.models.items() if (size := each.max_batch_size) is not None}
 
     def policies(self, specs: Iterable[ModelSpec]) -> dict[str, PolicyConfig]:
-        """The policies that are not `policy`, by model key: those of `models`, else what a model itself asks for."""
+        """The policies that are not `policy`, by model key: from `models`, else from the model's own configuration."""
         policies: dict[str, PolicyConfig] = {}
         for spec in specs:
             override = self.models.get(spec.name)
@@ -117,7 +117,7 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 def convert_settings(document: object, form: type[_T], path: str) -> _T:
-    """Settings of a form from what a YAML file holds (None for an empty one).
+    """Convert the content of a YAML file (None if it is empty) to settings.
 
     Raises ConfigError, whose message starts with `path` and the place in the file.
     """
@@ -141,7 +141,7 @@ def _located(message: str) -> tuple[str, str]:
 
 
 def _forms(form: type[msgspec.Struct], where: str) -> list[inspect.Type]:
-    """What may be at a place in a form."""
+    """The types that are allowed at a place in a form."""
     forms = [inspect.type_info(form)]
     for step in _STEP.findall(where):
         forms = [inner for each in forms for inner in _inside(each, step)]
@@ -154,14 +154,14 @@ def _fields(forms: Iterable[inspect.Type]) -> list[str]:
 
 
 def _choices(forms: Iterable[inspect.Type]) -> list[str]:
-    """The texts that may stand at a place where only some may."""
+    """The texts that are allowed at a place, if only some are."""
     enums = (tuple(form.cls) for form in forms if isinstance(form, inspect.EnumType))
     literals = (form.values for form in forms if isinstance(form, inspect.LiteralType))
     return [str(choice) for choices in (*enums, *literals) for choice in choices]
 
 
 def _inside(form: inspect.Type, step: str) -> Iterator[inspect.Type]:
-    """What lies one step further: in a field of a struct, or in an element or a value (`[0]`, `[...]`)."""
+    """The types one step further: of a field of a struct, or of an element or a value (`[0]`, `[...]`)."""
     inner: list[inspect.Type] = []
     match form:
         case inspect.StructType():
