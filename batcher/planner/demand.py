@@ -82,18 +82,18 @@ class DemandTable:
         return {kind: hosts.capacity for kind, hosts in self.hosts[model].items()}
 
     def utilisation(self, model: str, rate: float) -> float:
-        """The share of its partitions' time that rows of a model take at best; more than 1 is more than they can do."""
+        """The share of its partitions' time that rows of a model take at best; above 1 they cannot do it."""
         return _utilisation(self.hosts[model], rate)
 
     def sizes(self, model: str, kind: str) -> list[int]:
-        """The batch sizes worth telling apart, ascending."""
+        """The batch sizes with different latencies, ascending."""
         return _sizes(self.models[model], self.tables[model][kind])
 
     def servers(self, model: str, kind: str, moved: tuple[str, float]) -> float:
         """Partitions of a kind that a model can count on; `moved` are rows that another model has run so far.
 
-        The others take what they need for rows one by one, if that leaves more than a share in proportion to what each
-        needs at best. Then batches have grown until all fit, and together no more than all partitions are counted on.
+        The other models take the time that their rows need one by one, if that leaves more than a share in proportion
+        to the needs of each at best. Otherwise batches grow until all fit, and the shares add up to all partitions.
         """
         first, rows = moved
         own = self.utilisation(model, self._with(model, moved))
@@ -127,7 +127,7 @@ class DemandTable:
         return self.tables[model][kind].latency_ns(rows) + self.spec.limits.hand_off_ns
 
     def _with(self, model: str, moved: tuple[str, float]) -> float:
-        """Rows a second of a model: a variant that would take a stage over has them on top of what it runs anyhow."""
+        """Rows a second of a model; a variant that would take a stage over has its rows in addition to its own."""
         first, rows = moved
         return self.rates[model] + (0.0 if model == first else rows)
 

@@ -1,4 +1,4 @@
-"""The planner as the running scheduler knows it: ranks the live options of a stage at every dispatch."""
+"""The planner of the running scheduler: ranks the live options of a stage at every dispatch."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from sluice.batcher.interface.planner_protocol import FAR_NS, LiveOption, Ranker
 BEST = 5
 """Options that are ranked: ESG's configuration priority queue (HPDC 2024) holds about as many."""
 FEW = 40
-"""Options up to which ranking them one by one takes less time than calling NumPy for all at once."""
+"""Up to this number of options, ranking one by one is faster than calling NumPy for all at once."""
 
 
 class FewOptionsRanker:
-    """Ranks options one by one, and only those of pools that have something open."""
+    """Ranks options one by one, and only those of partition groups that can take work."""
 
     def __init__(self, options: Sequence[LiveOption], rest: CostToGo) -> None:
         pools = max((option.pool for option in options), default=-1) + 1
@@ -48,10 +48,10 @@ class FewOptionsRanker:
 
 
 class StageRanker:
-    """Ranks the options of one stage; the rest of its pipeline is prepared once, so that ranking takes microseconds.
+    """Ranks the options of one stage; the rest of its pipeline is prepared once, so ranking takes microseconds.
 
-    `latency_ns` (without what differs from dispatch to dispatch) and `cost` are of shape (options,); `kind[i]` says
-    which of the `waits_ns` of a ranking option i has to wait. Not for use by several threads at once.
+    `latency_ns` (without the waits, which differ from dispatch to dispatch) and `cost` are of shape (options,).
+    `kind[i]` is the index of the wait of option i in the `waits_ns` of a ranking. Not thread-safe.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class StageRanker:
 
 
 class ManyOptionsRanker:
-    """Ranks all options at once: a `StageRanker` whose options cost by how many of the waiting rows they can take."""
+    """Ranks all options at once: a `StageRanker` whose costs depend on the number of rows that wait."""
 
     def __init__(self, options: Sequence[LiveOption], rest: CostToGo) -> None:
         self._rows = np.array([option.rows for option in options], np.float64)

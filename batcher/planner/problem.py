@@ -1,4 +1,4 @@
-"""The planning problem of one pipeline, what a planner answers, and what a planner is."""
+"""The planning problem of one pipeline, the answer to it, and the protocol of planners."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ MAX_LATENCY_NS = 1 << 55
 class Option(NamedTuple):
     """A configuration of a stage: `model` (one of the stage's variants) in batches of `batch` on partitions of `kind`.
 
-    `servers` partitions of that kind take part; `share` is how much of the machine one of them is, in (0, 1];
-    `service_ns` is what a batch takes once it runs.
+    `servers` partitions of that kind take part; `share` is the part of the machine that one of them is, in (0, 1];
+    `service_ns` is the time of a batch once it runs.
     """
 
     model: str
@@ -32,10 +32,10 @@ class Option(NamedTuple):
 class StageProblem:
     """One stage: option i takes `latency_ns[i]` (waits included) and costs `cost[i]` a row; both of shape (options,).
 
-    `sources` are the (earlier) stages that have to end before it begins. `probability` is the share of the request's
-    rows that it runs for: its costs count that much. With `on_path` False its latency does not count: it runs too
-    seldom to matter at the percentile that is planned for. `rate` is in rows a second. `options` describes the options;
-    it may be empty where only figures matter.
+    `sources` are the (earlier) stages that must end before it begins. `probability` is the share of the request's rows
+    that it runs for: its costs are weighted by it. With `on_path` False its latency does not count: it runs too seldom
+    to matter at the percentile that is planned for. `rate` is in rows a second. `options` describes the options; it
+    may be empty where only figures matter.
     """
 
     name: str
@@ -50,14 +50,14 @@ class StageProblem:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Stages in topological order, and the time that the whole pipeline may take."""
+    """Stages in topological order, and the time budget of the whole pipeline."""
 
     stages: tuple[StageProblem, ...]
     budget_ns: int
 
 
 class Path(NamedTuple):
-    """One option a stage: the latency of the longest way through the pipeline and the cost of a row in all."""
+    """One option a stage: the latency of the longest path through the pipeline, and the total cost of a row."""
 
     choices: tuple[int, ...]
     latency_ns: int
@@ -67,8 +67,8 @@ class Path(NamedTuple):
 class PathPlanner(Protocol):
     """Finds the (up to) `count` cheapest paths within the budget, cheapest first; none when nothing fits.
 
-    Of two with equal cost the quicker comes first. What a heuristic planner returns fits as well, but need not be the
-    cheapest.
+    Of two with equal cost the quicker comes first. A heuristic planner keeps to the budget too, but its paths need not
+    be the cheapest.
     """
 
     def __call__(self, problem: Problem, count: int = 1) -> list[Path]:
@@ -77,7 +77,7 @@ class PathPlanner(Protocol):
 
 
 def path_of(problem: Problem, choices: Sequence[int]) -> Path:
-    """What these choices (an option a stage) come to, whether or not they fit the budget."""
+    """The path of these choices (an option a stage), within the budget or not."""
     ends: list[int] = []
     for stage, choice in zip(problem.stages, choices, strict=True):
         start_ns = max((ends[source] for source in stage.sources), default=0)
@@ -89,7 +89,7 @@ def path_of(problem: Problem, choices: Sequence[int]) -> Path:
 
 
 def check_problem(problem: Problem) -> None:
-    """Raise ConfigError, which names the stage, where a planner could not make sense of the figures."""
+    """Raise ConfigError, which names the stage, if figures are missing or out of range."""
     if not problem.stages:
         raise ConfigError("planning problem: no stages, expected at least one")
     for index, stage in enumerate(problem.stages):

@@ -1,4 +1,4 @@
-"""The options of a stage: what every batch size on every kind of partition would take and cost at the present rates."""
+"""The options of a stage: latency and cost of every batch size on every kind of partition at the present rates."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -19,7 +19,7 @@ from sluice.models.units import NS_PER_S
 class Candidate(NamedTuple):
     """An option of a stage, its latency (the 99th percentile, waits included) and the cost of a row.
 
-    `predicted` is None where the partitions cannot take the rate: then the latency is that of the batch alone.
+    `predicted` is None if the partitions cannot take the rate; then the latency is that of the batch alone.
     """
 
     option: Option
@@ -29,7 +29,7 @@ class Candidate(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How large a typical batch is."""
+        """The size of a typical batch."""
         return self.option.batch if self.predicted is None else self.predicted.rows
 
 
@@ -40,10 +40,10 @@ COMBINED = Candidate(Option("", 1, "", 1, 1.0, 0), StageLatency(0, 0, 0.0, 1), 0
 
 
 def pipeline_candidates(demand: DemandTable, pipeline: PipelineConfig) -> list[list[Candidate]]:
-    """For each stage the candidates that can take the rate; if none can, all: the best for what is admitted.
+    """For each stage the candidates that can take the rate; if none can, all candidates.
 
-    Stages that are there at the same time wait for each other where there are fewer partitions than stages. Raises
-    ConfigError, which names the stage, when nothing is known of any of its models.
+    Stages that run at the same time wait for each other if there are fewer partitions than stages. Raises ConfigError,
+    which names the stage, if no latency of any of its models is known.
     """
     alone = [
         [COMBINED] if stage.model is None else _candidates(demand, stage, stage.model, rate)
@@ -61,9 +61,9 @@ def pipeline_candidates(demand: DemandTable, pipeline: PipelineConfig) -> list[l
 
 
 class _Sibling(NamedTuple):
-    """A stage that is neither before nor after another one; of its time, `part` falls on that one.
+    """A stage that is neither before nor after another one, which `part` of its time delays.
 
-    It delays a way through the pipeline once, not every stage of it: stages of one way that it is beside share it.
+    It delays a path through the pipeline once, not every stage of the path: stages of one path share the delay.
     """
 
     stage: int
@@ -72,13 +72,13 @@ class _Sibling(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _siblings(sources: Sources, counted: tuple[bool, ...]) -> tuple[tuple[_Sibling, ...], ...]:
-    """For each stage those beside it; those that are not `counted` take no time. O(stages^3)."""
+    """For each stage the stages beside it; stages that are not `counted` take no time. O(stages^3)."""
     before = [frozenset(stages) for stages in ancestors(sources)]
     stages = [stage for stage, counts in enumerate(counted) if counts]
     found: list[list[_Sibling]] = [[] for _ in sources]
     for stage in stages:
         beside = [each for each in stages if each != stage and each not in before[stage] and stage not in before[each]]
-        # The most stages of one way through a stage, among those that are beside.
+        # The most stages of one path through a stage, among the stages beside.
         upto: dict[int, int] = {}
         for each in beside:
             upto[each] = 1 + max((upto[other] for other in before[each] if other in upto), default=0)
@@ -91,7 +91,7 @@ def _siblings(sources: Sources, counted: tuple[bool, ...]) -> tuple[tuple[_Sibli
 
 
 def _at_once(sources: Sources, stages: Collection[int]) -> int:
-    """How many of the stages may run at the same time, at most; where ways cross, rather too many than too few."""
+    """An upper bound of the stages that may run at the same time, exact unless paths cross."""
     before = ancestors(sources)
     lasts: list[int] = []
     for stage in sorted(stages):
@@ -104,11 +104,11 @@ def _at_once(sources: Sources, stages: Collection[int]) -> int:
 
 
 class _SiblingWaits:
-    """How long stages wait for others of the same request; `alone` are all candidates without that.
+    """The waits of stages for other stages of the same request; `alone` are all candidates without these waits.
 
-    Where a request comes to several stages at once, the batches of all have to run on the same partitions. A stage may
-    be the last of them. The others are taken to run in what is quickest for them, or with it in one batch where they
-    are of the same model.
+    When a request reaches several stages at once, the batches of all run on the same partitions, and a stage may be the
+    last of them. The others are assumed to run in their quickest options, or in one batch with the stage if they have
+    the same model.
     """
 
     def __init__(
@@ -124,14 +124,14 @@ class _SiblingWaits:
         self._known: dict[tuple[int, str, str, float], tuple[int, float, int]] = {}
 
     def added(self, stage: int, candidate: Candidate, beside: Sequence[_Sibling]) -> Candidate:
-        """A candidate of a stage, the waits for those beside it included."""
+        """A candidate of a stage, with the waits for the stages beside it."""
         alone = candidate.predicted
         if alone is None:
             return candidate
         wait50_ns = self._wait_ns(stage, candidate.option, alone.rows, beside, _MEDIAN)
         wait99_ns = self._wait_ns(stage, candidate.option, alone.rows99, beside, _TAIL)
         p50_ns = alone.p50_ns + wait50_ns
-        # What joins a large batch may make it quicker than a typical one.
+        # Rows that join a large batch may make it quicker than a typical one.
         p99_ns = max(alone.p99_ns + wait99_ns, p50_ns)
         predicted = alone._replace(p50_ns=p50_ns, p99_ns=p99_ns, beside99_ns=p99_ns - alone.p99_ns)
         return candidate._replace(predicted=predicted, latency_ns=predicted.p99_ns)
@@ -153,7 +153,10 @@ class _SiblingWaits:
         return larger_ns + round((work_ns + further * service_ns(option.batch)) / option.servers)
 
     def _met(self, option: Option, beside: Sequence[_Sibling], percentile: float) -> tuple[int, float, int]:
-        """Of stages that no fewer requests reach: how many run at once, their time, and the rows of the same model."""
+        """The number of stages beside the option that run at once, their time, and the rows of the same model.
+
+        Stages that too few requests reach for this percentile do not count.
+        """
         others: list[int] = []
         work_ns = alike = 0.0
         for stage, part in beside:
@@ -178,7 +181,7 @@ def problem_of(
 ) -> Problem:
     """The problem of choosing one of the candidates of each stage.
 
-    With a `percentile` below 1 stages that more requests than that skip take no time.
+    With a `percentile` below 1, stages that more than this share of the requests skip take no time.
     """
     stages = []
     for index, (stage, choices) in enumerate(zip(pipeline.stages, candidates, strict=True)):

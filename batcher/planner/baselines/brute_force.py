@@ -1,4 +1,4 @@
-"""The oracle for the other planners: every path there is."""
+"""Enumerates every path: the reference for the other planners."""
 
 import math
 from collections.abc import Sequence
