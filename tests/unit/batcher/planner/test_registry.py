@@ -8,7 +8,7 @@ from sluice.batcher.planner.registry import DEFAULT, path_planner, path_planners
 from sluice.models.errors import ConfigError
 from tests.support.planning import chain, realistic_problem
 
-DOCUMENT = (Path(__file__).parents[4] / "docs" / "planning.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[4] / "docs" / "operate" / "planning.md").read_text(encoding="utf-8")
 SEVEN = ["aquatope", "brute_force", "esg", "exact", "fast_gshare", "infless", "orion"]
 
 
