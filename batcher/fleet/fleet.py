@@ -11,7 +11,7 @@ from sluice.batcher.fleet.speed import forget_kind, outdate, set_estimate
 from sluice.batcher.interface.config import ScheduledModel, SchedulerSpec
 from sluice.batcher.interface.events import PartitionReady, PartitionResized
 from sluice.batcher.policies.base import BatchPolicy
-from sluice.batcher.policies.select import select_policy
+from sluice.batcher.policies.registry import select_policy
 from sluice.batcher.queues.queue_table import QueueTable
 from sluice.batcher.state import ModelState, PartitionGroup, PartitionState
 from sluice.models.profiles.latency_table import LatencyTable

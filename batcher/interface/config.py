@@ -4,29 +4,12 @@ Specs, events and decisions are written to journals. A field or class that was r
 `tag`), so that journals written before can be read.
 """
 
-import enum
-
 import msgspec
 
 from sluice.batcher.interface.residency_config import Footprint, ResidencyConfig
 from sluice.models.dynamic_batching import QueuePolicy
 from sluice.models.pipelines.pipeline import Confidence, Late
 from sluice.models.units import NS_PER_S, NS_PER_US
-
-
-class PolicyName(enum.StrEnum):
-    """The batch policies."""
-
-    NONE = "none"
-    TIMEOUT = "timeout"
-    DEADLINE = "deadline"
-
-
-class Objective(enum.StrEnum):
-    """The objective of the policy `deadline`: to answer soon, or to use slack for fuller (cheaper) batches."""
-
-    LATENCY = "latency"
-    COST = "cost"
 
 
 class PriorityLevels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,18 +34,30 @@ class PriorityLevels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.policies.get(level, self.policy)
 
 
-class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A batch policy; `objective` belongs to `deadline`, all else to `timeout`.
+class PolicyConfig:
+    """The configuration of a batch policy: base of one struct for each policy, in its file in `batcher/policies`.
 
-    With `preserve_ordering` batches that overtake others are answered after them.
+    Its methods are what the planner and the reservations need to know of a policy.
     """
 
-    name: PolicyName = PolicyName.DEADLINE
-    preferred: tuple[int, ...] = ()
-    max_delay_ns: int = 0
-    objective: Objective = Objective.LATENCY
-    levels: PriorityLevels = PriorityLevels()
-    preserve_ordering: bool = False
+    __slots__ = ()
+
+    @property
+    def combines(self) -> bool:
+        """Whether batches consist of several requests."""
+        return True
+
+    @property
+    def defers(self) -> bool:
+        """Whether a batch that could start waits for more rows for as long as its deadline allows."""
+        return False
+
+    def longest_wait_ns(self, rate: float) -> int | None:
+        """Time that the first row of a batch waits for others while a partition is idle; None: until the batch is full.
+
+        `rate` is in rows a second.
+        """
+        return 0
 
 
 class ConfidenceSpec(msgspec.Struct, frozen=True):
@@ -85,8 +80,8 @@ class ScheduledModel(msgspec.Struct, frozen=True, rename={"confidences": "verdic
 
     key: str
     max_batch: int
+    policy: PolicyConfig
     confidences: tuple[ConfidenceSpec, ...] = ()
-    policy: PolicyConfig = PolicyConfig()
     memory_bytes: int = 0
     replicas: int = 1
     footprints: dict[str, Footprint] = {}

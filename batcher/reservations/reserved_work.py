@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.fleet.hand_off import HAND_OFF_WEIGHT, MAX_HAND_OFF_NS
 from sluice.batcher.fleet.partition_group import start_after_backlog_ns, start_ns
-from sluice.batcher.interface.config import Objective, PartitionConfig
+from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.interface.decisions import ReleaseReason
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.queues.fair_queue import Queue
@@ -278,7 +278,7 @@ class ReservedWork:
         due_ns = timeline.due_ns()
         is_due = due_ns is not None and begin_ns >= due_ns
         waits = partition.throttled or first.stage_deadline_ns > before_ns
-        if not is_due and (waits or model.config.policy.objective is Objective.COST):
+        if not is_due and (waits or model.config.policy.defers):
             return None
         queue = self._fleet.queues.get(first.queue_key)
         entries = [self.waiting.pop(part) for part in run.members]

@@ -1,4 +1,4 @@
-"""From what is served (model specs, pipelines, partitions) to the spec that builds a scheduler."""
+"""Builds the spec of a scheduler from model specs, pipelines and partitions."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -13,6 +13,7 @@ from sluice.batcher.interface.config import (
     StageConfig,
     WhenConfig,
 )
+from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.models.pipelines.pipeline import REQUEST, Pipeline, Stage
 from sluice.models.slo import MAX_SLO_MS
 from sluice.models.spec import ModelSpec
@@ -34,27 +35,27 @@ def build_spec(
     policies: Mapping[str, PolicyConfig] | None = None,
     default_policy: PolicyConfig | None = None,
     memory_of: Mapping[str, int] | None = None,
-    verdicts_of: Mapping[str, Sequence[ConfidenceSpec]] | None = None,
+    confidences_of: Mapping[str, Sequence[ConfidenceSpec]] | None = None,
     uses_cache: bool = False,
 ) -> SchedulerSpec:
-    """The one spec that both drivers build their scheduler from.
+    """The spec from which the live gateway and the simulator both build their scheduler.
 
-    By model key, `policies` are those that differ from the default, and `memory_of` the bytes that a model takes,
-    `verdicts_of` what a model is known to report already: what is asked of it besides comes after that. With
-    `uses_cache` the driver has a response cache, for stages as well whose models have one.
+    By model key, `policies` are those that differ from the default, `memory_of` is the size of a model in bytes, and
+    `confidences_of` are the confidences that a model reports already; further ones are added after them. With
+    `uses_cache` the driver has a response cache, also for stages whose models have one.
     """
-    default_policy = default_policy or PolicyConfig()
+    default_policy = default_policy or DeadlineSettings()
     policies, memory_of = policies or {}, memory_of or {}
     specs = {spec.key: spec for spec in models}
     pipelines = tuple(pipelines)
-    confidences = _verdicts_of_models(pipelines, verdicts_of or {})
+    confidences = _confidences_of_models(pipelines, confidences_of or {})
     return SchedulerSpec(
         tuple(
             ScheduledModel(
                 key,
                 max(spec.max_batch_size, 1),
-                tuple(confidences.get(key, ())),
                 policies.get(key, default_policy),
+                tuple(confidences.get(key, ())),
                 memory_of.get(key, 0),
                 spec.replicas,
             )
@@ -66,19 +67,20 @@ def build_spec(
     )
 
 
-def _verdicts_of_models(
+def _confidences_of_models(
     pipelines: Sequence[Pipeline], known: Mapping[str, Sequence[ConfidenceSpec]]
 ) -> dict[str, list[ConfidenceSpec]]:
-    """All that some stage's condition asks of each model, each once.
+    """The confidences that the conditions of stages need from each model, each once.
 
-    A condition names a verdict by its number, whichever variant ran: models that may run the same stage have one list.
+    A condition names a confidence by its number, whichever variant ran, so models that may run the same stage have the
+    same list.
     """
     confidences: dict[str, list[ConfidenceSpec]] = {}
     groups: dict[str, list[str]] = {}
     for pipeline in pipelines:
         for stage in pipeline.stages:
             group = list(dict.fromkeys(key for model in stage.models for key in groups.get(model, [model])))
-            shared = list(dict.fromkeys(verdict for key in group for verdict in known.get(key, ())))
+            shared = list(dict.fromkeys(each for key in group for each in known.get(key, ())))
             for key in group:
                 groups[key], confidences[key] = group, shared
     for pipeline in pipelines:
@@ -99,15 +101,15 @@ def _pipeline_config(
 ) -> PipelineConfig:
     recalled = _recalled(pipeline, specs) if uses_cache else ()
     index = {stage.name: position for position, stage in enumerate(pipeline.stages)}
-    combiners = {stage.name: _combiner_verdicts(stage.name, pipeline) for stage in pipeline.stages if stage.combine}
+    combiners = {stage.name: _combiner_confidences(stage.name, pipeline) for stage in pipeline.stages if stage.combine}
     configs = []
     for stage in pipeline.stages:
         when = None
         if stage.when is not None:
             asked = pipeline.stages[index[stage.when.stage]]
             known = confidences[asked.model] if asked.model is not None else combiners[asked.name]
-            verdict = known.index(ConfidenceSpec(stage.when.output, stage.when.confidence))
-            when = WhenConfig(index[asked.name], verdict, stage.when.below)
+            number = known.index(ConfidenceSpec(stage.when.output, stage.when.confidence))
+            when = WhenConfig(index[asked.name], number, stage.when.below)
         sources = sorted({index[source.stage] for source in stage.inputs.values() if source.stage != REQUEST})
         variable = _variable_inputs(stage, specs)
         configs.append(
@@ -128,13 +130,13 @@ def _pipeline_config(
     return PipelineConfig(pipeline_key(pipeline), tuple(configs), pipeline.late, slo_ns, pipeline.weight)
 
 
-def _combiner_verdicts(name: str, pipeline: Pipeline) -> list[ConfidenceSpec]:
+def _combiner_confidences(name: str, pipeline: Pipeline) -> list[ConfidenceSpec]:
     asked = [stage.when for stage in pipeline.stages if stage.when is not None and stage.when.stage == name]
     return list(dict.fromkeys(ConfidenceSpec(when.output, when.confidence) for when in asked))
 
 
 def _recalled(pipeline: Pipeline, specs: Mapping[str, ModelSpec]) -> set[str]:
-    """The stages of whose answers some may be known; none of a model by itself, for which whole answers are."""
+    """The stages whose outputs are cached; not the stage of a single model, whose whole answers are cached."""
     asked = {stage.when.stage for stage in pipeline.stages if stage.when is not None}
     return {
         stage.name
@@ -142,13 +144,13 @@ def _recalled(pipeline: Pipeline, specs: Mapping[str, ModelSpec]) -> set[str]:
         if stage.model is not None
         and stage.model != pipeline_key(pipeline)
         and not stage.variants
-        and stage.name not in asked  # how confident it is would have to be known, too
+        and stage.name not in asked  # its confidence would have to be cached as well
         and specs[stage.model].response_cache
     }
 
 
 def _renamed(stage: Stage, variable: Sequence[str], index: Mapping[str, int]) -> str:
-    """Which tensor of which source every variable input is; "" where one source has them all, by the same names."""
+    """The source and tensor of every variable input; "" if one source has them all, by the same names."""
     sources = {name: stage.inputs[name] for name in variable}
     if len({source.stage for source in sources.values()}) < 2 and all(
         source.tensor == name for name, source in sources.items()
@@ -159,7 +161,7 @@ def _renamed(stage: Stage, variable: Sequence[str], index: Mapping[str, int]) ->
 
 
 def _variable_inputs(stage: Stage, specs: Mapping[str, ModelSpec]) -> list[str]:
-    """The inputs of a model stage that have a variable dimension, or may be left out."""
+    """The inputs of a model stage that have a variable dimension or are optional."""
     if stage.model is None:
         return []
     by_name: dict[str, TensorSpec] = {tensor.name: tensor for tensor in specs[stage.model].inputs}

@@ -182,7 +182,7 @@ class Deployment:
             policies=config.policies(specs.values()),
             default_policy=config.policy.config(),
             memory_of={key: model_memory(new[key], entries) for key, entries in stored.items()},
-            verdicts_of={model.key: model.confidences for model in self._scheduler.spec.models},
+            confidences_of={model.key: model.confidences for model in self._scheduler.spec.models},
             uses_cache=config.cache_bytes > 0,
         )
         return config.residency.apply(spec, {key: footprints(new[key], entries) for key, entries in stored.items()})

@@ -7,12 +7,11 @@ from sluice.batcher.interface.config import (
     Limits,
     PartitionConfig,
     PipelineConfig,
-    PolicyConfig,
-    PolicyName,
     PriorityLevels,
     StageConfig,
     WhenConfig,
 )
+from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.models.dynamic_batching import QueuePolicy, TimeoutAction
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
@@ -29,8 +28,8 @@ MODELS = (
     model("large:1", 4, confidences=(CERTAINTY,)),
     model("spare:1", 8, confidences=(CERTAINTY,)),
     model("shapes:1", 8),
-    model("levels:1", 8, PolicyConfig(PolicyName.TIMEOUT, (2, 4), 2 * MS, levels=LEVELS)),
-    model("ordered:1", 4, PolicyConfig(PolicyName.TIMEOUT, preserve_ordering=True), confidences=(CERTAINTY,)),
+    model("levels:1", 8, TimeoutConfig((2, 4), 2 * MS, levels=LEVELS)),
+    model("ordered:1", 4, TimeoutConfig(preserve_ordering=True), confidences=(CERTAINTY,)),
 )
 MAX_BATCH = {config.key: config.max_batch for config in MODELS}
 FAST = {

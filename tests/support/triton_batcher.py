@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.simulator import Confidences
-from sluice.batcher.interface.config import PipelineConfig, PolicyConfig, PolicyName, PriorityLevels
+from sluice.batcher.interface.config import PipelineConfig, PolicyConfig, PriorityLevels
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch, Settlement
 from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
 from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.dynamic_batching import QueuePolicy
 from sluice.models.profiles.latency_table import LatencyTable
@@ -133,4 +134,4 @@ def timeout_policy(
     policy: QueuePolicy | None = None,
 ) -> PolicyConfig:
     config = PriorityLevels(levels, default, policy or QueuePolicy(), dict(policies or {}))
-    return PolicyConfig(PolicyName.TIMEOUT, preferred, delay_ns, levels=config, preserve_ordering=preserve_ordering)
+    return TimeoutConfig(preferred, delay_ns, levels=config, preserve_ordering=preserve_ordering)
