@@ -75,7 +75,7 @@ def peak(server: ServerProcess, start: float, directory: Path) -> float:
     """
     report = directory / "peak.json"
     target = f"http://127.0.0.1:{server.http_port}"
-    command = [sys.executable, "-m", "sluice.loadgen.cli", "find-max", "--target", target, "--model", MODEL]
+    command = [sys.executable, "-m", "sluice.loadgen.cli.main", "find-max", "--target", target, "--model", MODEL]
     options = ["--slo-ms", str(SLO_MS), "--start", str(start), "--duration", "4", "--precision", "4"]
     options += ["--connections", "2048", "--json", str(report)]
     status = subprocess.run([*command, *options], cwd=ROOT, check=False).returncode

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sluice.batcher.drivers.journal import JournalWriter, replay
 from sluice.batcher.interface.decisions import AnyDecision, CompleteRequest
 from sluice.batcher.interface.events import AnyEvent, RequestArrived
-from sluice.loadgen.papers.shared_device import BurstJob, Cap, run, spec_of
+from sluice.loadgen.papers.engines.shared_device import BurstJob, ShareCap, run_jobs, scheduler_spec
 
 MS = 1_000_000
 WEIGHTS = st.lists(st.integers(1, 20), min_size=2, max_size=4)
@@ -54,7 +54,7 @@ class Bursts:
 @settings(max_examples=40)
 def test_each_gets_its_share_but_for_a_batch_of_each_of_the_others(jobs: tuple[BurstJob, ...], batch_ms: int) -> None:
     bursts = Bursts(jobs)
-    run(Cap.ELASTIC, jobs, batch_ms / 1e3, bursts.observe)
+    run_jobs(ShareCap.ELASTIC, jobs, batch_ms / 1e3, bursts.observe)
     by_name = {job.name: job for job in jobs}
     assert len(bursts.ended) == sum(job.bursts for job in jobs)
     for name, took_ns in bursts.ended:
@@ -69,5 +69,5 @@ def test_each_gets_its_share_but_for_a_batch_of_each_of_the_others(jobs: tuple[B
 @settings(max_examples=5)
 def test_a_journal_replays_to_the_same_decisions(jobs: tuple[BurstJob, ...]) -> None:
     journal = io.BytesIO()
-    run(Cap.ELASTIC, jobs, 0.01, JournalWriter(journal.write, spec_of(Cap.ELASTIC, jobs)).record)
+    run_jobs(ShareCap.ELASTIC, jobs, 0.01, JournalWriter(journal.write, scheduler_spec(ShareCap.ELASTIC, jobs)).record)
     assert replay(journal.getvalue().splitlines()) is None

@@ -1,12 +1,12 @@
 import pytest
 
-from sluice.loadgen import cli
+from sluice.loadgen.cli.main import main
 from sluice.loadgen.papers import mixed_packing
+from sluice.loadgen.papers.engines.packing_replay import PackingResult
 from sluice.loadgen.papers.memory_packing import EXTRA_PERCENT
 from sluice.loadgen.papers.mixed_packing import ENGINES, cases, ratios
-from sluice.loadgen.papers.replay import Replayed
 
-Runs = dict[str, list[Replayed]]
+Runs = dict[str, list[PackingResult]]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_the_command_prints_the_table(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(mixed_packing, "cases", lambda: runs)
-    assert cli.main(["paper", "mixed-packing"]) == 0
+    assert main(["paper", "mixed-packing"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| exclusive", "| best_fit", "| pp", "| peak_safe"]
     assert {line.count("|") for line in lines} == {13}
