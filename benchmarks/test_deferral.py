@@ -61,7 +61,7 @@ def best_row_ms(key: str) -> float:
 
 
 class Setup(NamedTuple):
-    """Pipelines of the given stages on a number of partitions; `escalation` is the share of rows past the first stage."""
+    """Pipelines of given stages on a number of partitions; `escalation` is the share of rows past the first stage."""
 
     pipelines: tuple[tuple[str, ...], ...]
     partitions: int

@@ -97,7 +97,7 @@ class Run:
 
 
 def ratios(policy_of: Callable[[int, float], tuple[PolicyConfig, int | None]]) -> list[tuple[float, float]]:
-    """Measured over predicted p50 and p99 of every case; `policy_of(batch, time to fill it)` is the policy and its wait."""
+    """Measured over predicted p50 and p99 of every case; `policy_of(batch, time to fill it)` gives policy and wait."""
     found = []
     loads = cycle(UTILISATIONS)
     for shape, servers, batch in product(SHAPES.values(), SERVERS, BATCHES):

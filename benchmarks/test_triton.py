@@ -1,4 +1,4 @@
-"""Batches forwarded to a real Triton, against the same client on Triton directly: servers on one core, client on another."""
+"""Batches forwarded to a real Triton, against Triton directly: servers on one core, client on another."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
