@@ -23,7 +23,7 @@ LSPART = (
 
 
 class Commands:
-    """Executes commands; `start_server`, `lose` and `quit` are callbacks of the daemon, which owns processes and sockets."""
+    """Executes commands; `start_server`, `lose` and `quit` call the daemon, which owns processes and sockets."""
 
     def __init__(
         self,
