@@ -1,6 +1,6 @@
 """Many models on few partitions: a seeded, skewed trace in virtual time, and its outcomes.
 
-`python -m tests.support.many_models` prints the figures of docs/residency.md.
+`python -m tests.support.many_models` prints the figures of docs/operate/residency.md.
 """
 
 import random
