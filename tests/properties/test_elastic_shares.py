@@ -1,4 +1,4 @@
-"""Whatever partitions of a device have to run: each gets its share, but for a batch of each of the others."""
+"""Every partition of a shared device gets its share, to within one batch of each other partition."""
 
 import io
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ PAUSES_S = st.sampled_from([0.0, 0.001, 0.013, 0.05, 0.2])
 
 @st.composite
 def mixes(draw: st.DrawFn) -> tuple[BurstJob, ...]:
-    """Jobs that come and go, whose shares are all of the device or a part of it."""
+    """Bursty jobs whose shares add up to at most the device."""
     weights = draw(WEIGHTS)
     whole = sum(weights) + draw(st.sampled_from([0, 0, 10]))
     return tuple(
@@ -28,7 +28,7 @@ def mixes(draw: st.DrawFn) -> tuple[BurstJob, ...]:
 
 
 class Bursts:
-    """When the requests of each burst came, and when the last of them was complete, in nanoseconds."""
+    """Arrival and completion of each burst, in nanoseconds."""
 
     def __init__(self, jobs: Sequence[BurstJob]) -> None:
         self.ended: list[tuple[str, int]] = []
@@ -52,7 +52,7 @@ class Bursts:
 
 @given(mixes(), st.sampled_from([5, 10, 20]))
 @settings(max_examples=40)
-def test_each_gets_its_share_but_for_a_batch_of_each_of_the_others(jobs: tuple[BurstJob, ...], batch_ms: int) -> None:
+def test_each_gets_its_share_to_within_a_batch_of_each_of_the_others(jobs: tuple[BurstJob, ...], batch_ms: int) -> None:
     bursts = Bursts(jobs)
     run_jobs(ShareCap.ELASTIC, jobs, batch_ms / 1e3, bursts.observe)
     by_name = {job.name: job for job in jobs}
@@ -61,7 +61,7 @@ def test_each_gets_its_share_but_for_a_batch_of_each_of_the_others(jobs: tuple[B
         job = by_name[name]
         work_ns = round(job.work_s * 1e3 / batch_ms) * batch_ms * MS
         others_ns = (len(jobs) - 1) * batch_ms * MS
-        # While it had something to run, it was given its share less what the others had already begun.
+        # While it had work, the job got its share, less the batches that others had already started.
         assert job.share * took_ns <= work_ns + others_ns + 1_000
 
 

@@ -18,7 +18,7 @@ lives = st.lists(st.tuples(st.integers(0, MEMORY_MIB - HEADROOM_MIB), st.integer
 
 @st.composite
 def jobs(draw: st.DrawFn) -> list[PackingJob]:
-    """Jobs that take as long as they like, whatever was measured, and never more memory than that."""
+    """Jobs with arbitrary durations whose memory never exceeds the measured memory."""
     found = []
     for number in range(draw(st.integers(1, 8))):
         measured = draw(lives)

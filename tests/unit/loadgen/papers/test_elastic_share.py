@@ -12,7 +12,7 @@ def test_hard_shares_take_as_long_as_they_are_small() -> None:
 
 
 @pytest.mark.parametrize("batch_s", [0.002, 0.01, 0.05])
-def test_elastic_shares_give_what_is_idle_and_keep_what_is_promised(batch_s: float) -> None:
+def test_elastic_shares_lend_idle_time_and_keep_guaranteed_shares(batch_s: float) -> None:
     shared, hard = run_jobs(ShareCap.ELASTIC, STEADY, batch_s), run_jobs(ShareCap.HARD, STEADY, batch_s)
     assert shared.end_s["0.1"] / hard.end_s["0.1"] - 1 == pytest.approx(-0.80, abs=0.02)
     assert shared.end_s["0.9"] / hard.end_s["0.9"] - 1 <= 0.15
@@ -25,19 +25,19 @@ def test_without_caps_the_large_share_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize("batch_s", [0.002, 0.01, 0.05])
-def test_who_lends_its_pauses_loses_little(batch_s: float) -> None:
+def test_a_job_that_lends_its_pauses_loses_little(batch_s: float) -> None:
     shared, hard = run_jobs(ShareCap.ELASTIC, PAUSING, batch_s), run_jobs(ShareCap.HARD, PAUSING, batch_s)
     assert shared.end_s["0.1"] / hard.end_s["0.1"] - 1 == pytest.approx(-0.80, abs=0.02)
     assert shared.end_s["0.9"] / hard.end_s["0.9"] - 1 <= 0.15
 
 
-def test_who_sends_one_request_after_the_other_does_not_meet_a_batch_of_the_other_each_time() -> None:
+def test_a_closed_loop_job_does_not_wait_for_a_batch_of_the_other_each_time() -> None:
     shared, hard = run_jobs(ShareCap.ELASTIC, ONE_BY_ONE, 0.01), run_jobs(ShareCap.HARD, ONE_BY_ONE, 0.01)
     assert shared.end_s["0.1"] / hard.end_s["0.1"] - 1 == pytest.approx(-0.80, abs=0.02)
     assert shared.end_s["0.9"] / hard.end_s["0.9"] - 1 <= 0.01
 
 
-def test_an_elastic_share_beside_a_hard_one_takes_what_it_is_promised() -> None:
+def test_an_elastic_share_beside_a_hard_one_gets_its_share() -> None:
     shared, hard = run_jobs(ShareCap.ELASTIC, BESIDE_HARD, 0.01), run_jobs(ShareCap.HARD, BESIDE_HARD, 0.01)
     assert shared.end_s["0.1"] / hard.end_s["0.1"] - 1 == pytest.approx(-0.80, abs=0.02)
     assert shared.end_s["0.9"] / hard.end_s["0.9"] - 1 == pytest.approx(0.096, abs=0.001)

@@ -66,7 +66,7 @@ def test_engines_as_slow_as_in_the_fullest_runs_wait_little_as_well(spread_s: fl
     assert slow.peak_mib <= 32_510 - 512
 
 
-def test_requests_are_cut_off_at_the_device() -> None:
+def test_requests_are_capped_at_the_device() -> None:
     assert [request_mib(BestFit(), extra) // 1024 for extra in EXTRA_PERCENT] == [7, 10, 14, 17, 21, 24]
     assert request_mib(PeakPrediction(), 250) == 24_479
     assert request_mib(PeakPrediction(), 400) == 32_510

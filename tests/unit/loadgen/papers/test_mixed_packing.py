@@ -19,7 +19,7 @@ def test_there_are_25_engines_of_six_kinds() -> None:
     assert sum(len(engine.queries) for engine in ENGINES) == 25
 
 
-def test_requests_hold_up_and_measured_peaks_do_not(runs: Runs) -> None:
+def test_over_provisioned_requests_delay_engines_and_measured_peaks_do_not(runs: Runs) -> None:
     booked = [run.pending_s for run in runs["best_fit"]]
     assert booked[0] == pytest.approx(10, abs=2)
     assert booked[3:] == pytest.approx([540] * 3, rel=0.02)

@@ -62,7 +62,7 @@ def test_text_is_for_bytes_inputs(tmp_path: Path) -> None:
         (SampleSource("random", labels="y"), "expected --samples FILE.npz"),
     ],
 )
-def test_what_does_not_fit_is_named(file: str, source: SampleSource, message: str) -> None:
+def test_a_mismatch_is_named(file: str, source: SampleSource, message: str) -> None:
     if source.file == "FILE":
         source = SampleSource(file, source.inputs, source.labels, source.subset)
     with pytest.raises(ConfigError, match=message):
