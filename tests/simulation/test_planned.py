@@ -382,7 +382,7 @@ def in_time(place: str, max_batch: int, policy: PolicyConfig, rate: float, seed:
 
 @pytest.mark.parametrize("rate", [200.0, 250.0, 290.0, 330.0, 400.0])
 def test_as_many_requests_are_in_time_as_by_any_fixed_batch_size_and_partition(rate: float) -> None:
-    """Two unequal partitions, whose capacity is 388 requests a second in the largest batches and 344 in batches of 8."""
+    """Two unequal partitions; their capacity is 388 requests a second in the largest batches and 344 in batches of 8."""
     seeds = (0, 1, 2)
     planned = sum(in_time("both", 16, PolicyConfig(), rate, seed) for seed in seeds)
     for place in PLACES:
