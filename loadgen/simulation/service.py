@@ -161,12 +161,12 @@ def _confidence_curves(pipeline: PipelineConfig, escalation: dict[str, float]) -
             point = (when.below, escalation.get(stage.name, _EVEN_ODDS))
             points.setdefault(when.stage, {}).setdefault(when.verdict, []).append(point)
     curves: dict[int, list[Curve]] = {}
-    for asked, verdicts in points.items():
+    for source, verdicts in points.items():
         for verdict in range(max(verdicts) + 1):
             levels, chances = zip(*sorted(verdicts.get(verdict, [(_EVEN_ODDS, _EVEN_ODDS)])), strict=True)
             if list(chances) != sorted(chances):
                 raise ConfigError(
                     f"escalation.{pipeline.name}: must not fall as the threshold rises, got {list(chances)}"
                 )
-            curves.setdefault(asked, []).append(([0.0, *chances, 1.0], [0.0, *levels, 1.0]))
+            curves.setdefault(source, []).append(([0.0, *chances, 1.0], [0.0, *levels, 1.0]))
     return curves
