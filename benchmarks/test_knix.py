@@ -21,7 +21,7 @@ from sluice.models.units import NS_PER_MS, NS_PER_S
 from sluice.mps.ipc.messages import Done, ModelFile, RunBatch
 from sluice.mps.partitions.cpu import available_cores
 from sluice.mps.partitions.partition import CpuPartition
-from sluice.mps.supervisor.supervisor import WorkerSpec
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 from tests.support.onnx_models import save_mlp
 from tests.support.workers import Gateway, serving
 

@@ -14,7 +14,7 @@ from sluice.gateway.config.configured_partitions import configured_partitions
 from sluice.gateway.config.server_config import ServerConfig
 from sluice.models.errors import ControlFailed, ServingError
 from sluice.mps.daemon.processes import PROGRAM
-from sluice.mps.nvidia.capacity import free_capacity
+from sluice.mps.nvidia.free_memory import free_capacity
 from sluice.mps.nvidia.nvml import open_nvml
 from sluice.mps.partitions.capacity_check import check_shares
 from sluice.mps.partitions.cpu import available_cores, check_partitions

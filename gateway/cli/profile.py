@@ -30,7 +30,7 @@ from sluice.models.profiles.hardware import SIMULATED, fingerprint
 from sluice.models.profiles.measurement import Measurement
 from sluice.models.profiles.simulated_gpu import simulate
 from sluice.models.repository.scan import ModelEntry
-from sluice.mps.nvidia.capacity import free_capacity
+from sluice.mps.nvidia.free_memory import free_capacity
 from sluice.mps.partitions.capacity_check import check_shares
 from sluice.mps.partitions.isolation_report import shortfalls
 from sluice.mps.partitions.partition import MpsPartition, Partition

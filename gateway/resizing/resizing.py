@@ -17,7 +17,7 @@ from sluice.gateway.partitions.states import PartitionStates
 from sluice.models.errors import NotFoundError, PartitionError, RequestError
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.repository.scan import REMOTE, ModelEntry
-from sluice.mps.nvidia.spare_memory import check_spare_memory
+from sluice.mps.nvidia.free_memory import check_spare_memory
 from sluice.mps.partitions.capacity_check import check_shares
 from sluice.mps.partitions.cpu import check_partitions
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition, Partition, ShareMode

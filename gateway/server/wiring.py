@@ -67,11 +67,11 @@ from sluice.models.spec import ModelSpec
 from sluice.models.triton_config.instance_groups import CPU, GPU
 from sluice.mps.alarm import Alarm
 from sluice.mps.daemon.control import MpsControl
-from sluice.mps.nvidia.capacity import free_capacity
+from sluice.mps.nvidia.free_memory import free_capacity
 from sluice.mps.partitions.balance import AskedBy
 from sluice.mps.partitions.capacity_check import check_shares
 from sluice.mps.partitions.partition import CpuPartition, Partition
-from sluice.mps.supervisor.supervisor import WorkerSpec
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 
 logger = logging.getLogger(__name__)
 

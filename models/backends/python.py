@@ -19,7 +19,7 @@ from sluice.models.backends.base import GpuOptions
 from sluice.models.backends.python_models.model import tensors_of
 from sluice.models.backends.python_models.wire import Link, Memory, ModelFailed, Start, Tensors
 from sluice.models.errors import BackendFailed
-from sluice.models.import_root import IMPORT_ROOT
+from sluice.models.processes import python_path
 from sluice.models.tensors.arrays import Array
 from sluice.models.triton_config.model_config import decode_config
 
@@ -192,14 +192,13 @@ def _memory(name: str, opened: contextlib.ExitStack) -> int:
 
 def _spawn(fds: Mapping[str, int]) -> "subprocess.Popen[bytes]":
     """Start the process with copies of the descriptors."""
-    path = os.pathsep.join(filter(None, (IMPORT_ROOT, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
         [
             *(sys.executable, "-P", "-m", "sluice.models.backends.python_models.process"),
             *(part for name, fd in fds.items() for part in (f"--{name}", str(fd))),
         ],
         pass_fds=tuple(fds.values()),
-        env=os.environ | {"PYTHONPATH": path},
+        env=os.environ | {"PYTHONPATH": python_path()},
         stdin=subprocess.DEVNULL,
     )
 

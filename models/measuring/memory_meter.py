@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from sluice.models.backends.process_family import family
+from sluice.models.processes import process_tree
 
 # glibc keeps what a model leaves behind until it is told not to; another C library has no such calls.
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -40,7 +40,7 @@ class HostMemory:
         What was freed goes back to the system first: the next model would be given it, and so seem to take nothing.
         """
         trim()
-        for process in family(os.getpid()):
+        for process in process_tree(os.getpid()):
             with suppress(OSError):  # a kernel that does not let us leaves a peak that is too high rather than too low
                 Path(f"/proc/{process}/clear_refs").write_text("5", encoding="ascii")
 
@@ -66,7 +66,7 @@ def trim() -> None:
 
 def _peak_bytes() -> int:
     peaks = []
-    for process in family(os.getpid()):
+    for process in process_tree(os.getpid()):
         with suppress(OSError):  # it has ended
             lines = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace").splitlines()
             peaks += [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")]

@@ -5,7 +5,7 @@ from itertools import combinations
 from statistics import median
 
 from sluice.models.measuring.memory_meter import MemoryMeter
-from sluice.models.profiles.model_memory import ModelMemory
+from sluice.models.profiles.measurement import ModelMemory
 
 
 class MemoryPeaks:

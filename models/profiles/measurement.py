@@ -16,6 +16,17 @@ _Latency = Annotated[int, msgspec.Meta(ge=1, le=365 * 86_400 * NS_PER_S)]
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
+class ModelMemory(msgspec.Struct, frozen=True, array_like=True):
+    """A batch of b rows takes `rest_bytes + b * row_bytes` beyond what a process takes without the model."""
+
+    rest_bytes: int
+    row_bytes: int = 0
+
+    def of(self, rows: int) -> int:
+        """Bytes of the model in batches of that many rows."""
+        return self.rest_bytes + rows * self.row_bytes
+
+
 class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Percentiles of the latency of one batch size over `samples` runs (0: simulated)."""
 

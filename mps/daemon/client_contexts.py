@@ -4,8 +4,8 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from sluice.models.backends.process_family import family
 from sluice.models.errors import ControlFailed
+from sluice.models.processes import process_tree
 from sluice.mps.daemon.control import MpsClient, MpsControl
 
 TERMINATE_S = 10.0
@@ -23,7 +23,7 @@ async def destroy_contexts(control: MpsControl, within_s: float = TERMINATE_S, w
 
 
 def _terminate(control: MpsControl, worker: int | None) -> None:
-    ours = None if worker is None else set(family(worker))
+    ours = None if worker is None else set(process_tree(worker))
     try:
         clients = [each for each in control.clients() if ours is None or each.pid in ours]
     except ControlFailed:  # a daemon that is gone has no contexts either

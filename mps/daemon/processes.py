@@ -35,14 +35,6 @@ def control_daemons() -> tuple[tuple[int, dict[str, str]], ...]:
     return tuple(found)
 
 
-def process_name(pid: int) -> str:
-    """A process as messages name it, `python (pid 4242)`."""
-    try:
-        return f"{Path(f'/proc/{pid}/comm').read_text(encoding='utf-8').strip()} (pid {pid})"
-    except OSError:  # it is gone, or in another namespace
-        return f"pid {pid}"
-
-
 def end_processes(pids: Sequence[int], timeout_s: float) -> None:
     """SIGTERM, then SIGKILL to those that are left after half the time; raises ControlFailed if one is left then."""
     left = list(pids)

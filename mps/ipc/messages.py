@@ -10,8 +10,7 @@ import msgspec
 
 from sluice.models.pipelines.pipeline import Confidence
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.models.profiles.measurement import Measurement
-from sluice.models.profiles.model_memory import ModelMemory
+from sluice.models.profiles.measurement import Measurement, ModelMemory
 from sluice.models.tensors.spec import DataType
 from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import Partition

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from sluice.models.errors import PartitionError
-from sluice.models.import_root import IMPORT_ROOT
+from sluice.models.processes import IMPORT_ROOT, python_path
 from sluice.mps.isolation.mps_environment import plain_environment
 from sluice.mps.isolation.pinning import pin
 
@@ -24,9 +24,7 @@ _PROGRAM = (
 
 def module_environment() -> dict[str, str]:
     """The environment of a process that runs one of our modules: it finds them, and no settings of MPS."""
-    return plain_environment() | {
-        "PYTHONPATH": os.pathsep.join(filter(None, (IMPORT_ROOT, os.environ.get("PYTHONPATH"))))
-    }
+    return plain_environment() | {"PYTHONPATH": python_path()}
 
 
 def launcher(cores: Sequence[int]) -> list[str]:

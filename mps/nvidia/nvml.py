@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from sluice.models.errors import ConfigError, ControlFailed
-from sluice.mps.daemon.processes import process_name
+from sluice.models.processes import process_name
 from sluice.mps.mig.geometry import GEOMETRIES, Geometry, MigProfile, geometry_of
 from sluice.mps.mig.inventory import Gpu, Instance
 from sluice.mps.mig.placements import Placement

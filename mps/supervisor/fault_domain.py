@@ -7,7 +7,7 @@ from typing import Protocol
 from sluice.models.errors import ControlFailed
 from sluice.mps.daemon.client_contexts import TERMINATE_S, destroy_contexts
 from sluice.mps.daemon.control import MpsControl
-from sluice.mps.supervisor.process import all_gone
+from sluice.mps.supervisor.process import WorkerProcess, all_gone
 
 DRAIN_S = 2.0
 """How long workers may take to end by themselves: what they still run fails at once, or never ends."""
@@ -55,6 +55,14 @@ async def end_clients(
         if not worker.gone.is_set():
             worker.kill(reason)
     return await all_gone(gone, kill_s)
+
+
+async def end_client(worker: WorkerProcess, control: MpsControl, reason: str, terminate_s: float = TERMINATE_S) -> None:
+    """Have the daemon destroy the contexts of a worker and of its models' processes, then kill it, whatever happens."""
+    try:
+        await destroy_contexts(control, terminate_s, worker.pid)
+    finally:
+        worker.kill(reason)
 
 
 async def answering(control: MpsControl, timeout_s: float = ANSWER_S) -> bool:

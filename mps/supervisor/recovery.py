@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from sluice.mps.daemon.control import MpsControl
 from sluice.mps.nvidia.device_watch import DeviceWatch
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition
-from sluice.mps.supervisor.fault_domain import answering, end_clients
-from sluice.mps.supervisor.hung_client import end_client
+from sluice.mps.supervisor.fault_domain import answering, end_client, end_clients
 from sluice.mps.supervisor.process import WorkerProcess
 from sluice.mps.supervisor.quarantine import Quarantine, Quarantined, QuarantineSettings
 from sluice.mps.supervisor.worker_slot import WorkerSlot

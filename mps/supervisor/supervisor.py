@@ -45,18 +45,10 @@ from sluice.mps.supervisor.process import WorkerProcess, all_gone
 from sluice.mps.supervisor.quarantine import USUAL, QuarantineSettings
 from sluice.mps.supervisor.recovery import Recovery
 from sluice.mps.supervisor.worker_slot import WorkerSlot
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 
 KILL_TIMEOUT_S = 5.0
 LATE = "it did not end in time"
-
-
-class WorkerSpec(msgspec.Struct, frozen=True):
-    """One partition's worker: the models that it may hold, and the keys of those it begins with (None: all)."""
-
-    partition: Partition
-    models: tuple[ModelFile, ...]
-    output_bytes: int
-    initial: tuple[str, ...] | None = None
 
 
 class Supervisor:

@@ -3,7 +3,6 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,9 +10,7 @@ from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.ipc.messages import AddModel, DropModel, LoadedModel, ModelFile, StartWorker, ToWorker
 from sluice.mps.isolation.back_off import BackOff
 from sluice.mps.supervisor.process import WorkerProcess
-
-if TYPE_CHECKING:
-    from sluice.mps.supervisor.supervisor import WorkerSpec
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 
 
 class WorkerSlot:
@@ -23,7 +20,7 @@ class WorkerSlot:
     are of the models that it holds, `shortfalls` why it does not have the partition that it should.
     """
 
-    def __init__(self, spec: "WorkerSpec", limit_s: float, end: Callable[[str, WorkerProcess, str], None]) -> None:
+    def __init__(self, spec: WorkerSpec, limit_s: float, end: Callable[[str, WorkerProcess, str], None]) -> None:
         self.spec = spec
         self.name = spec.partition.name
         self.kind = spec.partition.profile_kind
@@ -40,7 +37,7 @@ class WorkerSlot:
         self._changes: deque[AddModel | DropModel] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
-    def another(self, spec: "WorkerSpec") -> "WorkerSlot":
+    def another(self, spec: WorkerSpec) -> "WorkerSlot":
         """The post of a worker that is to take the place of this one's."""
         return WorkerSlot(spec, self._limit_s, self._end)
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sluice.models.backends.process_family import family, threads_of
 from sluice.models.errors import ControlFailed
+from sluice.models.processes import process_tree, threads_of
 from sluice.mps.daemon.channel import MpsChannel
 from sluice.mps.daemon.inventory import answering_control
 from sluice.mps.isolation.launch import module_environment
@@ -37,7 +37,7 @@ _PROC = Path("/proc")
 def gather(partition: Partition, models: "Runner | None" = None, before: Evidence | None = None) -> Evidence:
     """The evidence of this process, which has just loaded `models`; of its device it may have been found `before`."""
     cores = tuple(sorted(os.sched_getaffinity(0)))
-    processes = tuple(family(os.getpid()))
+    processes = tuple(process_tree(os.getpid()))
     threads = [(pid, tid) for pid in processes for tid in threads_of(pid)]
     strays = _strays(threads, frozenset(partition.cores or cores))
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from sluice.models.errors import ControlFailed
-from sluice.mps.mig.control import MigControl
+from sluice.mps.mig.apply import MigControl
 from sluice.mps.mig.geometry import GEOMETRIES, geometry_of
 from sluice.mps.mig.placements import fault, place
 from sluice.mps.nvidia.nvml import Nvml, open_nvml

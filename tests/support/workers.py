@@ -34,7 +34,8 @@ from sluice.mps.ipc.messages import (
 from sluice.mps.partitions.cpu import default_partitions
 from sluice.mps.partitions.partition import CpuPartition
 from sluice.mps.supervisor.process import WorkerProcess
-from sluice.mps.supervisor.supervisor import Supervisor, WorkerSpec
+from sluice.mps.supervisor.supervisor import Supervisor
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 from tests.support.processes import memory_files
 
 _ENDS = [{"name": name, "data_type": "TYPE_FP32", "dims": [8]} for name in "xy"]

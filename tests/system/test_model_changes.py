@@ -32,7 +32,7 @@ from sluice.models.tensors.spec import DataType, TensorSpec
 from sluice.mps.ipc.messages import BatchRefused, Done, LoadedModel, ModelFile, Ready, RunBatch
 from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import Partition
-from sluice.mps.supervisor.supervisor import WorkerSpec
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 from tests.support.onnx_models import save_mlp
 from tests.support.processes import children, until
 from tests.support.workers import Gateway, direct, held, in_loop, model, partition, rows, serving, worker

@@ -16,7 +16,7 @@ from sluice.mps.ipc.messages import BatchRefused, Done, LoadedModel, RunBatch
 from sluice.mps.partitions.cpu import available_cores
 from sluice.mps.partitions.isolation_report import CUDA, Evidence, shortfalls
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, Partition
-from sluice.mps.supervisor.supervisor import WorkerSpec
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 from sluice.mps.worker.proving import try_out
 from tests.support.onnx_models import save_identity, save_mlp
 from tests.support.processes import until

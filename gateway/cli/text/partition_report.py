@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from sluice.models.processes import process_name
 from sluice.mps.daemon.inventory import FoundDaemon
-from sluice.mps.daemon.processes import process_name
 from sluice.mps.mig.desired import GpuPlan
 from sluice.mps.mig.inventory import Gpu
 from sluice.mps.mig.packer import counted

@@ -34,7 +34,7 @@ from sluice.gateway.tensors.stage_cache import StageCache
 from sluice.models.errors import PartitionError
 from sluice.models.pipelines.pipeline import batch_key
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.models.profiles.model_memory import ModelMemory
+from sluice.models.profiles.measurement import ModelMemory
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.arrays import WireBytes, numpy_dtype
 from sluice.mps.daemon.control import MpsControl
@@ -53,7 +53,8 @@ from sluice.mps.ipc.messages import (
 from sluice.mps.partitions.partition import Partition
 from sluice.mps.supervisor.process import WorkerProcess
 from sluice.mps.supervisor.quarantine import USUAL, QuarantineSettings
-from sluice.mps.supervisor.supervisor import Supervisor, WorkerSpec
+from sluice.mps.supervisor.supervisor import Supervisor
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 
 
 class WorkerExecutor:

@@ -20,7 +20,7 @@ from sluice.gateway.resizing.resizing import BY_CLIENT, Resizing
 from sluice.models.errors import NotFoundError, PartitionError, RequestError
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.ipc.messages import ModelFile, Ready
-from sluice.mps.nvidia import spare_memory
+from sluice.mps.nvidia import free_memory
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, Partition, ShareMode
 from tests.unit.gateway.cli.test_model import answering
 from tests.unit.gateway.deployment.deployer_bench import Served, served
@@ -40,7 +40,7 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, failure: str = "", free_mb: float = 4000) -> None:
         monkeypatch.setattr("sluice.mps.partitions.cpu.available_cores", lambda: (0, 1, 2, 3))
-        monkeypatch.setattr(spare_memory, "_free_mb", lambda partition: free_mb)
+        monkeypatch.setattr(free_memory, "_free_mb", lambda partition: free_mb)
         self.failure = failure
         self.states = PartitionStates([CORES, OTHER, QUARTER, HALF, SLICE, STATIC])
         self.orders: list[tuple[Partition, PartitionConfig]] = []
@@ -116,7 +116,7 @@ def test_a_partition_of_another_name_is_not_found(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("asked", "numbers"),
-    [(("cpu0", [0, 1]), "50 MiB of memory beside the one that serves, 40 MiB"), (("quarter", None, 30), "1000 MiB")],
+    [(("cpu0", [0, 1]), "50 MiB of memory beside the running worker; 40 MiB"), (("quarter", None, 30), "1000 MiB")],
 )
 def test_a_hand_over_takes_no_memory_that_is_not_free(
     asked: tuple[Any, ...], numbers: str, monkeypatch: pytest.MonkeyPatch

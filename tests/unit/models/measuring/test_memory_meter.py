@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from sluice.models.backends import process_family
+from sluice.models import processes
 from sluice.models.measuring.memory_meter import HostMemory
 
 MIB = 1 << 20
@@ -27,7 +27,7 @@ def test_what_a_process_of_a_process_takes_counts() -> None:
 
 def test_a_thread_that_has_just_ended_is_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = 1 << 22
-    monkeypatch.setattr(process_family, "threads_of", lambda pid: [ended, pid])
-    monkeypatch.setattr(process_family, "_has_children", lambda: True)
-    assert os.getpid() in process_family.family(os.getpid())
+    monkeypatch.setattr(processes, "threads_of", lambda pid: [ended, pid])
+    monkeypatch.setattr(processes, "_has_children", lambda: True)
+    assert os.getpid() in processes.process_tree(os.getpid())
     assert HostMemory().peak_bytes() is not None

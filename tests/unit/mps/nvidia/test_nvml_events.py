@@ -6,7 +6,7 @@ import pynvml
 import pytest
 
 from sluice.models.errors import ControlFailed
-from sluice.mps.mig.control import MigControl
+from sluice.mps.mig.apply import MigControl
 from sluice.mps.mig.geometry import GEOMETRIES
 from sluice.mps.mig.placements import place
 from sluice.mps.nvidia.device_watch import DeviceWatch
@@ -15,8 +15,8 @@ from sluice.mps.nvidia.nvml_events import DeviceTrouble
 from sluice.mps.partitions.partition import MpsPartition
 from sluice.mps.supervisor.quarantine import Quarantined, QuarantineSettings
 from sluice.mps.supervisor.recovery import Recovery
-from sluice.mps.supervisor.supervisor import WorkerSpec
 from sluice.mps.supervisor.worker_slot import WorkerSlot
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 from tests.support.fake_nvml import FakeGpu, FakeNvml, installed
 from tests.support.processes import until
 

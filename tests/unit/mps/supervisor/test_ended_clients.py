@@ -11,7 +11,8 @@ from sluice.mps.ipc.messages import LoadedModel
 from sluice.mps.partitions.partition import MpsPartition
 from sluice.mps.supervisor import recovery, supervisor
 from sluice.mps.supervisor.process import WorkerProcess
-from sluice.mps.supervisor.supervisor import Supervisor, WorkerSpec
+from sluice.mps.supervisor.supervisor import Supervisor
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 from tests.support.virtual_time import VirtualLoop, run_virtual
 from tests.unit.mps.supervisor.test_hand_over import SLOW, A, B, Bench, C
 

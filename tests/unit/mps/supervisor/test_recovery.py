@@ -12,8 +12,8 @@ from sluice.mps.supervisor import recovery
 from sluice.mps.supervisor.process import WorkerProcess
 from sluice.mps.supervisor.quarantine import QuarantineSettings
 from sluice.mps.supervisor.recovery import Recovery
-from sluice.mps.supervisor.supervisor import WorkerSpec
 from sluice.mps.supervisor.worker_slot import WorkerSlot
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 from tests.support.virtual_time import VirtualLoop, run_virtual
 
 KILLED = "the worker was killed by SIGKILL"

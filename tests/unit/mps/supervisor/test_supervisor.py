@@ -13,7 +13,8 @@ from sluice.mps.ipc.messages import BatchRefused, Done, FromWorker, LoadedModel,
 from sluice.mps.partitions.partition import CpuPartition, Partition
 from sluice.mps.supervisor import supervisor
 from sluice.mps.supervisor.process import WorkerProcess
-from sluice.mps.supervisor.supervisor import Supervisor, WorkerSpec
+from sluice.mps.supervisor.supervisor import Supervisor
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 from tests.support.virtual_time import VirtualLoop, run_virtual
 
 A, B = (ModelFile(key, f"{key}.onnx", "onnxruntime", (1,), batchable=True) for key in "ab")

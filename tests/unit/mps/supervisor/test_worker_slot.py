@@ -8,8 +8,8 @@ from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.ipc.messages import AddModel, DropModel, LoadedModel, ModelFile
 from sluice.mps.partitions.partition import CpuPartition
 from sluice.mps.supervisor.process import WorkerProcess
-from sluice.mps.supervisor.supervisor import WorkerSpec
 from sluice.mps.supervisor.worker_slot import WorkerSlot
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 from tests.support.virtual_time import VirtualLoop, run_virtual
 
 A, B, C = (ModelFile(key, f"{key}.onnx", "onnxruntime", (1,), batchable=True) for key in "abc")

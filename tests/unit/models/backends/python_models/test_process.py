@@ -18,7 +18,7 @@ from sluice.models.backends import python
 from sluice.models.backends.python import PythonBackend
 from sluice.models.backends.python_models.wire import Memory
 from sluice.models.errors import BackendFailed
-from sluice.models.import_root import IMPORT_ROOT
+from sluice.models.processes import IMPORT_ROOT
 from sluice.models.tensors.spec import DataType, TensorSpec
 from tests.support.processes import memory_files
 

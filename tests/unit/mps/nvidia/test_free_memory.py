@@ -2,8 +2,8 @@ import pytest
 
 from sluice.models.errors import InfeasibleLayout
 from sluice.mps.mig.placements import place
-from sluice.mps.nvidia import capacity
-from sluice.mps.nvidia.capacity import free_capacity
+from sluice.mps.nvidia import free_memory
+from sluice.mps.nvidia.free_memory import free_capacity
 from sluice.mps.nvidia.nvml import open_nvml
 from sluice.mps.partitions.capacity_check import HOST, Free, check_shares
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition, Partition, ShareMode
@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capacity, "memory_limit_bytes", lambda: 4096 * MIB)
+    monkeypatch.setattr(free_memory, "memory_limit_bytes", lambda: 4096 * MIB)
 
 
 def test_a_gpu_has_free_what_no_process_holds() -> None:
