@@ -17,7 +17,13 @@ from collections.abc import Mapping
 
 from sluice.models.backends.base import GpuOptions
 from sluice.models.backends.python_models.model import tensors_of
-from sluice.models.backends.python_models.wire import Link, Memory, ModelFailed, Start, Tensors
+from sluice.models.backends.python_models.wire import (
+    LoadPythonModel,
+    MessageLink,
+    ModelFailed,
+    TensorBatch,
+    TensorMemory,
+)
 from sluice.models.errors import BackendFailed
 from sluice.models.processes import python_path
 from sluice.models.tensors.arrays import Array
@@ -38,7 +44,7 @@ class PythonBackend:
 
     provider, threads = "", 0
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: LoadPythonModel) -> None:
         form = decode_config(start.config)
         self.inputs, self.outputs = tensors_of(form)
         self._start = start
@@ -108,15 +114,15 @@ class _NotLoaded(BackendFailed):
 class _Process:
     """A process that loads a model from when it is made."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: LoadPythonModel) -> None:
         self.was_loaded = False
         self.started_s = time.monotonic()
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             our_end, their_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             theirs.enter_context(their_end)
             ours.enter_context(our_end)
-            self._link = Link(our_end, Tensors | ModelFailed)
-            self._inputs, self._outputs = (Memory(_memory(name, ours)) for name in ("in", "out"))
+            self._link = MessageLink(our_end, TensorBatch | ModelFailed)
+            self._inputs, self._outputs = (TensorMemory(_memory(name, ours)) for name in ("in", "out"))
             # Closed with this process, whose end the other one is not to survive.
             life, our_life = os.pipe()
             theirs.callback(os.close, life)
@@ -164,7 +170,7 @@ class _Process:
             raise BackendFailed(answer.message)
         return self._outputs.read(answer)
 
-    def _receive(self, timeout_s: float | None = None) -> Tensors | ModelFailed:
+    def _receive(self, timeout_s: float | None = None) -> TensorBatch | ModelFailed:
         """The next message; raises EOFError when the process ends, TimeoutError when nothing comes in time."""
         ready = self._poll.poll(None if timeout_s is None else timeout_s * 1000)
         if not ready:
@@ -172,7 +178,7 @@ class _Process:
         # The socket alone does not tell: what the process has started itself may hold it open.
         if all(fd == self._pidfd for fd, _ in ready):
             raise EOFError("the process is gone")
-        answer: Tensors | ModelFailed = self._link.receive()
+        answer: TensorBatch | ModelFailed = self._link.receive()
         return answer
 
     def end(self) -> str:
@@ -211,4 +217,4 @@ def load(path: str, threads: int, config: str = "", gpu: GpuOptions | None = Non
     del gpu
     if not config:
         raise BackendFailed(f"{path}: expected a config.pbtxt that says what its inputs and outputs are")
-    return PythonBackend(Start(path, threads, config))
+    return PythonBackend(LoadPythonModel(path, threads, config))

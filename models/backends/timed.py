@@ -36,7 +36,7 @@ class TimedBackend:
         return tuple(TensorSpec(tensor.name, tensor.datatype, batch + tensor.shape) for tensor in items)
 
 
-class Slowed:
+class SlowedBackend:
     """A backend whose every run takes `factor` times as long; the core is free for the rest of it. See `Backend`."""
 
     def __init__(self, backend: Backend, factor: float) -> None:

@@ -25,7 +25,7 @@ class MemoryPeaks:
         if self._memory is not None and (peak := self._memory.peak_bytes()) is not None:
             self._points.append((rows, peak))
 
-    def line(self) -> ModelMemory | None:
+    def model_memory(self) -> ModelMemory | None:
         """What is nearest to all sizes; None where nobody told."""
         if not self._points:
             return None

@@ -20,7 +20,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 """Item shapes by input: those that inputs of variable shape are given."""
 
 
-def finish(steps: Generator[None, None, _T]) -> _T:
+def run_to_end(steps: Generator[None, None, _T]) -> _T:
     """Take all steps at once; returns what they come to."""
     while True:
         try:
@@ -30,7 +30,7 @@ def finish(steps: Generator[None, None, _T]) -> _T:
             return result
 
 
-def warming(
+def warm_up_steps(
     backend: Backend,
     batchable: bool,
     menu: Iterable[int],
@@ -46,7 +46,7 @@ def warming(
         yield
 
 
-def measuring(
+def measure_steps(
     backend: Backend,
     batchable: bool,
     menu: Iterable[int],
@@ -56,7 +56,7 @@ def measuring(
 ) -> Generator[None, None, LatencyTable]:
     """Warm every batch size of the menu, time it, and return the medians; a step is one run.
 
-    Where it ends for want of memory, `peaks`, and what it raises, are as for `warming`. The inputs are zeros, with
+    Where it ends for want of memory, `peaks`, and what it raises, are as for `warm_up_steps`. The inputs are zeros, with
     variable dimensions of 1 where `shapes` has no other. A size takes a warming run and up to `repeats` timed ones, at
     least one, of which no further begins after a quarter of a second; with one alone the warming run counts as well,
     and of two medians the lower one. What happens between two steps does not count.
@@ -78,8 +78,8 @@ def measuring(
 
 
 def measure_table(backend: Backend, batchable: bool, menu: Iterable[int], repeats: int = 5) -> LatencyTable:
-    """All of `measuring` at once."""
-    return finish(measuring(backend, batchable, menu, repeats))
+    """All of `measure_steps` at once."""
+    return run_to_end(measure_steps(backend, batchable, menu, repeats))
 
 
 def _warm(

@@ -26,7 +26,7 @@ PRECISION = 0.02
 _CHECK_RUNS = 50
 
 
-def profiling(
+def profile_steps(
     load: Callable[[], Backend],
     batchable: bool,
     batches: Sequence[int],
@@ -63,7 +63,7 @@ def profiling(
         first_ns = first_ns or first
         cells.append(percentiles(rows, times))
         peaks.end(rows)
-    taken = peaks.line()
+    taken = peaks.model_memory()
     return Measurement(
         cells=tuple(cells),
         memory_rest_bytes=None if taken is None else taken.rest_bytes,

@@ -13,7 +13,7 @@ from sluice.models.pipelines.graph import find_cycle, reachable, topological_ord
 from sluice.models.pipelines.model_reference import find_model, there_are
 from sluice.models.pipelines.pipeline import PLATFORM, REQUEST, Combiner, Pipeline, Stage, TensorSource, When
 from sluice.models.spec import ModelSpec
-from sluice.models.tensors.spec import TensorSpec, kind, merged_shape
+from sluice.models.tensors.spec import TensorSpec, describe, merged_shape
 
 _STAGE_NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 _VERSION = 1
@@ -238,7 +238,7 @@ class _Check:
                 continue
             given = self._tensor(where, source)
             if given.datatype != sink.datatype or merged_shape(given.shape, sink.shape) is None:
-                raise self._error(where, f"expected {kind(sink)}, but {source} is {kind(given)}")
+                raise self._error(where, f"expected {describe(sink)}, but {source} is {describe(given)}")
         for tensor_name in wanted:
             if tensor_name not in stage.inputs:
                 raise self._error(f"stages.{name}.inputs", f"input '{tensor_name}' of model '{spec.key}' is missing")
@@ -251,7 +251,7 @@ class _Check:
             return
         shape = merged_shape(known.shape, sink.shape)
         if known.datatype != sink.datatype or shape is None:
-            raise self._error(where, f"expected {kind(sink)}, but request.{name} is {kind(known)} elsewhere")
+            raise self._error(where, f"expected {describe(sink)}, but request.{name} is {describe(known)} elsewhere")
         self._inputs[name] = TensorSpec(name, sink.datatype, shape)
 
     def _check_combiner(self, name: str, stage: StageFile, combine: Combiner) -> dict[str, TensorSpec]:
@@ -285,7 +285,7 @@ class _Check:
         for source in sources:
             tensor = self._tensor(where, source)
             if (tensor.datatype, tensor.shape) != (first.datatype, first.shape):
-                raise self._error(where, f"{source} is {kind(tensor)}, but {sources[0]} is {kind(first)}")
+                raise self._error(where, f"{source} is {describe(tensor)}, but {sources[0]} is {describe(first)}")
         self._refuse_twice(where, sources)
         return first
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from sluice.models.pipelines.pipeline import Combiner
-from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec, kind
+from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec, describe
 
 FLOATS = (DataType.FP16, DataType.FP32, DataType.FP64)
 _VECTORS = (Combiner.MOST_CONFIDENT, Combiner.VOTE)
@@ -20,14 +20,14 @@ def combined(combiner: Combiner, tensors: Sequence[TensorSpec], sources: Sequenc
     if first.datatype not in FLOATS and combiner not in {Combiner.VOTE, Combiner.CONCAT}:
         raise ValueError(f"expected tensors of {', '.join(FLOATS)}, got {first.datatype}")
     if first.datatype in {DataType.BYTES, DataType.BF16}:
-        raise ValueError(f"{combiner} expected anything but BYTES and BF16, but {sources[0]} is {kind(first)}")
+        raise ValueError(f"{combiner} expected anything but BYTES and BF16, but {sources[0]} is {describe(first)}")
     if combiner is Combiner.CONCAT:
         return _concatenated(tensors, sources)
     for tensor, source in zip(tensors, sources, strict=True):
         if (tensor.datatype, tensor.shape) != (first.datatype, first.shape):
-            raise ValueError(f"{source} is {kind(tensor)}, but {sources[0]} is {kind(first)}")
+            raise ValueError(f"{source} is {describe(tensor)}, but {sources[0]} is {describe(first)}")
     if combiner in _VECTORS and first.datatype in FLOATS and len(first.shape) != 1:
-        raise ValueError(f"{combiner} expected a vector of probabilities a row, got {kind(first)}")
+        raise ValueError(f"{combiner} expected a vector of probabilities a row, got {describe(first)}")
     return first
 
 
@@ -48,10 +48,10 @@ def _concatenated(tensors: Sequence[TensorSpec], sources: Sequence[str]) -> Tens
     first = tensors[0]
     for tensor, source in zip(tensors, sources, strict=True):
         if not tensor.shape:
-            raise ValueError(f"concat expected tensors of at least one dimension, but {source} is {kind(tensor)}")
+            raise ValueError(f"concat expected tensors of at least one dimension, but {source} is {describe(tensor)}")
         if tensor.datatype != first.datatype or tensor.shape[:-1] != first.shape[:-1]:
             raise ValueError(
-                f"{source} is {kind(tensor)}, but {sources[0]} is {kind(first)}; expected them to differ in the last "
+                f"{source} is {describe(tensor)}, but {sources[0]} is {describe(first)}; expected them to differ in the last "
                 "dimension only"
             )
     sizes = [tensor.shape[-1] for tensor in tensors]

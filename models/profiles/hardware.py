@@ -9,7 +9,7 @@ SIMULATED = "simulated"
 """Stands in the place of a fingerprint for figures that were computed and not measured."""
 
 
-def fingerprint() -> str:
+def hardware_id() -> str:
     """The machine's processor, its cores, the version of ONNX Runtime, and its GPUs where there are some.
 
     For example `AMD EPYC | 2 cores | onnxruntime 1.32.0`. Cores are all of the machine's, online or not given to this

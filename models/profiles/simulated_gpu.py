@@ -35,7 +35,7 @@ _MIG: dict[str, tuple[int, int]] = {
 """Compute slices of 7 and memory slices of 8, by profile."""
 
 
-class Share(NamedTuple):
+class GpuFraction(NamedTuple):
     """What a partition has of its GPU: parts of the multiprocessors and of the memory bandwidth, in (0, 1]."""
 
     compute: float
@@ -51,7 +51,7 @@ class Launch(NamedTuple):
     e: float
     q: float
 
-    def latency_ms(self, batch: int, share: Share) -> float:
+    def latency_ms(self, batch: int, share: GpuFraction) -> float:
         """Latency of a batch."""
         work = self.e + batch * (self.c / share.compute + self.m / share.memory)
         largest = max(self.l0, work)
@@ -67,7 +67,7 @@ class Quotient(NamedTuple):
     offset: float
     rest: float
 
-    def latency_ms(self, batch: int, share: Share) -> float:
+    def latency_ms(self, batch: int, share: GpuFraction) -> float:
         """Latency of a batch."""
         return (self.row * batch + self.batch) / (share.compute + self.offset) + self.rest
 
@@ -92,7 +92,7 @@ MIG: dict[str, Launch | Quotient] = {
 }
 
 
-def share_of(kind: str) -> Share:
+def gpu_fraction_of(kind: str) -> GpuFraction:
     """What a partition of the kind `mps-P` or `mig-Ng` has of its GPU; raises ConfigError for any other kind.
 
     MPS grants multiprocessors in pairs, rounded down. The figures were fitted from 10 % on.
@@ -100,16 +100,16 @@ def share_of(kind: str) -> Share:
     parsed = parse_kind(kind)
     if parsed and parsed.profile in _MIG:
         compute, memory = _MIG[parsed.profile]
-        return Share(compute / 7, memory / 8)
+        return GpuFraction(compute / 7, memory / 8)
     if parsed and parsed.percent in _MPS_RANGE:
         pairs = math.floor(parsed.percent * _V100_SMS / 200)
-        return Share(2 * pairs / _V100_SMS, 1.0)
+        return GpuFraction(2 * pairs / _V100_SMS, 1.0)
     raise ConfigError(f"partition kind {kind}: it can be simulated for mps-10 to mps-100 and mig-{', mig-'.join(_MIG)}")
 
 
 def latency_ms(model: str, kind: str, batch: int) -> float:
     """The fitted median latency of one batch, in milliseconds; raises ConfigError for an unknown model or kind."""
-    share = share_of(kind)
+    share = gpu_fraction_of(kind)
     fits: dict[str, Launch] | dict[str, Launch | Quotient] = MPS if kind.startswith("mps-") else MIG
     if model not in fits:
         raise ConfigError(f"model {model}: on {kind} these can be simulated: {', '.join(sorted(fits))}")

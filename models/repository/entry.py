@@ -10,14 +10,14 @@ from sluice.models.pipelines.file import decode_pipeline
 from sluice.models.repository.scan import CONFIG_FILE, FAMILY_FILE, PIPELINE_FILE
 from sluice.models.yaml_file import load_yaml
 
-Fingerprint = Mapping[str, frozenset[tuple[str, int, int]]]
+FileStamps = Mapping[str, frozenset[tuple[str, int, int]]]
 """By the name of a version or file in an entry: (path, time of last change in nanoseconds, bytes) of each file."""
 
 _PASSED_OVER = ("__pycache__",)
 _PROFILE = "profile.json"
 
 
-def fingerprint(entry: Path) -> Fingerprint:
+def file_stamps(entry: Path) -> FileStamps:
     """What tells whether files of an entry have come, gone or changed; what Sluice writes there itself does not count.
 
     Raises OSError for an entry that cannot be read.

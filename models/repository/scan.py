@@ -61,7 +61,7 @@ class ModelEntry(NamedTuple):
     backend: str
 
 
-class Broken(NamedTuple):
+class BrokenEntry(NamedTuple):
     """Something in the repository that cannot be served; `version` is None for a pipeline, a family, a whole model.
 
     `unsupported` says that there is nothing wrong with it but its kind.
@@ -73,7 +73,7 @@ class Broken(NamedTuple):
     unsupported: bool = False
 
     @classmethod
-    def of(cls, name: str, error: ConfigError, version: int | None = None) -> "Broken":
+    def of(cls, name: str, error: ConfigError, version: int | None = None) -> "BrokenEntry":
         """What an error says of something."""
         return cls(name, version, str(error), isinstance(error, UnsupportedModel))
 
@@ -92,7 +92,7 @@ class Selection(NamedTuple):
     kept: Mapping[str, ModelEntry] = {}
 
 
-ALL = Selection()
+EVERYTHING = Selection()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Repository:
 
     models: dict[str, ModelEntry]
     pipelines: dict[str, Pipeline]
-    broken: tuple[Broken, ...]
+    broken: tuple[BrokenEntry, ...]
 
     @classmethod
     def scan(
@@ -113,7 +113,7 @@ class Repository:
         max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
         max_batch_sizes: Mapping[str, int] | None = None,
         remote: Mapping[str, ModelEntry] | None = None,
-        selection: Selection = ALL,
+        selection: Selection = EVERYTHING,
         kinds: Collection[str] = (CPU,),
     ) -> "Repository":
         """Read every entry that is selected; one that is broken never stops the rest, nor does a name that two have.
@@ -143,7 +143,7 @@ class Repository:
                 else:
                     reading.model(entry, config, models, broken)
             except ConfigError as error:
-                broken.append(Broken.of(entry.name, error))
+                broken.append(BrokenEntry.of(entry.name, error))
         inner: dict[str, Pipeline | None] = {}
         for name, problem in inner_first({name: config for name, (_, config) in ensembles.items()}).items():
             entry, config = ensembles[name]
@@ -153,7 +153,7 @@ class Repository:
                     raise ConfigError(f"{entry / CONFIG_FILE}: ensemble_scheduling: {problem}")
                 pipelines[name] = inner[name] = _read_ensemble(entry, config, models, inner)
             except ConfigError as error:
-                broken.append(Broken.of(name, error))
+                broken.append(BrokenEntry.of(name, error))
         specs = _specs(models)
         alone = {name: single_family(family, specs) for name, family in families.items()}
         found = {
@@ -196,7 +196,7 @@ class _Reading(NamedTuple):
     selection: Selection
     kinds: Collection[str]
 
-    def entries(self, directories: Sequence[Path]) -> tuple[list[Path], list[Broken]]:
+    def entries(self, directories: Sequence[Path]) -> tuple[list[Path], list[BrokenEntry]]:
         """The selected entries, and the names that several directories have."""
         replaced, names = self.selection.directories, self.selection.names
         found = {name: [path] for name, path in replaced.items()}
@@ -207,7 +207,7 @@ class _Reading(NamedTuple):
                 if entry.is_dir() and entry.name[0] != "." and entry.name not in replaced:
                     found.setdefault(entry.name, []).append(entry)
         twice = [
-            Broken(name, None, f"{paths[0]} and {paths[1]}: expected one model or pipeline of that name")
+            BrokenEntry(name, None, f"{paths[0]} and {paths[1]}: expected one model or pipeline of that name")
             for name, paths in sorted(found.items())
             if len(paths) > 1
         ]
@@ -233,7 +233,7 @@ class _Reading(NamedTuple):
         return config
 
     def model(
-        self, entry: Path, config: TritonModelConfig | None, models: dict[str, ModelEntry], broken: list[Broken]
+        self, entry: Path, config: TritonModelConfig | None, models: dict[str, ModelEntry], broken: list[BrokenEntry]
     ) -> None:
         """Add the versions of one model to `models`, or to `broken`."""
         versions = _versions(entry)
@@ -254,7 +254,7 @@ class _Reading(NamedTuple):
                     model = model._replace(spec=spec)
                 models[model.spec.key] = model
             except ConfigError as error:
-                broken.append(Broken.of(entry.name, error, version))
+                broken.append(BrokenEntry.of(entry.name, error, version))
 
 
 def _versions(entry: Path) -> list[int]:

@@ -115,6 +115,6 @@ def joined_shape(given: TensorSpec, batched: bool, taken: TensorSpec, by_batch: 
     return None if rest is None or given.shape[:1] != (1,) else (1, *rest)
 
 
-def kind(tensor: TensorSpec) -> str:
+def describe(tensor: TensorSpec) -> str:
     """The datatype and shape of a tensor, in words."""
     return f"{tensor.datatype} {list(tensor.shape)}"

@@ -8,7 +8,7 @@ import msgspec
 from sluice.models.pipelines.pipeline import REQUEST, Pipeline, Stage
 from sluice.models.spec import public_key
 from sluice.models.tensors.spec import TensorSpec
-from sluice.models.triton_config.instance_groups import settled_groups
+from sluice.models.triton_config.instance_groups import completed_groups
 from sluice.models.triton_config.model_config import DATA_TYPE
 from sluice.models.triton_config.pbtxt import full_json
 
@@ -38,7 +38,7 @@ def model_config_json(pipeline: Pipeline) -> dict[str, Any]:
 def _origin(pipeline: Pipeline) -> dict[str, Any]:
     """What says how answers come about: a backend, or steps."""
     if pipeline.platform == "onnxruntime_onnx":
-        groups = msgspec.to_builtins(settled_groups((), pipeline.name, "onnxruntime"))
+        groups = msgspec.to_builtins(completed_groups((), pipeline.name, "onnxruntime"))
         return {"backend": "onnxruntime", "default_model_filename": "model.onnx", "instance_group": groups}
     steps = [_step(stage, pipeline) for stage in pipeline.stages if stage.model is not None]
     return {"ensemble_scheduling": {"step": steps}} if len(pipeline.stages) > 1 else {}

@@ -12,8 +12,8 @@ from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec
 from sluice.models.triton_config.check import PLATFORMS, check_batching, check_options, check_warm_up
 from sluice.models.triton_config.ensemble import EnsembleCheck
-from sluice.models.triton_config.file_tensors import FileTensors, items
-from sluice.models.triton_config.instance_groups import CPU, replicas, settled_groups
+from sluice.models.triton_config.file_tensors import FileTensors, without_batch
+from sluice.models.triton_config.instance_groups import CPU, completed_groups, replicas
 from sluice.models.triton_config.model_config import (
     DATA_TYPE,
     UNTYPED,
@@ -63,7 +63,7 @@ def configured_spec(
         backend=backend,
         platform=file.platform if file is not None and file.platform in PLATFORMS else config.platform,
         version_policy=config.version_policy or VersionPolicy(latest=Latest(1)),
-        instance_group=settled_groups(config.instance_group, name, backend, kinds),
+        instance_group=completed_groups(config.instance_group, name, backend, kinds),
     )
     return ModelSpec(
         name=name,
@@ -134,7 +134,7 @@ def _complete(config: TritonModelConfig, file: FileTensors | None, path: str, de
             f"{path}: input '{optional[0]}': optional: only models of backend python can be run without an input"
         )
     rows = _rows(config, file, path, default_rows)
-    inputs, outputs = (items(tensors) if rows else tensors for tensors in (file.inputs, file.outputs))
+    inputs, outputs = (without_batch(tensors) if rows else tensors for tensors in (file.inputs, file.outputs))
     completed = msgspec.structs.replace(
         config,
         max_batch_size=rows,

@@ -9,7 +9,7 @@ from sluice.models.pipelines.graph import find_cycle, reachable, topological_ord
 from sluice.models.pipelines.model_reference import find_model, there_are
 from sluice.models.pipelines.pipeline import REQUEST, Pipeline, Stage, TensorSource
 from sluice.models.spec import ModelSpec
-from sluice.models.tensors.spec import TensorSpec, joined_shape, kind
+from sluice.models.tensors.spec import TensorSpec, describe, joined_shape
 from sluice.models.triton_config.ensemble_nesting import MAX_STAGES, inlined
 from sluice.models.triton_config.model_config import ENSEMBLE, EnsembleStep, TensorConfig, TritonModelConfig
 
@@ -194,7 +194,7 @@ class EnsembleCheck:
                 self._fail(at, f"'{name}' is written by no step and is no input of the ensemble")
             shape = joined_shape(known, batched, sink, self._specs[index].batchable)
             if known.datatype != sink.datatype or shape is None:
-                self._fail(at, f"expected {kind(sink)}, but '{name}', {giver}, is {kind(known)}")
+                self._fail(at, f"expected {describe(sink)}, but '{name}', {giver}, is {describe(known)}")
             if name in declared:
                 self._inputs[name] = TensorSpec(name, sink.datatype, shape, optional=declared[name].optional)
 
@@ -216,7 +216,7 @@ class EnsembleCheck:
         spec = declared.spec(labels or made.tensor.labels)
         shape = joined_shape(made.tensor, self._specs[made.step].batchable, spec, self._rows > 0)
         if spec.datatype != made.tensor.datatype or shape is None:
-            self._fail(at, f"{kind(spec)}, but {self._at(made.step)} makes {kind(made.tensor)}")
+            self._fail(at, f"{describe(spec)}, but {self._at(made.step)} makes {describe(made.tensor)}")
         return spec
 
     def _names(self) -> list[dict[str, str]]:

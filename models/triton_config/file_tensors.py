@@ -25,10 +25,10 @@ class FileTensors(NamedTuple):
     def spec(self, name: str, version: int, max_batch_size: int) -> ModelSpec:
         """The model as it is without a configuration of its own."""
         rows = self.rows(max_batch_size) if self.batchable else 0
-        inputs, outputs = (items(tensors) if rows else tensors for tensors in (self.inputs, self.outputs))
+        inputs, outputs = (without_batch(tensors) if rows else tensors for tensors in (self.inputs, self.outputs))
         return ModelSpec(name, version, inputs, outputs, rows, self.platform)
 
 
-def items(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+def without_batch(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """The tensors without their first dimension, which is the batch's."""
     return tuple(TensorSpec(tensor.name, tensor.datatype, tensor.shape[1:]) for tensor in tensors)

@@ -40,7 +40,7 @@ def check_groups(groups: Sequence[InstanceGroup], path: str, kinds: Collection[s
             raise ConfigError(f"{at}: gpus: expected none with {kind}, got {list(group.gpus)}: {why}")
 
 
-def settled_groups(
+def completed_groups(
     groups: Sequence[InstanceGroup], name: str, backend: str, kinds: Collection[str] = (CPU,)
 ) -> tuple[InstanceGroup, ...]:
     """The groups as Triton completes them for the model `name`; one that it makes up where there are none."""

@@ -13,14 +13,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sluice.models.errors import ControlFailed
-from sluice.mps.daemon.channel import MpsChannel, NoAnswer, mps_variables, shown
+from sluice.mps.daemon.channel import MpsChannel, NoAnswer, mps_variables, quoted_output
 from sluice.mps.daemon.control import MpsControl
-from sluice.mps.daemon.log_files import bound
+from sluice.mps.daemon.log_files import truncate_log
 from sluice.mps.daemon.processes import PROGRAM, end_processes, mps_processes
 from sluice.mps.daemon.protocol2 import Protocol2
 from sluice.mps.daemon.protocol3 import Protocol3
-from sluice.mps.isolation.launch import launcher
-from sluice.mps.isolation.mps_environment import SETS, checked_pipe_directory, device_directory, pipe_directory
+from sluice.mps.isolation.launch import launch_command
+from sluice.mps.isolation.mps_environment import (
+    STATIC_SETS_FILE,
+    checked_pipe_directory,
+    device_directory,
+    pipe_directory,
+)
 
 READY_S = 15.0
 """How long a daemon may take to answer."""
@@ -35,7 +40,7 @@ _OTHERS = 0o077
 """What others than the owner may do."""
 
 
-class DaemonKept(ControlFailed):
+class DaemonInUse(ControlFailed):
     """Another process keeps the daemon of that device, and may have it end at any time."""
 
 
@@ -65,8 +70,8 @@ class MpsDaemon:
         self.pipes = checked_pipe_directory(pipe_directory(device, root))
         self.logs = self.directory / "log"
         self._sets = sets
-        self._wishes = list(dict.fromkeys([(protocol, bool(sets)), (2, bool(sets)), (2, False)]))
-        self.protocol, self._static = self._wishes[0]
+        self._attempts = list(dict.fromkeys([(protocol, bool(sets)), (2, bool(sets)), (2, False)]))
+        self.protocol, self._static = self._attempts[0]
         self._program = program
         self._lock = -1
         self._log_start = 0
@@ -92,10 +97,10 @@ class MpsDaemon:
         """
         if self.pid is not None:
             return
-        *better, last = self._wishes
+        *better, last = self._attempts
         try:
             if self._lock == -1:
-                self._take_directory()
+                self._lock_directory()
             for self.protocol, self._static in better:
                 with contextlib.suppress(ControlFailed):
                     self._start()
@@ -103,8 +108,8 @@ class MpsDaemon:
             else:
                 self.protocol, self._static = last
                 self._start()
-            self._set_apart()
-            self._wishes = [(self.protocol, self._static)]
+            self._create_static_sets()
+            self._attempts = [(self.protocol, self._static)]
         except OSError as error:
             self.stop()
             raise ControlFailed(f"the MPS daemon of {self.device} cannot be started: {error}") from error
@@ -115,7 +120,7 @@ class MpsDaemon:
     def restart(self) -> None:
         """As `start`, after what there still is of a daemon that has ended, or does not answer, was ended by force."""
         if self._lock != -1:
-            self._clear()
+            self._clean_up()
         self.start()
 
     def probe(self, timeout_s: float) -> None:
@@ -127,10 +132,10 @@ class MpsDaemon:
             raise NoAnswer(f"the MPS daemon of {self.device} has no socket in {self.pipes} any more")
         self._control(MpsChannel(self.pipes, self._program, timeout_s)).ping()
 
-    def bound_logs(self) -> None:
+    def truncate_logs(self) -> None:
         """Cut the daemon's and its servers' logs down when they have become long."""
         for log in self.logs.glob("*.log"):
-            bound(log)
+            truncate_log(log)
 
     def stop(self) -> None:
         """End the daemon, its servers and so its clients' contexts; bounded, and by force where nothing else helps."""
@@ -140,8 +145,8 @@ class MpsDaemon:
             if self.pid is not None:
                 with contextlib.suppress(ControlFailed):
                     self.control.quit(QUIT_S)
-                    self._ended(QUIT_S)
-            self._clear()
+                    self._wait_for_exit(QUIT_S)
+            self._clean_up()
         finally:
             os.close(self._lock)
             self._lock = -1
@@ -150,10 +155,10 @@ class MpsDaemon:
         return Protocol3(channel) if self.protocol == 3 else Protocol2(channel)
 
     def _start(self) -> None:
-        self._clear()
+        self._clean_up()
         self.pipes.mkdir(mode=0o700)
         self.logs.mkdir(mode=0o700, exist_ok=True)
-        self.bound_logs()
+        self.truncate_logs()
         flags = ["-f", *(["-S"] if self._static and self.protocol == 2 else [])]
         flags += ["-p", str(self.protocol)] if self.protocol != 2 else []
         variables = mps_variables(self.pipes, self.logs) | {"CUDA_VISIBLE_DEVICES": self.device}
@@ -161,7 +166,7 @@ class MpsDaemon:
         with (self.logs / _LOG).open("ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
-                [*launcher(()), self._program, *flags],
+                [*launch_command(()), self._program, *flags],
                 env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -173,15 +178,15 @@ class MpsDaemon:
             if self.pid is None:
                 raise ControlFailed(
                     f"the MPS daemon of {self.device} ended with status {self._process.returncode}, "
-                    f"and said {self._said()}"
+                    f"and said {self._log_tail()}"
                 )
             if time.monotonic() > deadline:
                 raise ControlFailed(
-                    f"the MPS daemon of {self.device} does not answer within {READY_S:g} s, and said {self._said()}"
+                    f"the MPS daemon of {self.device} does not answer within {READY_S:g} s, and said {self._log_tail()}"
                 )
             time.sleep(_LOOK_S)
 
-    def _set_apart(self) -> None:
+    def _create_static_sets(self) -> None:
         """Make the sets, and tell the workers that are to start in them."""
         if not self._sets:
             return
@@ -202,7 +207,7 @@ class MpsDaemon:
             name: self.control.add_partition(self.device, chunks * percent // 100)
             for name, percent in self._sets.items()
         }
-        (self.directory / SETS).write_text(json.dumps(names), encoding="utf-8")
+        (self.directory / STATIC_SETS_FILE).write_text(json.dumps(names), encoding="utf-8")
 
     def _answers(self) -> bool:
         if not (self.pipes / _SOCKET).exists():
@@ -213,11 +218,11 @@ class MpsDaemon:
             return False
         return True
 
-    def _said(self) -> str:
+    def _log_tail(self) -> str:
         said = (self.logs / _LOG).read_bytes()[self._log_start :]
-        return shown(said[-_TAIL:].decode(errors="replace"))
+        return quoted_output(said[-_TAIL:].decode(errors="replace"))
 
-    def _take_directory(self) -> None:
+    def _lock_directory(self) -> None:
         """Make the directories, for this user only, and keep others from starting a daemon in them."""
         root = self.directory.parent
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -234,21 +239,21 @@ class MpsDaemon:
         except OSError:
             owner = os.read(lock, 20).decode(errors="replace").strip()
             os.close(lock)
-            raise DaemonKept(f"the MPS daemon of {self.device} is kept by another process (pid {owner})") from None
+            raise DaemonInUse(f"the MPS daemon of {self.device} is kept by another process (pid {owner})") from None
         os.truncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         self._lock = lock
 
-    def _clear(self) -> None:
+    def _clean_up(self) -> None:
         """End what still runs in the directory, also of a process that was killed, and remove its sockets."""
         own = () if self.pid is None else (self.pid,)  # before its exec it does not look like one of MPS
         end_processes(tuple({*own, *mps_processes(self.pipes)}), QUIT_S)
         if self._process is not None:
-            self._ended(QUIT_S)
+            self._wait_for_exit(QUIT_S)
         shutil.rmtree(self.pipes, ignore_errors=True)
-        (self.directory / SETS).unlink(missing_ok=True)
+        (self.directory / STATIC_SETS_FILE).unlink(missing_ok=True)
 
-    def _ended(self, timeout_s: float) -> None:
+    def _wait_for_exit(self, timeout_s: float) -> None:
         if self._process is not None:
             try:
                 self._process.wait(timeout_s)

@@ -16,7 +16,7 @@ LOOK_S = 5.0
 """How long a daemon may take for an answer when all are listed."""
 
 
-class FoundDaemon(msgspec.Struct, frozen=True):
+class RunningDaemon(msgspec.Struct, frozen=True):
     """A control daemon. `devices` is what it was started for, empty for all; `trouble` why it does not answer."""
 
     pid: int
@@ -27,12 +27,12 @@ class FoundDaemon(msgspec.Struct, frozen=True):
     trouble: str = ""
 
 
-def found_daemons(program: str = PROGRAM) -> tuple[FoundDaemon, ...]:
+def running_daemons(program: str = PROGRAM) -> tuple[RunningDaemon, ...]:
     """All that run here, by process id."""
     return tuple(_look(pid, variables, program) for pid, variables in control_daemons())
 
 
-def answering_control(channel: MpsChannel) -> MpsControl:
+def connect_control(channel: MpsChannel) -> MpsControl:
     """The control of the daemon behind a channel, in the protocol that it answers to.
 
     Raises ControlFailed, with what it says to protocol 2, when it answers to none.
@@ -50,13 +50,13 @@ def answering_control(channel: MpsChannel) -> MpsControl:
     return first
 
 
-def _look(pid: int, variables: dict[str, str], program: str) -> FoundDaemon:
+def _look(pid: int, variables: dict[str, str], program: str) -> RunningDaemon:
     pipes = Path(variables.get("CUDA_MPS_PIPE_DIRECTORY", DEFAULT_PIPES))
     devices = variables.get("CUDA_VISIBLE_DEVICES", "")
     if not variables:
-        return FoundDaemon(pid, pipes, trouble="it is another user's")
+        return RunningDaemon(pid, pipes, trouble="it is another user's")
     try:
-        control = answering_control(MpsChannel(pipes, program, LOOK_S))
-        return FoundDaemon(pid, pipes, devices, control.servers(), control.clients())
+        control = connect_control(MpsChannel(pipes, program, LOOK_S))
+        return RunningDaemon(pid, pipes, devices, control.servers(), control.clients())
     except ControlFailed as error:
-        return FoundDaemon(pid, pipes, devices, trouble=str(error))
+        return RunningDaemon(pid, pipes, devices, trouble=str(error))

@@ -9,7 +9,7 @@ KEPT_BYTES = 1 << 20
 _BLOCK_BYTES = 512
 
 
-def bound(log: Path) -> None:
+def truncate_log(log: Path) -> None:
     """Empty a log that takes more than LIMIT_BYTES, and keep its end as `NAME.old`; who writes it goes on as before.
 
     Lines that are written at that moment may be lost. A writer that does not append leaves a hole where the file

@@ -6,7 +6,7 @@ There is one server, of this user, as protocol 2 has it: clients find it through
 import os
 import re
 
-from sluice.mps.daemon.channel import MpsChannel, unexpected
+from sluice.mps.daemon.channel import MpsChannel, unexpected_answer
 from sluice.mps.daemon.control import ACTIVE, MpsClient, MpsServer
 from sluice.mps.daemon.protocol2 import active_server
 
@@ -50,7 +50,7 @@ class Protocol3:
         """Destroy a client's contexts."""
         answer = self._channel.call("client", "terminate", str(client.pid))
         if client in self.clients():
-            raise unexpected(f"client terminate {client.pid}", answer, "the client to be gone")
+            raise unexpected_answer(f"client terminate {client.pid}", answer, "the client to be gone")
 
     def add_partition(self, device: str, chunks: int) -> str:
         """Set multiprocessors apart, in chunks, before the server has clients."""
@@ -60,7 +60,7 @@ class Protocol3:
         answer = self._channel.call(*arguments, f"--chunks={chunks}")
         match = _PARTITION.search(answer)
         if match is None:
-            raise unexpected(" ".join(arguments), answer, "CUDA_MPS_SM_PARTITION=…")
+            raise unexpected_answer(" ".join(arguments), answer, "CUDA_MPS_SM_PARTITION=…")
         return match[1]
 
     def free_chunks(self) -> int:
@@ -87,5 +87,5 @@ class Protocol3:
         answer = self._channel.call(*arguments, _ROWS)
         rows = [[cell.strip() for cell in line.split(",")] for line in answer.splitlines() if line.strip()]
         if any(len(row) < 4 for row in rows):
-            raise unexpected(" ".join(arguments), answer, "rows of values with commas between them")
+            raise unexpected_answer(" ".join(arguments), answer, "rows of values with commas between them")
         return rows

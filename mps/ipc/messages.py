@@ -1,6 +1,6 @@
 """What the gateway and a worker say to each other over their SEQPACKET socket (msgpack, one message a packet).
 
-Descriptors of tensor regions travel beside `MapRegion` (to the worker) and `Ready` or `Overflow` (from it). Times are
+Descriptors of tensor regions travel beside `MapRegion` (to the worker) and `WorkerReady` or `OverflowCreated` (from it). Times are
 CLOCK_MONOTONIC nanoseconds, which all processes of a machine share.
 """
 
@@ -29,10 +29,10 @@ class ModelFile(msgspec.Struct, frozen=True, array_like=True):
     backend: str
     menu: tuple[int, ...]
     batchable: bool
-    verdicts: tuple[tuple[str, Confidence], ...] = ()
+    confidences: tuple[tuple[str, Confidence], ...] = ()
     table: LatencyTable | None = None
     config: str = ""
-    weighed: bool = False
+    memory_measured: bool = False
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
@@ -98,7 +98,7 @@ class DropModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class MeasureModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Measure a model thoroughly at the sizes of its menu, and hold it; answered by `Measured`.
+    """Measure a model thoroughly at the sizes of its menu, and hold it; answered by `ModelMeasured`.
 
     It is for a worker that holds no model, and is sent nothing else meanwhile.
     """
@@ -120,7 +120,7 @@ class UnmapRegion(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class RunBatch(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Run a batch. `release` lists the slots of earlier `Done` messages that are no longer needed."""
+    """Run a batch. `release` lists the slots of earlier `BatchFinished` messages that are no longer needed."""
 
     batch: int
     model: str
@@ -128,16 +128,16 @@ class RunBatch(msgspec.Struct, frozen=True, tag=True, array_like=True):
     release: tuple[int, ...] = ()
 
 
-class Revoke(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Take back a batch that has not started; answered by `Revoked`, or by `Done` or `BatchRefused` when too late."""
+class WithdrawBatch(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Take back a batch that has not started; answered by `BatchWithdrawn`, or by `BatchFinished` or `BatchRefused` when too late."""
 
     batch: int
 
 
-ToWorker = StartWorker | AddModel | DropModel | MeasureModel | MapRegion | UnmapRegion | RunBatch | Revoke
+ToWorker = StartWorker | AddModel | DropModel | MeasureModel | MapRegion | UnmapRegion | RunBatch | WithdrawBatch
 
 
-class LoadedModel(msgspec.Struct, frozen=True, array_like=True):
+class LoadResult(msgspec.Struct, frozen=True, array_like=True):
     """A model after loading: its latency table, or the reason why it did not load.
 
     `memory` is what it takes, if that could be told. `evidence` is what the worker finds of itself since, when it has
@@ -151,7 +151,7 @@ class LoadedModel(msgspec.Struct, frozen=True, array_like=True):
     memory: ModelMemory | None = None
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class WorkerReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The worker is bound and has loaded what it could; the descriptor of its output region comes along.
 
     `cores` is the affinity mask that the kernel reports, `threads` the backend's thread count; `evidence` is for
@@ -161,18 +161,18 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     pid: int
     cores: tuple[int, ...]
     threads: int
-    models: tuple[LoadedModel, ...]
+    models: tuple[LoadResult, ...]
     evidence: Evidence = Evidence()
 
 
 class ModelAdded(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A model that was to be loaded is held from now on, or could not be loaded."""
 
-    model: LoadedModel
+    model: LoadResult
 
 
-class Measured(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """What measuring a model came to, or the reason why it cannot be measured; `evidence` as in `LoadedModel`."""
+class ModelMeasured(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """What measuring a model came to, or the reason why it cannot be measured; `evidence` as in `LoadResult`."""
 
     measurement: Measurement | None = None
     error: str = ""
@@ -185,8 +185,8 @@ class ModelDropped(msgspec.Struct, frozen=True, tag=True, array_like=True):
     key: str
 
 
-class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A batch ran from `started_ns` to `ended_ns`; `verdicts` has one tuple a verdict of the model, a value a row.
+class BatchFinished(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A batch ran from `started_ns` to `ended_ns`; `confidences` has one tuple a verdict of the model, a value a row.
 
     An output's `region` is the number of the worker's output region or of an overflow region. `slot` is the offset of
     the slot that holds the outputs in the output region, -1 when they are in an overflow region.
@@ -197,11 +197,11 @@ class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
     ended_ns: int
     outputs: tuple[OutputTensor, ...]
     slot: int
-    verdicts: tuple[tuple[float, ...], ...] = ()
+    confidences: tuple[tuple[float, ...], ...] = ()
 
 
-class Overflow(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Sent before the `Done` whose outputs did not fit: a region of their own, its descriptor comes along.
+class OverflowCreated(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Sent before the `BatchFinished` whose outputs did not fit: a region of their own, its descriptor comes along.
 
     `region` is negative, so that it never meets a number given by the gateway, and unique among all workers.
     """
@@ -210,11 +210,11 @@ class Overflow(msgspec.Struct, frozen=True, tag=True, array_like=True):
     nbytes: int
 
 
-class Blame(enum.StrEnum):
+class BatchFault(enum.StrEnum):
     """What a batch failed by."""
 
     BATCH = "batch"
-    """The model refused or failed it; some row may be to blame."""
+    """The model refused or failed it; some row may be to fault."""
     MEMORY = "memory"
     """There was not enough memory for it; smaller ones may run."""
     DEVICE = "device"
@@ -226,13 +226,22 @@ class BatchRefused(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     batch: int
     message: str
-    blame: Blame = Blame.BATCH
+    fault: BatchFault = BatchFault.BATCH
 
 
-class Revoked(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class BatchWithdrawn(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A batch was taken back before it started."""
 
     batch: int
 
 
-FromWorker = Ready | ModelAdded | ModelDropped | Measured | Done | Overflow | BatchRefused | Revoked
+FromWorker = (
+    WorkerReady
+    | ModelAdded
+    | ModelDropped
+    | ModelMeasured
+    | BatchFinished
+    | OverflowCreated
+    | BatchRefused
+    | BatchWithdrawn
+)

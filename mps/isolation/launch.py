@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from sluice.models.errors import PartitionError
 from sluice.models.processes import IMPORT_ROOT, python_path
-from sluice.mps.isolation.mps_environment import plain_environment
-from sluice.mps.isolation.pinning import pin
+from sluice.mps.isolation.mps_environment import environment_without_mps
+from sluice.mps.isolation.pinning import pin_to_cores
 
 CANNOT_START = 127
 """Exit status when a command cannot be started, as that of a shell."""
@@ -24,10 +24,10 @@ _PROGRAM = (
 
 def module_environment() -> dict[str, str]:
     """The environment of a process that runs one of our modules: it finds them, and no settings of MPS."""
-    return plain_environment() | {"PYTHONPATH": python_path()}
+    return environment_without_mps() | {"PYTHONPATH": python_path()}
 
 
-def launcher(cores: Sequence[int]) -> list[str]:
+def launch_command(cores: Sequence[int]) -> list[str]:
     """What to put before a command line, so that it runs on `cores` (none: wherever it likes).
 
     It gets SIGTERM when the thread that starts it is gone, however that ended. What cannot be started says so on
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
         return CANNOT_START
     try:
         if cores:
-            pin([int(core) for core in cores.split(",")])
+            pin_to_cores([int(core) for core in cores.split(",")])
         os.execvp(command[0], command)
     except (OSError, PartitionError) as error:
         print(f"cannot start {command[0]}: {error}", file=sys.stderr)

@@ -12,7 +12,7 @@ from sluice.mps.partitions.partition import MpsPartition, ShareMode
 SOCKET_PATH_LIMIT = 107
 """Bytes of the path of a Unix socket; a daemon with a longer one dies, and later nobody finds it."""
 
-SETS = "sets.json"
+STATIC_SETS_FILE = "sets.json"
 """Beside the pipe directory: the static sets of multiprocessors by partition, which the daemon's owner writes."""
 
 NO_DAEMON = "/nonexistent"
@@ -27,7 +27,7 @@ _LOOK_S = 0.05
 _MIB = 1 << 20
 
 
-def plain_environment() -> dict[str, str]:
+def environment_without_mps() -> dict[str, str]:
     """This process's environment without settings of MPS, which are each process's own."""
     return {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
 
@@ -48,7 +48,7 @@ def mps_environment(partition: MpsPartition, pipes: Path) -> dict[str, str]:
     if partition.mode is ShareMode.UNCAPPED:
         variables["CUDA_MPS_CLIENT_PRIORITY"] = _BELOW_NORMAL
     if partition.memory_bytes:
-        variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={memory_limit(partition.memory_bytes)}"
+        variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={format_memory_limit(partition.memory_bytes)}"
     return variables
 
 
@@ -87,7 +87,7 @@ def static_set(partition: MpsPartition, root: Path | None = None) -> str:
     if partition.mode is not ShareMode.STATIC:
         return ""
     try:
-        names: dict[str, str] = json.loads((device_directory(partition.uuid, root) / SETS).read_bytes())
+        names: dict[str, str] = json.loads((device_directory(partition.uuid, root) / STATIC_SETS_FILE).read_bytes())
         return names[partition.name]
     except (OSError, ValueError, KeyError):
         raise PartitionError(
@@ -100,7 +100,7 @@ def default_root() -> Path:
     return Path(f"/tmp/sluice-mps-{os.getuid()}")
 
 
-def memory_limit(memory_bytes: int) -> str:
+def format_memory_limit(memory_bytes: int) -> str:
     """As MPS writes a limit: whole MiB, rounded down; raises PartitionError below one."""
     if memory_bytes < _MIB:
         raise PartitionError(f"expected a memory limit of at least 1 MiB, got {memory_bytes} bytes")

@@ -12,7 +12,7 @@ from sluice.mps.partitions.partition import CpuPartition, MigPartition, Partitio
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
-def environment(partition: Partition) -> dict[str, str]:
+def worker_environment(partition: Partition) -> dict[str, str]:
     """What a worker's environment must hold before it starts, over `plain_environment` of the gateway.
 
     One thread for array libraries: the backend's own threads are the ones that fill the partition. On a GPU
@@ -29,7 +29,7 @@ def environment(partition: Partition) -> dict[str, str]:
             return threads | mps_environment(partition, pipe_directory(partition.uuid))
 
 
-def pin(cores: Sequence[int]) -> tuple[int, ...]:
+def pin_to_cores(cores: Sequence[int]) -> tuple[int, ...]:
     """Bind this process, and the threads it will start, to `cores`; returns the mask that the kernel reports back.
 
     Call it before libraries start threads: those that run already stay where they are. Raises PartitionError when the
@@ -45,7 +45,7 @@ def pin(cores: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(granted))
 
 
-def bind(partition: Partition) -> tuple[int, ...]:
+def bind_to_partition(partition: Partition) -> tuple[int, ...]:
     """Bind this process to its partition as far as the kernel lets it; returns the cores that it runs on then.
 
     Call it before libraries start threads or take memory. `partitions.isolation_report` says what could not be had.

@@ -33,8 +33,8 @@ class MigControl(Protocol):
         ...
 
 
-def carry_out(control: MigControl, gpu: str, plan: GpuPlan, tell: Callable[[str], None]) -> None:
-    """Do the steps in order, and tell each that is done; nothing is done of a plan with refusals.
+def apply_plan(control: MigControl, gpu: str, plan: GpuPlan, report: Callable[[str], None]) -> None:
+    """Do the steps in order, and report each that is done; nothing is done of a plan with refusals.
 
     Raises PartitionError for refusals, and ControlFailed where a step fails: what is done by then stays, and a new plan
     goes on from there.
@@ -45,9 +45,9 @@ def carry_out(control: MigControl, gpu: str, plan: GpuPlan, tell: Callable[[str]
         match step:
             case SetMig(on):
                 control.set_mig(gpu, on)
-                tell(str(step))
+                report(str(step))
             case DestroyInstance(placement):
                 control.destroy(gpu, placement)
-                tell(str(step))
+                report(str(step))
             case CreateInstance(placement):
-                tell(f"{step}: {control.create(gpu, placement)}")
+                report(f"{step}: {control.create(gpu, placement)}")

@@ -7,7 +7,7 @@ import msgspec
 
 from sluice.models.errors import InfeasibleLayout
 from sluice.mps.mig.geometry import Geometry, MigProfile
-from sluice.mps.mig.placements import layouts
+from sluice.mps.mig.placements import enumerate_layouts
 
 _HALVINGS = 10
 
@@ -23,14 +23,14 @@ class MigDemand(msgspec.Struct, frozen=True):
         return MigDemand(self.rate * factor, self.rates)
 
 
-Shares = dict[str, tuple[MigProfile, ...]]
+DemandInstances = dict[str, tuple[MigProfile, ...]]
 """The instances of each demand, the largest first."""
 
 _Load = tuple[int, ...]
 """How many instances of each profile of the geometry."""
 
 
-def cover(geometry: Geometry, demands: Mapping[str, MigDemand]) -> Shares:
+def cover_demands(geometry: Geometry, demands: Mapping[str, MigDemand]) -> DemandInstances:
     """Instances that serve every demand, with the fewest compute slices, then memory slices, then instances.
 
     Exact: looks at every way to give demands instances, as far as it is not worse than one that was found. Raises
@@ -47,18 +47,18 @@ def cover(geometry: Geometry, demands: Mapping[str, MigDemand]) -> Shares:
 
 def _legal(geometry: Geometry, profiles: set[MigProfile]) -> set[_Load]:
     """How many of each profile can lie on the GPU together."""
-    every = layouts(geometry, {profile: len(profile.starts) for profile in profiles})
+    every = enumerate_layouts(geometry, {profile: len(profile.starts) for profile in profiles})
     counts = (Counter(each.profile for each in layout) for layout in every)
     return {tuple(count[profile] for profile in geometry.profiles) for count in counts}
 
 
-def _best(geometry: Geometry, demands: Mapping[str, MigDemand], legal: set[_Load]) -> Shares | None:
-    found: Shares | None = None
+def _best(geometry: Geometry, demands: Mapping[str, MigDemand], legal: set[_Load]) -> DemandInstances | None:
+    found: DemandInstances | None = None
     bound: tuple[int, int, int] | None = None
     # The narrowest choice first, so that what cannot be is found out soon.
     names = sorted(demands, key=lambda name: (-demands[name].rate / max(demands[name].rates.values(), default=1), name))
 
-    def give(index: int, load: _Load, shares: Shares) -> None:
+    def give(index: int, load: _Load, shares: DemandInstances) -> None:
         nonlocal found, bound
         price = _price(geometry, load)
         if bound is not None and price >= bound:

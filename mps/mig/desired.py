@@ -5,15 +5,15 @@ from collections.abc import Mapping
 import msgspec
 
 from sluice.models.errors import InfeasibleLayout
-from sluice.mps.mig.demand import Shares
+from sluice.mps.mig.demand import DemandInstances
 from sluice.mps.mig.geometry import Geometry
-from sluice.mps.mig.layout import DestroyInstance, SetMig, Step, steps
+from sluice.mps.mig.layout import DestroyInstance, MigStep, SetMig, plan_steps
 from sluice.mps.mig.layout_file import LayoutFile
-from sluice.mps.mig.packer import Wanted, pack
+from sluice.mps.mig.packer import WantedInstance, pack
 from sluice.mps.mig.placements import Layout, Placement, largest_first
 
 
-class Present(msgspec.Struct, frozen=True):
+class GpuState(msgspec.Struct, frozen=True):
     """A GPU as it is: the MIG mode, who uses each instance, and who uses the GPU as a whole.
 
     Those of the instances that are `unusable` have no compute instance: programs do not see them.
@@ -34,18 +34,18 @@ class GpuPlan(msgspec.Struct, frozen=True):
     geometry: Geometry
     present: Layout
     wanted: Layout
-    steps: tuple[Step, ...]
+    steps: tuple[MigStep, ...]
     refusals: tuple[str, ...]
-    shares: Shares = {}
+    shares: DemandInstances = {}
 
 
-def plan_gpu(file: LayoutFile, index: int, geometry: Geometry, present: Present) -> GpuPlan:
+def plan_gpu(file: LayoutFile, index: int, geometry: Geometry, present: GpuState) -> GpuPlan:
     """A plan for a GPU of the file.
 
     Raises InfeasibleLayout when its instances do not fit, ConfigError when it names what there is not.
     """
     shares = file.shares(index, geometry)
-    served = [Wanted(profile) for share in shares.values() for profile in share]
+    served = [WantedInstance(profile) for share in shares.values() for profile in share]
     instances = served or file.wanted(index, geometry)
     there = frozenset(present.instances)
     in_use = {each for each, users in present.instances.items() if users}
@@ -54,13 +54,13 @@ def plan_gpu(file: LayoutFile, index: int, geometry: Geometry, present: Present)
         wanted = pack(geometry, instances, usable, in_use)
     except InfeasibleLayout as error:
         raise InfeasibleLayout(f"{file.path}: gpus.{index}.instances: {error}") from None
-    found: list[Step] = [DestroyInstance(each) for each in largest_first(present.unusable)]
-    found += steps(geometry, usable, wanted, mig=(present.mig, file.gpus[index].mig), in_use=in_use)
+    found: list[MigStep] = [DestroyInstance(each) for each in largest_first(present.unusable)]
+    found += plan_steps(geometry, usable, wanted, mig=(present.mig, file.gpus[index].mig), in_use=in_use)
     refusals = [reason for step in found if (reason := _refusal(step, present)) is not None]
     return GpuPlan(geometry, there, wanted, tuple(found), tuple(refusals), shares)
 
 
-def _refusal(step: Step, present: Present) -> str | None:
+def _refusal(step: MigStep, present: GpuState) -> str | None:
     match step:
         case DestroyInstance(placement) if users := present.instances[placement]:
             return f"{placement} is in use by {', '.join(users)}"

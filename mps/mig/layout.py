@@ -5,7 +5,7 @@ from collections.abc import Collection
 import msgspec
 
 from sluice.mps.mig.geometry import Geometry
-from sluice.mps.mig.placements import Layout, Placement, fault, largest_first
+from sluice.mps.mig.placements import Layout, Placement, largest_first, layout_problem
 
 
 class SetMig(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class DestroyInstance(msgspec.Struct, frozen=True):
         return f"destroy {self.placement}"
 
 
-Step = SetMig | CreateInstance | DestroyInstance
+MigStep = SetMig | CreateInstance | DestroyInstance
 
 
 class LayoutDiff(msgspec.Struct, frozen=True):
@@ -50,14 +50,14 @@ def difference(present: Layout, wanted: Layout) -> LayoutDiff:
     return LayoutDiff(present - wanted, wanted - present)
 
 
-def steps(
+def plan_steps(
     geometry: Geometry,
     present: Layout,
     wanted: Layout,
     *,
     mig: tuple[bool, bool] = (True, True),
     in_use: Collection[Placement] = (),
-) -> list[Step]:
+) -> list[MigStep]:
     """The steps from the `present` layout to the `wanted` one, both legal; `mig` is the mode before and after.
 
     The layout is legal after each step, and what both have is not touched. Instances are created the largest first,
@@ -69,11 +69,11 @@ def steps(
     going = largest_first(change.gone)
     going.reverse()
     going.sort(key=lambda each: each in in_use)
-    found: list[Step] = [SetMig(on=True)] if after and not before else []
+    found: list[MigStep] = [SetMig(on=True)] if after and not before else []
     layout = set(present)
     coming = largest_first(change.new)
     while coming:
-        fits = next((each for each in coming if fault(geometry, layout | {each}) is None), None)
+        fits = next((each for each in coming if layout_problem(geometry, layout | {each}) is None), None)
         if fits is not None:
             found.append(CreateInstance(fits))
             layout.add(fits)

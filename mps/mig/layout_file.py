@@ -7,10 +7,10 @@ import msgspec
 
 from sluice.models.errors import ConfigError, InfeasibleLayout
 from sluice.models.yaml_file import convert, load_yaml
-from sluice.mps.mig.demand import MigDemand, Shares, cover
+from sluice.mps.mig.demand import DemandInstances, MigDemand, cover_demands
 from sluice.mps.mig.geometry import GEOMETRIES, Geometry
-from sluice.mps.mig.packer import Wanted
-from sluice.mps.mig.placements import Placement, fault, place
+from sluice.mps.mig.packer import WantedInstance
+from sluice.mps.mig.placements import Placement, layout_problem, parse_placement
 
 _MOST_OF_ONE = 8
 
@@ -61,7 +61,7 @@ class LayoutFile(msgspec.Struct, frozen=True):
     path: str
     gpus: tuple[GpuLayout, ...]
 
-    def wanted(self, index: int, geometry: Geometry) -> list[Wanted]:
+    def wanted(self, index: int, geometry: Geometry) -> list[WantedInstance]:
         """The `instances` of a GPU; raises ConfigError, which names the profiles there are where one is unknown."""
         instances = self.gpus[index].instances
         at = f"{self.path}: gpus.{index}.instances"
@@ -72,7 +72,7 @@ class LayoutFile(msgspec.Struct, frozen=True):
         except ConfigError as error:
             raise ConfigError(f"{at}: {error}") from None
 
-    def shares(self, index: int, geometry: Geometry) -> Shares:
+    def shares(self, index: int, geometry: Geometry) -> DemandInstances:
         """The instances that serve each demand; raises ConfigError, InfeasibleLayout where one GPU is too little."""
         demands, at = {}, f"{self.path}: gpus.{index}.demands"
         for name, demand in self.gpus[index].demands.items():
@@ -82,7 +82,7 @@ class LayoutFile(msgspec.Struct, frozen=True):
                 raise ConfigError(f"{at}.{name}: {error}") from None
             demands[name] = MigDemand(demand.rate, rates)
         try:
-            return cover(geometry, demands)
+            return cover_demands(geometry, demands)
         except InfeasibleLayout as error:
             raise InfeasibleLayout(f"{at}: {error}") from None
 
@@ -91,13 +91,13 @@ class LayoutFile(msgspec.Struct, frozen=True):
         gpu = self.gpus[index]
         at = f"{self.path}: gpus.{index}"
         try:
-            there = [place(geometry, text) for text in gpu.instances]
-            users = {place(geometry, text): tuple(names) for text, names in gpu.users.items()}
+            there = [parse_placement(geometry, text) for text in gpu.instances]
+            users = {parse_placement(geometry, text): tuple(names) for text, names in gpu.users.items()}
         except ConfigError as error:
             raise ConfigError(f"{at}: {error}") from None
         if unknown := [str(each) for each in users if each not in there]:
             raise ConfigError(f"{at}.users: {unknown[0]} is not among the instances")
-        if reason := fault(geometry, there):
+        if reason := layout_problem(geometry, there):
             raise ConfigError(f"{at}: the instances cannot lie so: {reason}")
         return {each: users.get(each, ()) for each in there}
 
@@ -120,8 +120,8 @@ class _Top(msgspec.Struct, forbid_unknown_fields=True):
     gpus: list[Any]
 
 
-def _wanted(geometry: Geometry, text: str) -> Wanted:
+def _wanted(geometry: Geometry, text: str) -> WantedInstance:
     if "@" in text:
-        placement = place(geometry, text)
-        return Wanted(placement.profile, placement.start)
-    return Wanted(geometry.find(text))
+        placement = parse_placement(geometry, text)
+        return WantedInstance(placement.profile, placement.start)
+    return WantedInstance(geometry.find(text))

@@ -33,7 +33,7 @@ Layout = frozenset[Placement]
 """The instances of a GPU."""
 
 
-def place(geometry: Geometry, text: str) -> Placement:
+def parse_placement(geometry: Geometry, text: str) -> Placement:
     """The placement that is written so; raises ConfigError, which tells what there is."""
     name, _, at = text.partition("@")
     profile = geometry.find(name)
@@ -48,7 +48,7 @@ def largest_first(layout: Iterable[Placement]) -> list[Placement]:
     return sorted(layout, key=lambda each: ([-number for number in each.profile.size], each.profile.name, each.start))
 
 
-def fault(geometry: Geometry, layout: Collection[Placement]) -> str | None:
+def layout_problem(geometry: Geometry, layout: Collection[Placement]) -> str | None:
     """Why the instances cannot lie there together, or None if they can."""
     for each in layout:
         if each.profile not in geometry.profiles or each.start not in each.profile.starts:
@@ -76,7 +76,7 @@ def shortage(geometry: Geometry, profiles: Collection[MigProfile]) -> str | None
     return None
 
 
-def room(geometry: Geometry, layout: Collection[Placement]) -> list[Placement]:
+def free_placements(geometry: Geometry, layout: Collection[Placement]) -> list[Placement]:
     """Every single placement that could be added, the largest profile first."""
     compute = geometry.compute - sum(each.profile.compute for each in layout)
     media = any(each.profile.media for each in layout)
@@ -90,7 +90,9 @@ def room(geometry: Geometry, layout: Collection[Placement]) -> list[Placement]:
     ]
 
 
-def layouts(geometry: Geometry, most: Mapping[MigProfile, int], fixed: Layout = frozenset()) -> Iterator[Layout]:
+def enumerate_layouts(
+    geometry: Geometry, most: Mapping[MigProfile, int], fixed: Layout = frozenset()
+) -> Iterator[Layout]:
     """Every legal layout of `fixed` and at most so many more of each profile; `fixed` itself comes first.
 
     Takes time in proportion to their number: 298 of 1g, 2g, 3g, 4g and 7g, 2319 of all profiles of an A100.

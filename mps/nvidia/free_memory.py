@@ -6,26 +6,26 @@ from pathlib import Path
 
 from sluice.models.errors import ControlFailed, InfeasibleLayout
 from sluice.mps.nvidia.nvml import open_nvml
-from sluice.mps.partitions.capacity_check import HOST, WHOLE, Free
+from sluice.mps.partitions.capacity_check import HOST, WHOLE, FreeCapacity
 from sluice.mps.partitions.host import memory_limit_bytes
 from sluice.mps.partitions.partition import CpuPartition, Partition
 
 _MIB = 1 << 20
 
 
-def free_capacity(partitions: Iterable[Partition]) -> dict[str, Free]:
+def free_capacity(partitions: Iterable[Partition]) -> dict[str, FreeCapacity]:
     """Return the free capacity of the partitions' devices before any partition has a worker.
 
     For the host this is all the memory that this process may ever use; for a GPU, the memory that no other process
     holds. A device whose driver reports nothing is left out.
     """
     devices = {partition.uuid for partition in partitions if not isinstance(partition, CpuPartition)}
-    free = {HOST: Free(WHOLE, memory_limit_bytes() / _MIB)}
+    free = {HOST: FreeCapacity(WHOLE, memory_limit_bytes() / _MIB)}
     if devices:
         with suppress(ControlFailed), open_nvml() as nvml:  # the isolation report of each partition says it
             for device in devices:
                 with suppress(ControlFailed):
-                    free[device] = Free(WHOLE, nvml.free_memory_mib(device))
+                    free[device] = FreeCapacity(WHOLE, nvml.free_memory_mib(device))
     return free
 
 

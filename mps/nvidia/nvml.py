@@ -42,12 +42,12 @@ class Nvml:
 
     def gpus(self) -> tuple[Gpu, ...]:
         """All GPUs as they are now, by index."""
-        with self._told("the GPUs cannot be listed"):
+        with self._control_errors("the GPUs cannot be listed"):
             return tuple(map(self._gpu_or_lost, range(self._nvml.nvmlDeviceGetCount())))
 
     def events(self) -> NvmlEvents:
         """The fatal errors of all GPUs that are not lost already, and of their instances as they are now."""
-        with self._told("the GPUs cannot be watched"):
+        with self._control_errors("the GPUs cannot be watched"):
             nvml = self._nvml
             gpus, instances = {}, {}
             for index in range(nvml.nvmlDeviceGetCount()):
@@ -61,13 +61,13 @@ class Nvml:
 
     def free_memory_mib(self, device: str) -> int:
         """What no process holds of the memory of a GPU or MIG device, by UUID."""
-        with self._told(f"the memory of {device} is not told"):
+        with self._control_errors(f"the memory of {device} is not told"):
             return int(self._nvml.nvmlDeviceGetMemoryInfo(self._nvml.nvmlDeviceGetHandleByUUID(device)).free // _MIB)
 
     def set_mig(self, gpu: str, on: bool) -> None:
         """Turn the MIG mode on or off; refused while there are instances, or processes on the whole GPU."""
         state = f"MIG mode of {gpu} cannot be turned {'on' if on else 'off'}"
-        with self._told(state):
+        with self._control_errors(state):
             device = self._nvml.nvmlDeviceGetHandleByUUID(gpu)
             if users := self._users(device):
                 raise ControlFailed(f"{state}: the GPU is in use by {', '.join(users)}")
@@ -79,12 +79,14 @@ class Nvml:
     def create(self, gpu: str, placement: Placement) -> str:
         """Make an instance there with one compute instance on all of it; returns the UUID of its MIG device."""
         nvml = self._nvml
-        with self._told(f"{placement} cannot be created on {gpu}"):
+        with self._control_errors(f"{placement} cannot be created on {gpu}"):
             device = nvml.nvmlDeviceGetHandleByUUID(gpu)
             where = nvml.c_nvmlGpuInstancePlacement_t(placement.start, placement.profile.memory)
             instance = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(device, placement.profile.id, ctypes.byref(where))
             try:
-                nvml.nvmlGpuInstanceCreateComputeInstance(instance, self._whole(instance, placement.profile))
+                nvml.nvmlGpuInstanceCreateComputeInstance(
+                    instance, self._full_compute_profile(instance, placement.profile)
+                )
             except BaseException:
                 # Of no use to anybody, and in the way of the next attempt.
                 nvml.nvmlGpuInstanceDestroy(instance)
@@ -98,7 +100,7 @@ class Nvml:
         """Take away the instance there, with its compute instances."""
         nvml = self._nvml
         refused = f"{placement} of {gpu} cannot be destroyed"
-        with self._told(refused):
+        with self._control_errors(refused):
             device = nvml.nvmlDeviceGetHandleByUUID(gpu)
             instances = self._gpu_instances(device, placement.profile)
             found = [each for each in instances if each[1].placement.start == placement.start]
@@ -151,12 +153,12 @@ class Nvml:
             except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument, nvml.NVMLError_FunctionNotFound):
                 continue
             profiles.append((info, info.name.lower().removeprefix("mig ")))
-        known = _known({profile_name: info.multiprocessorCount for info, profile_name in profiles})
+        known = _known_geometry({profile_name: info.multiprocessorCount for info, profile_name in profiles})
         found = []
         for info, profile_name in profiles:
             try:
                 list_places = partial(nvml.nvmlDeviceGetGpuInstancePossiblePlacements, device, info.id)
-                places = self._filled(nvml.c_nvmlGpuInstancePlacement_t, 0, list_places)
+                places = self._list_handles(nvml.c_nvmlGpuInstancePlacement_t, 0, list_places)
             except (nvml.NVMLError_NoPermission, nvml.NVMLError_FunctionNotFound):  # not root, or an old driver
                 return known
             starts = tuple(sorted(place.start for place in places))
@@ -177,7 +179,7 @@ class Nvml:
         """The instances of a profile, each with its info."""
         nvml = self._nvml
         list_instances = partial(nvml.nvmlDeviceGetGpuInstances, device, profile.id)
-        handles = self._filled(nvml.c_nvmlGpuInstance_t, len(profile.starts), list_instances)
+        handles = self._list_handles(nvml.c_nvmlGpuInstance_t, len(profile.starts), list_instances)
         return [(handle, nvml.nvmlGpuInstanceGetInfo(handle)) for handle in handles]
 
     def _mig_devices(self, device: Any) -> dict[int, list[tuple[Any, str]]]:
@@ -201,7 +203,7 @@ class Nvml:
             except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
                 continue
 
-    def _whole(self, instance: Any, profile: MigProfile) -> int:
+    def _full_compute_profile(self, instance: Any, profile: MigProfile) -> int:
         """The profile of a compute instance that takes all of a GPU instance."""
         for info in self._compute_profiles(instance):
             if info.sliceCount == profile.compute:
@@ -212,9 +214,9 @@ class Nvml:
         nvml = self._nvml
         for info in list(self._compute_profiles(instance)):
             list_instances = partial(nvml.nvmlGpuInstanceGetComputeInstances, instance, info.id)
-            yield from self._filled(nvml.c_nvmlComputeInstance_t, info.instanceCount, list_instances)
+            yield from self._list_handles(nvml.c_nvmlComputeInstance_t, info.instanceCount, list_instances)
 
-    def _filled(self, form: Any, room: int, call: Callable[[Any, Any], object]) -> list[Any]:
+    def _list_handles(self, form: Any, room: int, call: Callable[[Any, Any], object]) -> list[Any]:
         """What a call fills an array of `room` elements with; without room it is asked first how many there are."""
         count = ctypes.c_uint(room)
         if not room:
@@ -235,7 +237,7 @@ class Nvml:
         return tuple(process_name(pid) for pid in found)
 
     @contextmanager
-    def _told(self, failed: str) -> Iterator[None]:
+    def _control_errors(self, failed: str) -> Iterator[None]:
         """Turn what NVML raises into ControlFailed."""
         nvml = self._nvml
         try:
@@ -249,10 +251,10 @@ class Nvml:
             raise ControlFailed(f"{failed} (NVML: {error})") from error
 
 
-def _known(multiprocessors: Mapping[str, int]) -> Geometry | None:
+def _known_geometry(multiprocessors: Mapping[str, int]) -> Geometry | None:
     """The table with these profiles, and their multiprocessors where it has them."""
     for geometry in GEOMETRIES.values():
-        found = {name: _found(geometry, name) for name in multiprocessors}
+        found = {name: _find_profile(geometry, name) for name in multiprocessors}
         if set(found.values()) == set(geometry.profiles) and all(
             profile is not None and profile.multiprocessors in (None, multiprocessors[name])
             for name, profile in found.items()
@@ -261,7 +263,7 @@ def _known(multiprocessors: Mapping[str, int]) -> Geometry | None:
     return None
 
 
-def _found(geometry: Geometry, name: str) -> MigProfile | None:
+def _find_profile(geometry: Geometry, name: str) -> MigProfile | None:
     with suppress(ConfigError):
         return geometry.find(name)
     return None

@@ -12,7 +12,7 @@ _HARMLESS = frozenset({13, 31, 43, 45, 63, 68, 92, 94, 109})
 """Xids of an application's own errors, which CUDA tells it of, and of memory errors that the driver has dealt with."""
 
 
-class DeviceTrouble(NamedTuple):
+class DeviceFailure(NamedTuple):
     """`devices` (UUIDs of GPUs and MIG devices) run nothing any more, and why."""
 
     devices: frozenset[str]
@@ -38,7 +38,7 @@ class NvmlEvents:
         """The UUIDs of the GPUs that tell of errors and are not lost."""
         return self._watched
 
-    def wait(self, timeout_s: float) -> DeviceTrouble | None:
+    def wait(self, timeout_s: float) -> DeviceFailure | None:
         """Block until a device has a fatal error; None when none had for `timeout_s`, or it was a harmless one.
 
         Raises ControlFailed when the driver tells nothing more.
@@ -48,14 +48,14 @@ class NvmlEvents:
         except self._nvml.NVMLError as error:
             raise ControlFailed(f"the driver does not tell of them any more (NVML: {error})") from error
 
-    def _next(self, timeout_s: float) -> DeviceTrouble | None:
+    def _next(self, timeout_s: float) -> DeviceFailure | None:
         nvml = self._nvml
         try:
             event = nvml.nvmlEventSetWait_v2(self._set, round(timeout_s * 1000))
         except nvml.NVMLError_Timeout:
             return None
         except nvml.NVMLError_GpuIsLost:
-            return self._fallen()
+            return self._lost_gpus()
         if event.eventType == nvml.nvmlEventTypeXidCriticalError:
             if event.eventData in _HARMLESS:
                 return None
@@ -65,9 +65,9 @@ class NvmlEvents:
         gpu = nvml.nvmlDeviceGetUUID(event.device)
         instances = self._instances.get(gpu, {})
         if event.gpuInstanceId == _WHOLE_GPU or event.gpuInstanceId not in instances:
-            return DeviceTrouble(frozenset({gpu, *instances.values()}), f"{gpu} has {reason}")
+            return DeviceFailure(frozenset({gpu, *instances.values()}), f"{gpu} has {reason}")
         device = instances[event.gpuInstanceId]
-        return DeviceTrouble(frozenset({device}), f"{device} has {reason}")
+        return DeviceFailure(frozenset({device}), f"{device} has {reason}")
 
     def close(self) -> None:
         """Watch no longer."""
@@ -89,7 +89,7 @@ class NvmlEvents:
                     watched.append(uuid)
         self._watched = tuple(watched)
 
-    def _fallen(self) -> DeviceTrouble:
+    def _lost_gpus(self) -> DeviceFailure:
         """GPUs have fallen off the bus, and are watched no longer: the set would tell of them again and again."""
         nvml = self._nvml
         lost = []
@@ -103,4 +103,4 @@ class NvmlEvents:
             raise ControlFailed("the driver tells of a GPU that is lost, but all of them answer")
         self._register()
         devices = frozenset(lost).union(*(self._instances.get(uuid, {}).values() for uuid in lost))
-        return DeviceTrouble(devices, f"{', '.join(lost)} has fallen off the bus")
+        return DeviceFailure(devices, f"{', '.join(lost)} has fallen off the bus")

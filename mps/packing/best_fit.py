@@ -16,27 +16,27 @@ class BestFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
     """
 
     unit_mib: Annotated[int, msgspec.Meta(ge=1)] = 1
-    gate_mib: ClassVar[None] = None
+    growth_margin_mib: ClassVar[None] = None
 
     def in_order(self, waiting: Sequence[Tenant]) -> Sequence[Tenant]:
         """As they came."""
         return waiting
 
-    def charge_mib(self, tenant: Tenant) -> int:
+    def accounted_mib(self, tenant: Tenant) -> int:
         """What it asks for, rounded up to units."""
         return -(-tenant.request_mib // self.unit_mib) * self.unit_mib
 
     def refusal(self, tenant: Tenant, device: Device) -> str | None:
         """Too little that is not promised."""
         left = self._left(device)
-        if self.charge_mib(tenant) <= left:
+        if self.accounted_mib(tenant) <= left:
             return None
-        return f"takes {self.charge_mib(tenant)} MiB, and {max(0, left)} of {device.memory_mib} are not promised"
+        return f"takes {self.accounted_mib(tenant)} MiB, and {max(0, left)} of {device.memory_mib} are not promised"
 
     def cost(self, tenant: Tenant, device: Device) -> float:
         """What is left."""
-        return self._left(device) - self.charge_mib(tenant)
+        return self._left(device) - self.accounted_mib(tenant)
 
     def _left(self, device: Device) -> int:
         units = device.memory_mib // self.unit_mib * self.unit_mib
-        return units - sum(self.charge_mib(each.tenant) for each in device.residents)
+        return units - sum(self.accounted_mib(each.tenant) for each in device.residents)

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from sluice.mps.packing.policy import largest_request_first, overdrawn
+from sluice.mps.packing.policy import largest_request_first, over_request
 from sluice.mps.packing.series import percentile, rank_correlation, variation
 from sluice.mps.packing.tenant import Device, Tenant
 
@@ -25,19 +25,19 @@ class CorrelationBased(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     corr_max: Annotated[float, msgspec.Meta(ge=-1)] = 0.5
     cov_max: Annotated[float, msgspec.Meta(ge=0)] = 0.5
     samples_min: Annotated[int, msgspec.Meta(ge=2)] = 20
-    gate_mib: ClassVar[None] = None
+    growth_margin_mib: ClassVar[None] = None
 
     def in_order(self, waiting: Sequence[Tenant]) -> Sequence[Tenant]:
         """The largest request first."""
         return largest_request_first(waiting)
 
-    def charge_mib(self, tenant: Tenant) -> int:
+    def accounted_mib(self, tenant: Tenant) -> int:
         """The percentile of its use, or what it asks for where that was not sampled."""
         return round(percentile(tenant.usage, self.percentile)) if tenant.usage else tenant.request_mib
 
     def refusal(self, tenant: Tenant, device: Device) -> str | None:
         """Too much asked for, and samples that do not tell that it fits nevertheless."""
-        reason = overdrawn(tenant, device)
+        reason = over_request(tenant, device)
         if reason is None:
             return None
         if len(device.used) < self.samples_min:
@@ -50,7 +50,7 @@ class CorrelationBased(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         if unsteady >= self.cov_max:
             return f"{reason}; the free memory is unsteady (coefficient of variation {unsteady:.2f})"
         idle = round(device.memory_mib - percentile(device.used, self.percentile))
-        if self.charge_mib(tenant) > idle:
+        if self.accounted_mib(tenant) > idle:
             return f"{reason}; {idle} MiB are idle at the {self.percentile:g}th percentile"
         return None
 

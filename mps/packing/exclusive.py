@@ -11,13 +11,13 @@ from sluice.mps.packing.tenant import Device, Tenant
 class Exclusive(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", tag="exclusive"):
     """Nobody shares: the rule of Kubernetes' device plugin for GPUs, which hands out whole ones."""
 
-    gate_mib: ClassVar[None] = None
+    growth_margin_mib: ClassVar[None] = None
 
     def in_order(self, waiting: Sequence[Tenant]) -> Sequence[Tenant]:
         """As they came."""
         return waiting
 
-    def charge_mib(self, tenant: Tenant) -> int:
+    def accounted_mib(self, tenant: Tenant) -> int:
         """What it asks for, though it gets all."""
         return tenant.request_mib
 

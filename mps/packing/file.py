@@ -10,10 +10,10 @@ from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_S
 from sluice.models.yaml_file import convert, load_yaml
 from sluice.mps.packing.policies import DEFAULT, POLICIES, AnyPolicy
-from sluice.mps.packing.tenant import Device, Phase, Tenant
+from sluice.mps.packing.tenant import Device, MemoryPhase, Tenant
 
 
-class Profiled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ProfileReference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the memory of a model was measured: a profile, the kind of partition, and its largest batch."""
 
     file: str
@@ -25,7 +25,7 @@ class Profiled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"expected batch of at least 1, got {self.batch}")
 
 
-Measure = Callable[[Profiled], int]
+MeasureMemory = Callable[[ProfileReference], int]
 """The MiB that a profile has; raises ConfigError."""
 
 
@@ -40,7 +40,7 @@ class PackedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request_mib: int | None = None
     serve_mib: int | None = None
     load_mib: int | None = None
-    profile: Profiled | None = None
+    profile: ProfileReference | None = None
     usage_mib: tuple[float, ...] = ()
     share: float = 0.0
 
@@ -60,13 +60,13 @@ class PackedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not all(0 <= mib < math.inf for mib in self.usage_mib):
             raise ValueError("expected finite samples of at least 0 in usage_mib")
 
-    def tenant(self, name: str, measure: Measure) -> Tenant:
+    def tenant(self, name: str, measure: MeasureMemory) -> Tenant:
         """The model as policies see it; without a request it asks for its peak."""
         serve_mib = self.serve_mib if self.profile is None else measure(self.profile)
         # How long a load takes makes no difference: it has ended before the next one begins.
-        phases = [Phase(self.load_mib, NS_PER_S)] if self.load_mib is not None else []
+        phases = [MemoryPhase(self.load_mib, NS_PER_S)] if self.load_mib is not None else []
         if serve_mib is not None:
-            phases.append(Phase(serve_mib))
+            phases.append(MemoryPhase(serve_mib))
         request_mib = max(phase.memory_mib for phase in phases) if self.request_mib is None else self.request_mib
         return Tenant(name, request_mib, tuple(phases), self.usage_mib, self.share)
 
@@ -80,7 +80,7 @@ class PackingFile(msgspec.Struct, frozen=True):
     models: tuple[Tenant, ...]
 
 
-def decode_packing(text: str, path: str, measure: Measure) -> PackingFile:
+def decode_packing(text: str, path: str, measure: MeasureMemory) -> PackingFile:
     """Decode the text of a file; raises ConfigError, whose message starts with `path` and the place."""
     top = convert(load_yaml(text, path), _Top, path, "")
     forms = {name: convert(value, PackedModel, path, f"models.{name}") for name, value in top.models.items()}

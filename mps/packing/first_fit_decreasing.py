@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import msgspec
 
-from sluice.mps.packing.policy import largest_request_first, overdrawn
+from sluice.mps.packing.policy import largest_request_first, over_request
 from sluice.mps.packing.tenant import Device, Tenant
 
 
@@ -14,19 +14,19 @@ class FirstFitDecreasing(
 ):
     """Res-Ag, the resource-agnostic sharing that Kube-Knots (CLUSTER '19) is measured against: no metrics."""
 
-    gate_mib: ClassVar[None] = None
+    growth_margin_mib: ClassVar[None] = None
 
     def in_order(self, waiting: Sequence[Tenant]) -> Sequence[Tenant]:
         """The largest request first."""
         return largest_request_first(waiting)
 
-    def charge_mib(self, tenant: Tenant) -> int:
+    def accounted_mib(self, tenant: Tenant) -> int:
         """What it asks for."""
         return tenant.request_mib
 
     def refusal(self, tenant: Tenant, device: Device) -> str | None:
         """Too little that is not promised."""
-        return overdrawn(tenant, device)
+        return over_request(tenant, device)
 
     def cost(self, tenant: Tenant, device: Device) -> float:
         """The first one."""

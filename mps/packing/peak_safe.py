@@ -23,7 +23,7 @@ class PeakSafe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     headroom_mib: Annotated[int, msgspec.Meta(ge=0)] = 512
 
     @property
-    def gate_mib(self) -> int:
+    def growth_margin_mib(self) -> int:
         """The head-room."""
         return self.headroom_mib
 
@@ -31,9 +31,9 @@ class PeakSafe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         """The highest peak first."""
         return sorted(waiting, key=lambda tenant: -tenant.peak_mib)
 
-    def charge_mib(self, tenant: Tenant) -> int:
+    def accounted_mib(self, tenant: Tenant) -> int:
         """What it takes for good, or at its peak if it ends."""
-        return tenant.peak_mib if tenant.lasting_mib is None else tenant.lasting_mib
+        return tenant.peak_mib if tenant.steady_mib is None else tenant.steady_mib
 
     def refusal(self, tenant: Tenant, device: Device) -> str | None:
         """Another load, or a time at which memory would run out."""
@@ -51,4 +51,4 @@ class PeakSafe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
 def _most_mib(tenant: Tenant, device: Device) -> int:
     """The most memory that is in use at a time from now on, with the tenant."""
-    return device.foreign_mib + device.prospect.joined(PlacedTenant(tenant, age_ns=0)).highest_mib
+    return device.unaccounted_mib + device.forecast.with_tenant(PlacedTenant(tenant, age_ns=0)).peak_mib

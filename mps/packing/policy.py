@@ -12,13 +12,13 @@ class PackingPolicy(Protocol):
     """Decides which tenants may share a device, from what is known of their memory."""
 
     @property
-    def gate_mib(self) -> int | None:
+    def growth_margin_mib(self) -> int | None:
         """What a tenant that grows has to leave free: till it can, it waits. None: it grows at once, or fails."""
 
     def in_order(self, waiting: Sequence[Tenant]) -> Sequence[Tenant]:
         """The order in which tenants that wait are tried; who does not fit holds up nobody behind it."""
 
-    def charge_mib(self, tenant: Tenant) -> int:
+    def accounted_mib(self, tenant: Tenant) -> int:
         """What a tenant counts for."""
 
     def refusal(self, tenant: Tenant, device: Device) -> str | None:
@@ -28,7 +28,9 @@ class PackingPolicy(Protocol):
         """Of the devices that do not refuse, the one with the least is taken, and the first of several."""
 
 
-def choose(policy: PackingPolicy, tenant: Tenant, devices: Iterable[Device]) -> tuple[Device | None, dict[str, str]]:
+def choose_device(
+    policy: PackingPolicy, tenant: Tenant, devices: Iterable[Device]
+) -> tuple[Device | None, dict[str, str]]:
     """The device that a tenant goes to, and why each of the others refuses it: for compute, or for memory."""
     best: tuple[float, Device] | None = None
     refusals: dict[str, str] = {}
@@ -48,14 +50,16 @@ def _oversubscribed(tenant: Tenant, device: Device) -> str | None:
     free = 1 - device.share
     if tenant.share <= free + _ROUNDING:
         return None
-    others = (f"{each.tenant.name} {percent(each.tenant.share)}" for each in device.residents if each.tenant.share)
+    others = (
+        f"{each.tenant.name} {format_percent(each.tenant.share)}" for each in device.residents if each.tenant.share
+    )
     return (
-        f"asks for {percent(tenant.share)} of the compute, and {percent(max(0, free))} is not promised "
+        f"asks for {format_percent(tenant.share)} of the compute, and {format_percent(max(0, free))} is not promised "
         f"({', '.join(others)})"
     )
 
 
-def percent(share: float) -> str:
+def format_percent(share: float) -> str:
     """A part of the compute, as it is told."""
     return f"{100 * share:g}%"
 
@@ -65,7 +69,7 @@ def largest_request_first(waiting: Sequence[Tenant]) -> list[Tenant]:
     return sorted(waiting, key=lambda tenant: -tenant.request_mib)
 
 
-def overdrawn(tenant: Tenant, device: Device) -> str | None:
+def over_request(tenant: Tenant, device: Device) -> str | None:
     """Why what is asked for does not fit beside what the others asked for, or None if it does."""
     free = device.memory_mib - device.requested_mib
     if tenant.request_mib <= free:

@@ -29,6 +29,6 @@ class PeakPrediction(CorrelationBased, frozen=True, forbid_unknown_fields=True, 
         if alike <= self.autocorr_min:
             return f"{reason}; no forecast (autocorrelation {alike:.2f})"
         free = min(device.memory_mib, round(forecast(device.free, self.lag)))
-        if self.charge_mib(tenant) > free:
+        if self.accounted_mib(tenant) > free:
             return f"{reason}; {max(0, free)} MiB are forecast to be free"
         return None

@@ -7,7 +7,7 @@ from itertools import accumulate
 import msgspec
 
 
-class Phase(msgspec.Struct, frozen=True):
+class MemoryPhase(msgspec.Struct, frozen=True):
     """A part of a life in which memory stays below `memory_mib`; without `duration_ns` the last one, which lasts."""
 
     memory_mib: int
@@ -24,14 +24,14 @@ class Tenant(msgspec.Struct, frozen=True, dict=True):
 
     name: str
     request_mib: int
-    phases: tuple[Phase, ...] = ()
+    phases: tuple[MemoryPhase, ...] = ()
     usage: tuple[float, ...] = ()
     share: float = 0.0
 
     @property
-    def life(self) -> tuple[Phase, ...]:
+    def life(self) -> tuple[MemoryPhase, ...]:
         """Its phases; while nothing was measured, one that lasts, with what it asks for."""
-        return self.phases or (Phase(self.request_mib),)
+        return self.phases or (MemoryPhase(self.request_mib),)
 
     @cached_property
     def peak_mib(self) -> int:
@@ -44,7 +44,7 @@ class Tenant(msgspec.Struct, frozen=True, dict=True):
         return tuple(accumulate((phase.duration_ns or 0 for phase in self.life[:-1]), initial=0))
 
     @cached_property
-    def lasting_mib(self) -> int | None:
+    def steady_mib(self) -> int | None:
         """What it takes for good once it has started; None of a job, which ends."""
         return self.life[-1].memory_mib if self.life[-1].duration_ns is None else None
 
@@ -75,31 +75,31 @@ class PlacedTenant(msgspec.Struct, frozen=True):
         return self.age_ns < self.tenant.starts_ns[-1]
 
 
-class Prospect(msgspec.Struct, frozen=True):
-    """What tenants will take together: `jobs` end, the others stay, for which they take `stay_mib`.
+class MemoryForecast(msgspec.Struct, frozen=True):
+    """What tenants will take together: `jobs` end, the others stay, for which they take `resident_mib`.
 
     Of those that stay one at a time is loaded, now or again, which takes `load_mib` more.
     """
 
     jobs: tuple[PlacedTenant, ...] = ()
-    stay_mib: int = 0
+    resident_mib: int = 0
     load_mib: int = 0
 
-    def joined(self, other: PlacedTenant) -> "Prospect":
+    def with_tenant(self, other: PlacedTenant) -> "MemoryForecast":
         """With one more."""
-        lasting_mib = other.tenant.lasting_mib
-        if lasting_mib is None:
-            return Prospect((*self.jobs, other), self.stay_mib, self.load_mib)
-        load_mib = max(self.load_mib, other.tenant.peak_mib - lasting_mib)
-        return Prospect(self.jobs, self.stay_mib + lasting_mib, load_mib)
+        steady_mib = other.tenant.steady_mib
+        if steady_mib is None:
+            return MemoryForecast((*self.jobs, other), self.resident_mib, self.load_mib)
+        load_mib = max(self.load_mib, other.tenant.peak_mib - steady_mib)
+        return MemoryForecast(self.jobs, self.resident_mib + steady_mib, load_mib)
 
     @property
-    def highest_mib(self) -> int:
+    def peak_mib(self) -> int:
         """The most at a time from now on, if all goes as measured: what jobs take only grows where a phase begins."""
         starts = {start - each.age_ns for each in self.jobs for start in each.tenant.starts_ns}
         times = {0} | {time for time in starts if time > 0}
         jobs_mib = max(sum(each.tenant.memory_mib(each.age_ns + time) for each in self.jobs) for time in times)
-        return jobs_mib + self.stay_mib + self.load_mib
+        return jobs_mib + self.resident_mib + self.load_mib
 
 
 class Device(msgspec.Struct, frozen=True, dict=True):
@@ -134,11 +134,11 @@ class Device(msgspec.Struct, frozen=True, dict=True):
         return next((each.tenant.name for each in self.residents if each.loading), None)
 
     @cached_property
-    def foreign_mib(self) -> int:
+    def unaccounted_mib(self) -> int:
         """What is in use that nobody on it should take."""
         return max(0, round(self.used[-1]) - sum(each.memory_mib for each in self.residents)) if self.used else 0
 
     @cached_property
-    def prospect(self) -> Prospect:
+    def forecast(self) -> MemoryForecast:
         """What those on it will take."""
-        return reduce(Prospect.joined, self.residents, Prospect())
+        return reduce(MemoryForecast.with_tenant, self.residents, MemoryForecast())

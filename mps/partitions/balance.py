@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-LOOKS = 3
+SAMPLES_IN_A_ROW = 3
 """A partition is as busy, or as idle, at so many looks in a row before anything is changed."""
 STEP_PERCENT = 10
 """Of a GPU, that a share is lent or gives back at a time."""
@@ -17,7 +17,7 @@ STEP_PERCENT = 10
 _Held = TypeVar("_Held", tuple[int, ...], int)
 
 
-class AskedBy(enum.StrEnum):
+class ResizeTrigger(enum.StrEnum):
     """What asks for other sets of cores: the plan, as far as profiles say what they would do, or how busy they are."""
 
     PLAN = "plan"
@@ -33,7 +33,7 @@ class BalanceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plan is not asked.
     """
 
-    by: AskedBy = AskedBy.PLAN
+    by: ResizeTrigger = ResizeTrigger.PLAN
     busy: float = 0.8
     idle: float = 0.3
     every_s: float = 5.0
@@ -56,14 +56,14 @@ class PartitionLoad(NamedTuple, Generic[_Held]):
     busy: float
 
 
-class Change(NamedTuple, Generic[_Held]):
+class LoadChange(NamedTuple, Generic[_Held]):
     """A partition is to have this."""
 
     partition: str
     held: _Held
 
 
-class _Balance(ABC, Generic[_Held]):
+class _Lender(ABC, Generic[_Held]):
     """Lends what is nobody's to the busiest partition, and takes it back when that does not need it.
 
     `own` is what each partition always has.
@@ -76,13 +76,15 @@ class _Balance(ABC, Generic[_Held]):
         self._idle: Counter[str] = Counter()
         self._changed_s = -math.inf
 
-    def changed(self, now_s: float) -> None:
+    def note_change(self, now_s: float) -> None:
         """Something was changed, by whomever: the pause and the looks count from now."""
         self._changed_s = now_s
         self._busy.clear()
         self._idle.clear()
 
-    def look(self, now_s: float, loads: Mapping[str, PartitionLoad[_Held]], free: _Held) -> Change[_Held] | None:
+    def next_change(
+        self, now_s: float, loads: Mapping[str, PartitionLoad[_Held]], free: _Held
+    ) -> LoadChange[_Held] | None:
         """The next change, if there is to be one; the caller tries it once, whatever comes of it."""
         for name, load in loads.items():
             self._busy[name] = self._busy[name] + 1 if load.busy >= self._settings.busy else 0
@@ -91,46 +93,46 @@ class _Balance(ABC, Generic[_Held]):
             return None
         change = self._lend(loads, free) or self._return(loads)
         if change is not None:
-            self.changed(now_s)
+            self.note_change(now_s)
         return change
 
-    def _lend(self, loads: Mapping[str, PartitionLoad[_Held]], free: _Held) -> Change[_Held] | None:
-        busy = [name for name in loads if self._busy[name] >= LOOKS]
+    def _lend(self, loads: Mapping[str, PartitionLoad[_Held]], free: _Held) -> LoadChange[_Held] | None:
+        busy = [name for name in loads if self._busy[name] >= SAMPLES_IN_A_ROW]
         if not busy or not free:
             return None
         name = max(busy, key=lambda each: loads[each].busy)
-        return Change(name, self._more(loads[name].held, free))
+        return LoadChange(name, self._grown(loads[name].held, free))
 
-    def _return(self, loads: Mapping[str, PartitionLoad[_Held]]) -> Change[_Held] | None:
+    def _return(self, loads: Mapping[str, PartitionLoad[_Held]]) -> LoadChange[_Held] | None:
         for name, (held, _) in loads.items():
-            if self._idle[name] >= LOOKS and (less := self._less(held, self._own[name])) != held:
-                return Change(name, less)
+            if self._idle[name] >= SAMPLES_IN_A_ROW and (less := self._shrunk(held, self._own[name])) != held:
+                return LoadChange(name, less)
         return None
 
     @abstractmethod
-    def _more(self, held: _Held, free: _Held) -> _Held: ...
+    def _grown(self, held: _Held, free: _Held) -> _Held: ...
 
     @abstractmethod
-    def _less(self, held: _Held, own: _Held) -> _Held:
+    def _shrunk(self, held: _Held, own: _Held) -> _Held:
         """At least half of what is held; all of it where nothing of it is lent."""
 
 
-class CoreBalance(_Balance[tuple[int, ...]]):
+class CoreBalance(_Lender[tuple[int, ...]]):
     """Lends cores, one at a time."""
 
-    def _more(self, held: tuple[int, ...], free: tuple[int, ...]) -> tuple[int, ...]:
+    def _grown(self, held: tuple[int, ...], free: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(sorted((*held, min(free))))
 
-    def _less(self, held: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, ...]:
+    def _shrunk(self, held: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, ...]:
         lent = set(held) - set(own)
         return tuple(core for core in held if core != max(lent)) if lent and len(held) > 1 else held
 
 
-class ShareBalance(_Balance[int]):
+class ShareBalance(_Lender[int]):
     """Lends percents of the multiprocessors of one GPU."""
 
-    def _more(self, held: int, free: int) -> int:
+    def _grown(self, held: int, free: int) -> int:
         return held + min(free, STEP_PERCENT)
 
-    def _less(self, held: int, own: int) -> int:
+    def _shrunk(self, held: int, own: int) -> int:
         return held if held <= own else max(own, held - STEP_PERCENT, math.ceil(held / 2))

@@ -12,14 +12,14 @@ HOST = "host"
 WHOLE = 100.0
 
 
-class Free(NamedTuple):
+class FreeCapacity(NamedTuple):
     """What of a device nobody has been promised: percent of it, and MiB of memory (None: not known)."""
 
     share_percent: float = WHOLE
     memory_mb: float | None = None
 
 
-class DemandedShare(NamedTuple):
+class CapacityGuarantee(NamedTuple):
     """What a partition is promised of its device."""
 
     partition: str
@@ -28,28 +28,28 @@ class DemandedShare(NamedTuple):
     memory_mb: float
 
 
-def demand_of(partition: Partition) -> DemandedShare:
+def guarantee_of(partition: Partition) -> CapacityGuarantee:
     """What a partition is promised: a MIG instance is one's alone, cores are the concern of `partitions.cpu`."""
     match partition:
         case CpuPartition():
-            return DemandedShare(partition.name, HOST, 0.0, partition.hard_memory_mb or 0.0)
+            return CapacityGuarantee(partition.name, HOST, 0.0, partition.hard_memory_mb or 0.0)
         case MigPartition():
-            return DemandedShare(partition.name, partition.uuid, WHOLE, partition.memory_mb or 0.0)
+            return CapacityGuarantee(partition.name, partition.uuid, WHOLE, partition.memory_mb or 0.0)
         case _:
-            return DemandedShare(
+            return CapacityGuarantee(
                 partition.name, partition.uuid, partition.guaranteed_percent, partition.memory_mb or 0.0
             )
 
 
-def check_shares(partitions: Iterable[Partition], free: Mapping[str, Free]) -> None:
+def check_capacity(partitions: Iterable[Partition], free: Mapping[str, FreeCapacity]) -> None:
     """Raise InfeasibleLayout when the partitions are promised more of a device than it has free, or cannot share it.
 
     `free` is by device, a UUID or `HOST`; one that is not there is all free, and its memory not known.
     """
-    demands: dict[str, list[DemandedShare]] = {}
+    demands: dict[str, list[CapacityGuarantee]] = {}
     static_devices: dict[str, bool] = {}
     for partition in partitions:
-        demand = demand_of(partition)
+        demand = guarantee_of(partition)
         demands.setdefault(demand.device, []).append(demand)
         if isinstance(partition, MpsPartition):
             static = partition.mode is ShareMode.STATIC
@@ -59,10 +59,10 @@ def check_shares(partitions: Iterable[Partition], free: Mapping[str, Free]) -> N
                     "expected mode static of all that share a device, or of none"
                 )
     for device, asked in demands.items():
-        _check_device(device, asked, free.get(device, Free()))
+        _check_device(device, asked, free.get(device, FreeCapacity()))
 
 
-def _check_device(device: str, asked: list[DemandedShare], free: Free) -> None:
+def _check_device(device: str, asked: list[CapacityGuarantee], free: FreeCapacity) -> None:
     share = sum(each.share_percent for each in asked)
     if share > free.share_percent:
         listed = ", ".join(f"{each.share_percent:g} % for {each.partition}" for each in asked if each.share_percent)

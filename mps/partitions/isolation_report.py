@@ -39,7 +39,7 @@ class MpsFacts(msgspec.Struct, frozen=True):
     trouble: str = ""
 
 
-class ThreadPlace(msgspec.Struct, frozen=True):
+class ThreadAffinity(msgspec.Struct, frozen=True):
     """A thread of a worker, or of a process that it started, and the cores that the kernel lets it run on."""
 
     name: str
@@ -60,7 +60,7 @@ class Evidence(msgspec.Struct, frozen=True):
     cores: tuple[int, ...] = ()
     processes: tuple[int, ...] = ()
     thread_count: int = 0
-    places: tuple[ThreadPlace, ...] = ()
+    stray_threads: tuple[ThreadAffinity, ...] = ()
     data_limit_bytes: int | None = None
     providers: dict[str, str] = {}
     refusals: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class Evidence(msgspec.Struct, frozen=True):
     threads: dict[str, int] = {}
 
 
-def shortfalls(partition: Partition, evidence: Evidence) -> list[str]:
+def isolation_violations(partition: Partition, evidence: Evidence) -> list[str]:
     """Why a partition does not hold, in sentences; empty when it is enforced."""
     reasons = [*_cores(partition, evidence), *evidence.refusals]
     if isinstance(partition, CpuPartition):
@@ -89,9 +89,9 @@ def _cores(partition: Partition, evidence: Evidence) -> list[str]:
     reasons = []
     if evidence.cores != tuple(sorted(partition.cores)):
         reasons.append(f"the worker runs on cores {_listed(evidence.cores)}, expected {_listed(partition.cores)}")
-    elif evidence.places:
-        stray = evidence.places[0]
-        more = f" and {len(evidence.places) - 1} more" if len(evidence.places) > 1 else ""
+    elif evidence.stray_threads:
+        stray = evidence.stray_threads[0]
+        more = f" and {len(evidence.stray_threads) - 1} more" if len(evidence.stray_threads) > 1 else ""
         reasons.append(
             f"thread {stray.name} ({stray.tid}){more} of {evidence.thread_count} may run on cores "
             f"{_listed(stray.cores)}, expected {_listed(partition.cores)}"

@@ -7,13 +7,13 @@ from typing import Protocol
 from sluice.models.errors import ControlFailed
 from sluice.mps.daemon.client_contexts import TERMINATE_S, destroy_contexts
 from sluice.mps.daemon.control import MpsControl
-from sluice.mps.supervisor.process import WorkerProcess, all_gone
+from sluice.mps.supervisor.process import WorkerProcess, wait_for_exit
 
 DRAIN_S = 2.0
 """How long workers may take to end by themselves: what they still run fails at once, or never ends."""
 KILL_S = 5.0
 ANSWER_S = 45.0
-"""How long a daemon may take to be there again: also one that hangs, which is noticed late (`MpsKeeper`)."""
+"""How long a daemon may take to be there again: also one that hangs, which is noticed late (`MpsWatchdog`)."""
 LOOK_S = 0.1
 """How long to wait between two looks whether a daemon that ended is there again."""
 
@@ -21,7 +21,7 @@ LOOK_S = 0.1
 class ClientProcess(Protocol):
     """A worker process that is a client of the daemon (`WorkerProcess`)."""
 
-    gone: asyncio.Event
+    exited: asyncio.Event
 
     def close(self, reason: str = "") -> None:
         """Have it end after the batch that it is running."""
@@ -47,14 +47,14 @@ async def end_clients(
     """
     for worker in workers:
         worker.close(reason)
-    gone = [worker.gone for worker in workers]
-    if await all_gone(gone, drain_s):
+    gone = [worker.exited for worker in workers]
+    if await wait_for_exit(gone, drain_s):
         return True
     await destroy_contexts(control, terminate_s)  # it has no other clients
     for worker in workers:
-        if not worker.gone.is_set():
+        if not worker.exited.is_set():
             worker.kill(reason)
-    return await all_gone(gone, kill_s)
+    return await wait_for_exit(gone, kill_s)
 
 
 async def end_client(worker: WorkerProcess, control: MpsControl, reason: str, terminate_s: float = TERMINATE_S) -> None:
@@ -65,7 +65,7 @@ async def end_client(worker: WorkerProcess, control: MpsControl, reason: str, te
         worker.kill(reason)
 
 
-async def answering(control: MpsControl, timeout_s: float = ANSWER_S) -> bool:
+async def wait_until_answering(control: MpsControl, timeout_s: float = ANSWER_S) -> bool:
     """Return when the daemon answers, which may just be started again, or not within the time."""
     deadline_s = asyncio.get_running_loop().time() + timeout_s
     while True:

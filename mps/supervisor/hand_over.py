@@ -7,11 +7,11 @@ import msgspec
 
 from sluice.models.errors import PartitionError
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.mps.ipc.messages import AddModel, DropModel, LoadedModel, Ready
+from sluice.mps.ipc.messages import AddModel, DropModel, LoadResult, WorkerReady
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition, Partition
 from sluice.mps.supervisor.worker_slot import WorkerSlot
 
-Tables = Mapping[tuple[str, str], LatencyTable]
+TablesByKind = Mapping[tuple[str, str], LatencyTable]
 """How fast models are, by kind of partition and key."""
 
 
@@ -24,7 +24,7 @@ class HandOver:
     """
 
     def __init__(
-        self, before: WorkerSlot, partition: Partition, tables: Mapping[str, LatencyTable], known: Tables
+        self, before: WorkerSlot, partition: Partition, tables: Mapping[str, LatencyTable], known: TablesByKind
     ) -> None:
         self._before = before
         self._stored = tables
@@ -36,36 +36,36 @@ class HandOver:
             for key, file in before.models.items()
         )
         spec = msgspec.structs.replace(before.spec, partition=partition, models=files, initial=None)
-        self.successor = before.another(spec)
-        self.ready: Ready | None = None
+        self.successor = before.for_replacement(spec)
+        self.ready: WorkerReady | None = None
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def came_up(self, ready: Ready) -> str:
+    def worker_ready(self, ready: WorkerReady) -> str:
         """The new worker is up; returns why it cannot take over, "" if it may as far as can be seen now."""
         self.ready = ready
-        lacking = self.successor.shortfalls
-        if lacking and not self._before.shortfalls:
+        lacking = self.successor.violations
+        if lacking and not self._before.violations:
             return f"the new worker does not prove its share: {'; '.join(lacking)}"
-        return next(filter(None, map(self.refused, ready.models)), "")
+        return next(filter(None, map(self.load_failure, ready.models)), "")
 
-    def refused(self, model: LoadedModel) -> str:
+    def load_failure(self, model: LoadResult) -> str:
         """Why nothing can be handed over, if the new worker could not load a model that is held; "" otherwise."""
         if model.table is not None or model.key not in self._wanted():
             return ""
         return f"model {model.key} does not load there: {model.error}"
 
-    def is_due(self) -> bool:
+    def reconcile(self) -> bool:
         """Whether the new worker may take over; what it lacks, or has too much, it is told then."""
         before, successor = self._before, self.successor
-        if self.ready is None or before.changing or successor.changing:
+        if self.ready is None or before.has_pending_changes or successor.has_pending_changes:
             return False
         wanted = self._wanted()
         for key in sorted(wanted - successor.tables.keys()):
             table = self._known.get((successor.kind, key))
-            successor.change(AddModel(msgspec.structs.replace(before.models[key], table=table)))
+            successor.request_change(AddModel(msgspec.structs.replace(before.models[key], table=table)))
         for key in sorted(successor.tables.keys() - wanted):
-            successor.change(DropModel(key))
-        return not successor.changing
+            successor.request_change(DropModel(key))
+        return not successor.has_pending_changes
 
     def complete(self) -> dict[str, LatencyTable]:
         """Tell who waits that the worker has taken over; returns how fast models are there, by key.
@@ -77,7 +77,7 @@ class HandOver:
         for key, table in successor.tables.items():
             if key not in self._stored:
                 successor.tables[key] = _bounded(table, before.tables[key], self._slower)
-            successor.keep(successor.models[key], successor.tables[key])
+            successor.remember_model(successor.models[key], successor.tables[key])
         for key in successor.models.keys() - before.models.keys():  # given up before it was loaded
             del successor.models[key]
         if not self.done.done():

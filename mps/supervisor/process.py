@@ -16,7 +16,7 @@ from sluice.models.errors import PartitionError
 from sluice.mps.ipc.channel import Channel
 from sluice.mps.ipc.messages import FromWorker, ToWorker
 from sluice.mps.isolation.launch import module_environment
-from sluice.mps.isolation.pinning import environment
+from sluice.mps.isolation.pinning import worker_environment
 from sluice.mps.partitions.partition import Partition
 
 OUTGOING_LIMIT = 1024
@@ -44,7 +44,7 @@ class WorkerProcess:
         self._loop = asyncio.get_running_loop()
         self._outgoing: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._reason = ""
-        self.gone = asyncio.Event()
+        self.exited = asyncio.Event()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
@@ -80,7 +80,7 @@ class WorkerProcess:
             self._loop.add_writer(self._channel.fileno(), self._flush)
         self._outgoing.append((packet, copies))
 
-    def take_in(self) -> None:
+    def deliver_pending(self) -> None:
         """Deliver what has arrived, which the loop may not have come to yet: before anything is said to be missing."""
         if not self._channel.closed:
             self._receive()
@@ -99,7 +99,7 @@ class WorkerProcess:
     def kill(self, reason: str) -> None:
         """Send SIGKILL; `reason` is what `on_exit` will be told."""
         self._reason = self._reason or reason
-        if not self.gone.is_set():
+        if not self.exited.is_set():
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _sent(self, packet: bytes, fds: Sequence[int]) -> bool:
@@ -147,11 +147,11 @@ class WorkerProcess:
         self._loop.remove_reader(self._pidfd)
         status = self._process.wait()
         os.close(self._pidfd)
-        self.gone.set()
+        self.exited.set()
         self._on_exit(self._reason or _describe(status))
 
 
-async def all_gone(processes: Iterable[asyncio.Event], timeout_s: float) -> bool:
+async def wait_for_exit(processes: Iterable[asyncio.Event], timeout_s: float) -> bool:
     """Wait for the end of processes, by their `gone`; whether all ended in time."""
     try:
         async with asyncio.timeout(timeout_s):
@@ -169,7 +169,7 @@ def _spawn(partition: Partition, theirs: socket.socket, stdout: int | None) -> "
         # -P: a directory that the gateway happens to be started in must not shadow modules.
         [sys.executable, "-P", "-m", "sluice.mps.worker.start", cores, "--socket", str(theirs.fileno())],
         pass_fds=[theirs.fileno()],
-        env=module_environment() | environment(partition),
+        env=module_environment() | worker_environment(partition),
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         start_new_session=True,

@@ -27,7 +27,7 @@ class QuarantineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
             raise ValueError(f"expected 0 < first_s <= last_s, got {self.first_s:g} and {self.last_s:g}")
 
 
-USUAL = QuarantineSettings()
+DEFAULT_QUARANTINE = QuarantineSettings()
 
 
 class Quarantined(msgspec.Struct, frozen=True):
@@ -57,13 +57,13 @@ class Quarantine:
     def __init__(self, partitions: Iterable[str], settings: QuarantineSettings) -> None:
         self._settings = settings
         self._records = {name: _Record(settings) for name in partitions}
-        self.present: dict[str, Quarantined] = {}
+        self.partitions: dict[str, Quarantined] = {}
 
-    def ready(self, partition: str, now_s: float) -> None:
+    def worker_ready(self, partition: str, now_s: float) -> None:
         """The worker of a partition is up."""
         self._records[partition].ready_s = now_s
 
-    def faulted(self, partition: str, reason: str, now_s: float) -> float | None:
+    def worker_lost(self, partition: str, reason: str, now_s: float) -> float | None:
         """A worker was lost by no will of ours; for how long the partition is left alone now, None when it is not."""
         settings, record = self._settings, self._records[partition]
         if not settings.faults:
@@ -74,24 +74,24 @@ class Quarantine:
         record.ready_s = None
         record.faults.append(now_s)
         often = len(record.faults) == settings.faults and now_s - record.faults[0] <= settings.within_s
-        if not (often or record.on_probation) or len(self._records) - len(self.present) <= 1:
+        if not (often or record.on_probation) or len(self._records) - len(self.partitions) <= 1:
             return None
         count = "again" if record.on_probation else f"{settings.faults} times within {settings.within_s:g} s"
-        return self._put(partition, f"its worker was lost {count}: {reason}")
+        return self._start(partition, f"its worker was lost {count}: {reason}")
 
     def device_lost(self, partition: str, reason: str) -> float:
         """The device of a partition is lost; for how long the partition is left alone."""
-        return self._put(partition, reason)
+        return self._start(partition, reason)
 
-    def over(self, partition: str) -> None:
+    def release(self, partition: str) -> None:
         """A partition is tried again, if it was left alone."""
-        self.present.pop(partition, None)
+        self.partitions.pop(partition, None)
 
-    def _put(self, partition: str, reason: str) -> float:
+    def _start(self, partition: str, reason: str) -> float:
         record = self._records[partition]
         for_s = record.next_s
         record.next_s = min(2 * for_s, self._settings.last_s)
         record.on_probation = True
         record.faults.clear()
-        self.present[partition] = Quarantined(for_s, reason)
+        self.partitions[partition] = Quarantined(for_s, reason)
         return for_s

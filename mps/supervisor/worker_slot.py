@@ -1,4 +1,4 @@
-"""A partition's post, which one worker after the other holds."""
+"""A partition's slot, which one worker after the other holds."""
 
 import asyncio
 from collections import deque
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.mps.ipc.messages import AddModel, DropModel, LoadedModel, ModelFile, StartWorker, ToWorker
+from sluice.mps.ipc.messages import AddModel, DropModel, LoadResult, ModelFile, StartWorker, ToWorker
 from sluice.mps.isolation.back_off import BackOff
 from sluice.mps.supervisor.process import WorkerProcess
 from sluice.mps.supervisor.worker_spec import WorkerSpec
@@ -26,7 +26,7 @@ class WorkerSlot:
         self.kind = spec.partition.profile_kind
         self.models = {file.key: file for file in spec.models if spec.initial is None or file.key in spec.initial}
         self.tables: dict[str, LatencyTable] = {}
-        self.shortfalls: list[str] = []
+        self.violations: list[str] = []
         self.process: WorkerProcess | None = None
         self.output_region = 0
         self.ready = False
@@ -37,21 +37,21 @@ class WorkerSlot:
         self._changes: deque[AddModel | DropModel] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
-    def another(self, spec: WorkerSpec) -> "WorkerSlot":
-        """The post of a worker that is to take the place of this one's."""
+    def for_replacement(self, spec: WorkerSpec) -> "WorkerSlot":
+        """The slot of a worker that is to take the place of this one's."""
         return WorkerSlot(spec, self._limit_s, self._end)
 
     @property
-    def changing(self) -> bool:
+    def has_pending_changes(self) -> bool:
         """Whether the worker is to load or to unload something."""
         return bool(self._changes)
 
-    def wait(self, delay_s: float, then: Callable[[], None]) -> None:
+    def call_later(self, delay_s: float, then: Callable[[], None]) -> None:
         """Call `then` later, in place of what waited before: the restart, or the end of what takes too long."""
-        self.stop_waiting()
+        self.cancel_timer()
         self._timer = asyncio.get_running_loop().call_later(delay_s, then)
 
-    def stop_waiting(self) -> None:
+    def cancel_timer(self) -> None:
         """Call nothing later."""
         if self._timer is not None:
             self._timer.cancel()
@@ -62,7 +62,7 @@ class WorkerSlot:
         if self.ready and self.process:
             self.process.send(message, fds)
 
-    def started(self, process: WorkerProcess) -> None:
+    def process_started(self, process: WorkerProcess) -> None:
         """Give a new worker its first message; it is to be ready in time."""
         self.process = process
         self._limit(f"not ready within {self._limit_s:g} s")
@@ -74,19 +74,19 @@ class WorkerSlot:
         if self.process is not None:
             self._end(self.name, self.process, reason)
 
-    def lost(self) -> None:
+    def process_lost(self) -> None:
         """Note that the worker is gone, and its changes with it."""
         self.process = None
         self.ready = False
         self.tables.clear()
         self._changes.clear()
-        self.stop_waiting()
+        self.cancel_timer()
 
-    def keep(self, file: ModelFile, table: LatencyTable | None) -> None:
+    def remember_model(self, file: ModelFile, table: LatencyTable | None) -> None:
         """Note that the next worker is to hold a model, too; what this one measured, that one need not."""
         self.models[file.key] = msgspec.structs.replace(file, table=table or file.table)
 
-    def change(self, change: AddModel | DropModel) -> None:
+    def request_change(self, change: AddModel | DropModel) -> None:
         """Order a change, if a worker is ready to take it."""
         if not self.ready:
             return
@@ -97,16 +97,16 @@ class WorkerSlot:
         if len(self._changes) == 1:
             self._limit_change()
 
-    def loaded(self, model: LoadedModel) -> None:
+    def model_loaded(self, model: LoadResult) -> None:
         """Note how the first change ended: the model is held, or did not load."""
         change = self._changes.popleft()
         assert isinstance(change, AddModel), "changes are answered in order"
         if model.table is not None:
             self.tables[model.key] = model.table
-            self.keep(change.file, model.table)
+            self.remember_model(change.file, model.table)
         self._limit_change()
 
-    def unloaded(self, key: str) -> None:
+    def model_unloaded(self, key: str) -> None:
         """Note that the first change ended: the model is not held any more."""
         self._changes.popleft()
         self.tables.pop(key, None)
@@ -115,18 +115,18 @@ class WorkerSlot:
 
     def _limit_change(self) -> None:
         """Bound the time of the change that is under way now."""
-        self.stop_waiting()
+        self.cancel_timer()
         if self._changes:
             what = "load" if isinstance(self._changes[0], AddModel) else "unload"
             self._limit(f"it did not {what} a model within {self._limit_s:g} s")
 
     def _limit(self, reason: str) -> None:
         """Have the worker ended for a reason, unless something else is waited for by then, or nothing any more."""
-        self.wait(self._limit_s, lambda: self._expired(reason))
+        self.call_later(self._limit_s, lambda: self._expired(reason))
 
     def _expired(self, reason: str) -> None:
         timer = self._timer
         if self.process is not None:
-            self.process.take_in()  # what is missing may be there, since loops look at timers before they read
+            self.process.deliver_pending()  # what is missing may be there, since loops look at timers before they read
         if self._timer is timer:
             self.end(reason)

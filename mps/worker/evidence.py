@@ -14,17 +14,17 @@ import msgspec
 from sluice.models.errors import ControlFailed
 from sluice.models.processes import process_tree, threads_of
 from sluice.mps.daemon.channel import MpsChannel
-from sluice.mps.daemon.inventory import answering_control
+from sluice.mps.daemon.inventory import connect_control
 from sluice.mps.isolation.launch import module_environment
 from sluice.mps.isolation.mps_environment import NO_DAEMON
 from sluice.mps.nvidia.cuda import visible_gpu
-from sluice.mps.partitions.isolation_report import Evidence, MpsFacts, ThreadPlace, VisibleGpu
+from sluice.mps.partitions.isolation_report import Evidence, MpsFacts, ThreadAffinity, VisibleGpu
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition, Partition
 
 if TYPE_CHECKING:
     from sluice.mps.worker.runner import Runner
 
-MAX_PLACES = 16
+MAX_STRAY_THREADS = 16
 """Threads that are told of one by one."""
 MAX_REFUSALS = 16
 """Models of late that are told of because they would have run elsewhere."""
@@ -34,7 +34,7 @@ PROBE_TIMEOUT_S = 20.0
 _PROC = Path("/proc")
 
 
-def gather(partition: Partition, models: "Runner | None" = None, before: Evidence | None = None) -> Evidence:
+def gather_evidence(partition: Partition, models: "Runner | None" = None, before: Evidence | None = None) -> Evidence:
     """The evidence of this process, which has just loaded `models`; of its device it may have been found `before`."""
     cores = tuple(sorted(os.sched_getaffinity(0)))
     processes = tuple(process_tree(os.getpid()))
@@ -51,7 +51,7 @@ def gather(partition: Partition, models: "Runner | None" = None, before: Evidenc
         cores,
         processes,
         len(threads),
-        tuple(islice(strays, MAX_PLACES)),
+        tuple(islice(strays, MAX_STRAY_THREADS)),
         None if limit == resource.RLIM_INFINITY else limit,
         {} if models is None else models.providers,
         () if models is None else models.refusals[-MAX_REFUSALS:],
@@ -64,7 +64,7 @@ def gather(partition: Partition, models: "Runner | None" = None, before: Evidenc
 def mps_facts(processes: Sequence[int]) -> MpsFacts:
     """What the daemon that this process was told says of it; asked once it has a context."""
     try:
-        clients = answering_control(MpsChannel(Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"]))).clients()
+        clients = connect_control(MpsChannel(Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"]))).clients()
     except ControlFailed as error:
         return MpsFacts(trouble=str(error))
     whole = whole_device()
@@ -94,13 +94,13 @@ def _task(pid: int, tid: int) -> Path:
     return _PROC / str(pid) / "task" / str(tid)
 
 
-def _strays(threads: Iterable[tuple[int, int]], allowed: frozenset[int]) -> Iterator[ThreadPlace]:
+def _strays(threads: Iterable[tuple[int, int]], allowed: frozenset[int]) -> Iterator[ThreadAffinity]:
     """Those that may run elsewhere; there may be thousands of threads, and batches wait meanwhile."""
     for pid, tid in threads:
         try:
             cores = os.sched_getaffinity(tid)
             if not cores <= allowed:
                 name = (_task(pid, tid) / "comm").read_text(encoding="utf-8", errors="replace")
-                yield ThreadPlace(name.strip(), tid, tuple(sorted(cores)))
+                yield ThreadAffinity(name.strip(), tid, tuple(sorted(cores)))
         except OSError:  # it has just ended
             continue

@@ -12,10 +12,10 @@ from contextlib import suppress
 import msgspec
 
 from sluice.mps.ipc.channel import Channel
-from sluice.mps.ipc.messages import AddModel, DropModel, LoadedModel, ModelAdded, ModelDropped, ToWorker
-from sluice.mps.worker.runner import Made, Runner
+from sluice.mps.ipc.messages import AddModel, DropModel, LoadResult, ModelAdded, ModelDropped, ToWorker
+from sluice.mps.worker.runner import ColdBackend, Runner
 
-MADE_AT_A_TIME = 2
+CONCURRENT_LOADS = 2
 """Backends that are made at a time: more would take the cores from batches."""
 ALONE_S = 1.0
 """Time for which a model that is to be weighed is by itself, before the next one is made beside it."""
@@ -36,23 +36,23 @@ class Loader:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._orders: deque[AddModel | DropModel] = deque()
-        self._threads = ThreadPoolExecutor(MADE_AT_A_TIME, "load")
-        self._backends: dict[str, Future[Made]] = {}
-        self._alone = ""
+        self._threads = ThreadPoolExecutor(CONCURRENT_LOADS, "load")
+        self._backends: dict[str, Future[ColdBackend]] = {}
+        self._measured_alone = ""
         self._alone_until_s = 0.0
         self._held_back = False
-        self._steps: Generator[None, None, LoadedModel] | None = None
-        self._made = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._steps: Generator[None, None, LoadResult] | None = None
+        self._backend_created = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     @property
     def busy(self) -> bool:
         """Whether there is something to do, or to wait for."""
         return bool(self._orders)
 
-    def take(self, order: AddModel | DropModel) -> None:
+    def submit(self, order: AddModel | DropModel) -> None:
         """Queue an order."""
         self._orders.append(order)
-        self._make()
+        self._create_backends()
 
     def wait(self, channel: Channel[ToWorker]) -> None:
         """Return when `step` can go on, or when there is something to read."""
@@ -61,11 +61,11 @@ class Loader:
         if backend is not None and not backend.done():
             ready = select.poll()
             ready.register(channel, select.POLLIN)
-            ready.register(self._made, select.POLLIN)
+            ready.register(self._backend_created, select.POLLIN)
             left_s = self._alone_until_s - time.monotonic()
             ready.poll(max(math.ceil(left_s * 1000), 0) if self._held_back else None)
             with suppress(BlockingIOError):
-                os.eventfd_read(self._made)
+                os.eventfd_read(self._backend_created)
 
     def step(self, queued: Set[str]) -> ModelAdded | ModelDropped | None:
         """Do a bounded piece of work; the answer to the first order when that is done with it.
@@ -73,11 +73,11 @@ class Loader:
         `queued` are the models of batches that wait, which are not unloaded.
         """
         if self._held_back:
-            self._make()
+            self._create_backends()
         order = self._orders[0]
         answer: ModelAdded | ModelDropped
         if isinstance(order, AddModel):
-            model = self._runner.held(order.file.key) or self._load(order)
+            model = self._runner.loaded(order.file.key) or self._load(order)
             if model is None:
                 return None
             answer = ModelAdded(model)
@@ -87,39 +87,41 @@ class Loader:
             self._runner.unload(order.key)
             answer = ModelDropped(order.key)
         self._orders.popleft()
-        self._make()
+        self._create_backends()
         return answer
 
-    def _make(self) -> None:
+    def _create_backends(self) -> None:
         """Have the backends made that are to be loaded next."""
         self._held_back = False
         for order in self._orders:
             if not isinstance(order, AddModel):
                 return
             file = order.file
-            if file.key not in self._backends and not self._runner.held(file.key):
-                weigh = not self._backends and not file.weighed
+            if file.key not in self._backends and not self._runner.loaded(file.key):
+                measure_memory = not self._backends and not file.memory_measured
                 if not self._backends:
                     self._alone_until_s = time.monotonic() + ALONE_S
-                elif (self._alone or not file.weighed) and time.monotonic() < self._alone_until_s:
+                elif (self._measured_alone or not file.memory_measured) and time.monotonic() < self._alone_until_s:
                     self._held_back = True
                     return
-                self._alone = file.key if weigh else ""
-                backend = self._backends[file.key] = self._threads.submit(self._runner.make, file, weigh=weigh)
-                backend.add_done_callback(lambda _: os.eventfd_write(self._made, 1))
+                self._measured_alone = file.key if measure_memory else ""
+                backend = self._backends[file.key] = self._threads.submit(
+                    self._runner.create_backend, file, measure_memory=measure_memory
+                )
+                backend.add_done_callback(lambda _: os.eventfd_write(self._backend_created, 1))
 
-    def _load(self, order: AddModel) -> LoadedModel | None:
+    def _load(self, order: AddModel) -> LoadResult | None:
         key = order.file.key
         backend = self._backends[key]
         if not backend.done():
             return None
         if self._steps is None:
-            self._steps = self._runner.loading(order.file, backend.result)
+            self._steps = self._runner.load_steps(order.file, backend.result)
         try:
             next(self._steps)
         except StopIteration as end:
             self._steps = None
             del self._backends[key]
-            model: LoadedModel = end.value
-            return model if self._alone == key else msgspec.structs.replace(model, memory=None)
+            model: LoadResult = end.value
+            return model if self._measured_alone == key else msgspec.structs.replace(model, memory=None)
         return None

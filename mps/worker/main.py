@@ -24,26 +24,26 @@ from sluice.mps.ipc.channel import Channel
 from sluice.mps.ipc.messages import (
     AddModel,
     BatchRefused,
+    BatchWithdrawn,
     DropModel,
     MapRegion,
-    Measured,
     MeasureModel,
     ModelAdded,
     ModelDropped,
     ModelFile,
-    Ready,
-    Revoke,
-    Revoked,
+    ModelMeasured,
     RunBatch,
     StartWorker,
     ToWorker,
     UnmapRegion,
+    WithdrawBatch,
+    WorkerReady,
 )
 from sluice.mps.isolation.mps_environment import await_daemon
-from sluice.mps.isolation.pinning import bind
+from sluice.mps.isolation.pinning import bind_to_partition
 from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition, Partition
-from sluice.mps.worker.evidence import gather
+from sluice.mps.worker.evidence import gather_evidence
 
 if TYPE_CHECKING:
     from sluice.mps.worker.loader import Loader
@@ -88,16 +88,16 @@ class Worker:
                 self._loader.wait(self._channel)
                 idle = False
             for message, fds in self._channel.receive(wait=idle):
-                self.take(message, fds)
+                self.handle(message, fds)
             if self._queue:
                 answer, overflow = self._runner.run(self._queue.popleft())
                 if overflow:
                     self._channel.send(overflow[0], [overflow[1].fd])
                 self._channel.send(answer)
             if self._loader.busy and (change := self._loader.step({run.model for run in self._queue})):
-                self._channel.send(self._proved(change))
+                self._channel.send(self._with_evidence(change))
 
-    def take(self, message: ToWorker, fds: tuple[int, ...]) -> None:
+    def handle(self, message: ToWorker, fds: tuple[int, ...]) -> None:
         """Handle one message; a batch is queued."""
         match message:
             case RunBatch():
@@ -107,46 +107,48 @@ class Worker:
                     self._queue.append(message)
                 else:
                     self._channel.send(BatchRefused(message.batch, f"more than {QUEUE_LIMIT} batches are waiting"))
-            case Revoke():
+            case WithdrawBatch():
                 self._revoke(message.batch)
             case MapRegion():
                 self._tensors.map(message.region, Region.attach(fds[0], message.nbytes))
             case UnmapRegion():
                 self._tensors.unmap(message.region)
             case AddModel() | DropModel():
-                self._loader.take(message)
+                self._loader.submit(message)
             case MeasureModel():
-                self._channel.send(self._measured(message.file))
+                self._channel.send(self._measure(message.file))
             case StartWorker():
                 raise PartitionError("worker: the partition is set up once, expected no second Load")
 
-    def _measured(self, file: ModelFile) -> Measured:
+    def _measure(self, file: ModelFile) -> ModelMeasured:
         """What measuring comes to, with the proof of the partition; between two runs it looks whether it is to end."""
         from sluice.mps.nvidia.device_memory import memory_meter
 
-        steps = self._runner.profiling(file, partial(memory_meter, self._partition))
+        steps = self._runner.profile_steps(file, partial(memory_meter, self._partition))
         while True:
             try:
                 next(steps)
             except StopIteration as end:
-                measured: Measured = end.value
+                measured: ModelMeasured = end.value
                 break
             for message, fds in self._channel.receive():
-                self.take(message, fds)
-        return msgspec.structs.replace(measured, evidence=gather(self._partition, self._runner, self._evidence))
+                self.handle(message, fds)
+        return msgspec.structs.replace(
+            measured, evidence=gather_evidence(self._partition, self._runner, self._evidence)
+        )
 
-    def _proved(self, change: ModelAdded | ModelDropped) -> ModelAdded | ModelDropped:
+    def _with_evidence(self, change: ModelAdded | ModelDropped) -> ModelAdded | ModelDropped:
         """What changed, with the proof that the partition still holds: a model may place threads as it likes."""
         if isinstance(change, ModelDropped):
             return change
-        evidence = gather(self._partition, self._runner, self._evidence)
+        evidence = gather_evidence(self._partition, self._runner, self._evidence)
         return ModelAdded(msgspec.structs.replace(change.model, evidence=evidence))
 
     def _revoke(self, batch: int) -> None:
         for run in self._queue:
             if run.batch == batch:
                 self._queue.remove(run)
-                self._channel.send(Revoked(batch))
+                self._channel.send(BatchWithdrawn(batch))
                 return
 
 
@@ -156,7 +158,7 @@ def start(channel: Channel[ToWorker]) -> Worker:
     if not isinstance(load, StartWorker):
         raise PartitionError(f"worker: the first message is {type(load).__name__}, expected Load")
     partition = load.partition
-    cores = bind(partition)
+    cores = bind_to_partition(partition)
     if isinstance(partition, MpsPartition):
         await_daemon(partition)
 
@@ -175,10 +177,10 @@ def start(channel: Channel[ToWorker]) -> Worker:
         threads = len(partition.cores) or 1  # the work is the GPU's
         runner = Runner(tensors, threads, gpu=GpuOptions(partition.memory_bytes), meter=meter)
     models = runner.load(load.models)
-    evidence = gather(partition, runner)
+    evidence = gather_evidence(partition, runner)
     gc.collect()
     gc.freeze()
-    channel.send(Ready(os.getpid(), evidence.cores, threads, models, evidence), [tensors.output.fd])
+    channel.send(WorkerReady(os.getpid(), evidence.cores, threads, models, evidence), [tensors.output.fd])
     return Worker(channel, tensors, runner, Loader(runner), partition, evidence)
 
 

@@ -9,21 +9,30 @@ from typing import NamedTuple
 from sluice.models.backends.base import Backend, GpuOptions
 from sluice.models.backends.configured import load_backend, prepare, warm_up_runs, warm_up_shapes
 from sluice.models.backends.device_errors import is_context_lost, is_out_of_memory
-from sluice.models.backends.timed import Slowed
+from sluice.models.backends.timed import SlowedBackend
 from sluice.models.errors import BackendFailed, PartitionError
 from sluice.models.measuring.memory_meter import MemoryMeter, trim
 from sluice.models.measuring.memory_peaks import MemoryPeaks
-from sluice.models.measuring.quick import finish, measuring, warming
-from sluice.models.measuring.thorough import profiling
+from sluice.models.measuring.quick import measure_steps, run_to_end, warm_up_steps
+from sluice.models.measuring.thorough import profile_steps
 from sluice.models.pipelines.confidence import confidence
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.tensors.arrays import Array
 from sluice.mps.ipc.arena import Region
-from sluice.mps.ipc.messages import BatchRefused, Blame, Done, LoadedModel, Measured, ModelFile, Overflow, RunBatch
+from sluice.mps.ipc.messages import (
+    BatchFault,
+    BatchFinished,
+    BatchRefused,
+    LoadResult,
+    ModelFile,
+    ModelMeasured,
+    OverflowCreated,
+    RunBatch,
+)
 from sluice.mps.worker.tensors import WorkerTensors
 
 
-class Made(NamedTuple):
+class ColdBackend(NamedTuple):
     """A cold backend, and the meter whose base is what was taken before it was made; None without one."""
 
     backend: Backend
@@ -58,45 +67,47 @@ class Runner:
         self._refusals: dict[str, str] = {}
         self._models: dict[str, _Model] = {}
 
-    def load(self, files: Sequence[ModelFile]) -> tuple[LoadedModel, ...]:
+    def load(self, files: Sequence[ModelFile]) -> tuple[LoadResult, ...]:
         """Load, warm and time models; one that fails is reported and does not keep the others from serving."""
-        return tuple(finish(self.loading(file, partial(self.make, file, weigh=True))) for file in files)
+        return tuple(
+            run_to_end(self.load_steps(file, partial(self.create_backend, file, measure_memory=True))) for file in files
+        )
 
-    def make(self, file: ModelFile, *, weigh: bool) -> Made:
+    def create_backend(self, file: ModelFile, *, measure_memory: bool) -> ColdBackend:
         """The `backend` of a model; if it is to be weighed, with a meter, and without what loading it has left."""
-        if not weigh:
-            return Made(self.backend(file))
+        if not measure_memory:
+            return ColdBackend(self.backend(file))
         prepare(file.backend, self._gpu)
         memory = self._meter()
         backend = self.backend(file)
         if memory is not None:
             memory.restart()
-        return Made(backend, memory)
+        return ColdBackend(backend, memory)
 
     def backend(self, file: ModelFile) -> Backend:
         """The backend of a model, cold; any thread may make it. Raises whatever its module does."""
         backend = load_backend(file.backend, file.path, self._threads, file.config, self._gpu)
-        return backend if self._slowdown == 1 else Slowed(backend, self._slowdown)
+        return backend if self._slowdown == 1 else SlowedBackend(backend, self._slowdown)
 
-    def loading(self, file: ModelFile, make: Callable[[], Made]) -> Generator[None, None, LoadedModel]:
+    def load_steps(self, file: ModelFile, make: Callable[[], ColdBackend]) -> Generator[None, None, LoadResult]:
         """Take what `make` returns, warm, time and weigh it, a run a step, and hold it; never raises."""
         try:
             (backend, memory), table, shapes = make(), file.table, warm_up_shapes(file.config)
             peaks = MemoryPeaks(memory)
             yield from warm_up_runs(backend, file.config)
             if table is None:
-                table = yield from measuring(backend, file.batchable, file.menu, shapes=shapes, peaks=peaks)
+                table = yield from measure_steps(backend, file.batchable, file.menu, shapes=shapes, peaks=peaks)
             else:
-                yield from warming(backend, file.batchable, file.menu, shapes, peaks)
+                yield from warm_up_steps(backend, file.batchable, file.menu, shapes, peaks)
         except Exception as error:
             if isinstance(error, PartitionError):
                 self._refusals[file.key] = f"model {file.key}: {_first_line(error)}"
-            return LoadedModel(file.key, None, _first_line(error))
+            return LoadResult(file.key, None, _first_line(error))
         self._models[file.key] = _Model(file, backend, table)
         self._refusals.pop(file.key, None)
-        return LoadedModel(file.key, table, memory=peaks.line())
+        return LoadResult(file.key, table, memory=peaks.model_memory())
 
-    def profiling(self, file: ModelFile, meter: Callable[[], MemoryMeter]) -> Generator[None, None, Measured]:
+    def profile_steps(self, file: ModelFile, meter: Callable[[], MemoryMeter]) -> Generator[None, None, ModelMeasured]:
         """Load and measure a model, a run a step, and hold it; never raises. It is to be the first one."""
         made = []
 
@@ -107,11 +118,11 @@ class Runner:
         try:
             shapes = warm_up_shapes(file.config)
             prepare(file.backend, self._gpu)
-            measurement = yield from profiling(load, file.batchable, file.menu, meter(), shapes)
+            measurement = yield from profile_steps(load, file.batchable, file.menu, meter(), shapes)
         except Exception as error:
-            return Measured(error=_first_line(error))
+            return ModelMeasured(error=_first_line(error))
         self._models[file.key] = _Model(file, made[0], measurement.table(50))
-        return Measured(measurement)
+        return ModelMeasured(measurement)
 
     @property
     def refusals(self) -> tuple[str, ...]:
@@ -128,10 +139,10 @@ class Runner:
         """How many threads run a batch of the models that are held, by key; those are left out that do not tell."""
         return {key: threads for key, model in self._models.items() if (threads := model.backend.threads)}
 
-    def held(self, key: str) -> LoadedModel | None:
+    def loaded(self, key: str) -> LoadResult | None:
         """What was said of a model when it was loaded; None when it is not held."""
         model = self._models.get(key)
-        return model and LoadedModel(key, model.table)
+        return model and LoadResult(key, model.table)
 
     def unload(self, key: str) -> None:
         """Forget a model, if it is held, and give its memory back to the system."""
@@ -139,20 +150,20 @@ class Runner:
             gc.collect()
             trim()
 
-    def run(self, run: RunBatch) -> tuple[Done | BatchRefused, tuple[Overflow, Region] | None]:
+    def run(self, run: RunBatch) -> tuple[BatchFinished | BatchRefused, tuple[OverflowCreated, Region] | None]:
         """Run a batch; the overflow region, where there is one, is to be sent before the answer."""
         try:
             return self._run(run)
         except Exception as error:  # Whatever a backend raises, MemoryError included, ends this batch alone.
-            return BatchRefused(run.batch, f"{run.model}: {_first_line(error)}", self._blame(error)), None
+            return BatchRefused(run.batch, f"{run.model}: {_first_line(error)}", self._fault(error)), None
 
-    def _blame(self, error: Exception) -> Blame:
+    def _fault(self, error: Exception) -> BatchFault:
         if is_out_of_memory(error):
-            return Blame.MEMORY
+            return BatchFault.MEMORY
         # On cores there is no context: a text that says so, which may come out of a request, is no reason to end.
-        return Blame.DEVICE if self._gpu is not None and is_context_lost(error) else Blame.BATCH
+        return BatchFault.DEVICE if self._gpu is not None and is_context_lost(error) else BatchFault.BATCH
 
-    def _run(self, run: RunBatch) -> tuple[Done, tuple[Overflow, Region] | None]:
+    def _run(self, run: RunBatch) -> tuple[BatchFinished, tuple[OverflowCreated, Region] | None]:
         if run.model not in self._models:
             raise BackendFailed("the model is not loaded on this worker")
         file, backend, _ = self._models[run.model]
@@ -160,10 +171,10 @@ class Runner:
         outputs = backend.run({tensor.name: self._tensors.read(tensor) for tensor in run.inputs})
         if file.batchable:
             _check_rows(outputs, run.inputs[0].shape[0])
-        verdicts = tuple(tuple(confidence(outputs[name], kind).tolist()) for name, kind in file.verdicts)
+        confidences = tuple(tuple(confidence(outputs[name], kind).tolist()) for name, kind in file.confidences)
         written, slot, region = self._tensors.write(outputs, file.batchable)
-        done = Done(run.batch, started_ns, time.monotonic_ns(), written, slot, verdicts)
-        return done, (Overflow(written[0].region, region.nbytes), region) if region else None
+        done = BatchFinished(run.batch, started_ns, time.monotonic_ns(), written, slot, confidences)
+        return done, (OverflowCreated(written[0].region, region.nbytes), region) if region else None
 
 
 def _check_rows(outputs: dict[str, Array], rows: int) -> None:

@@ -13,7 +13,7 @@ from sluice.mps.daemon import inventory as mps_inventory
 from sluice.mps.daemon.channel import MpsChannel, NoAnswer
 from sluice.mps.daemon.control import MpsClient
 from sluice.mps.daemon.daemon import MpsDaemon
-from sluice.mps.daemon.inventory import found_daemons
+from sluice.mps.daemon.inventory import running_daemons
 from sluice.mps.daemon.processes import PROGRAM
 from sluice.mps.daemon.protocol2 import Protocol2
 from sluice.mps.isolation.mps_environment import static_set
@@ -116,7 +116,9 @@ def test_daemons_are_found_with_their_clients(
 ) -> None:
     monkeypatch.setattr(mps_inventory, "LOOK_S", 30.0)
     client = clients(daemon)
-    (found,) = (each for each in found_daemons(program if daemon.device == GPU else PROGRAM) if each.pid == daemon.pid)
+    (found,) = (
+        each for each in running_daemons(program if daemon.device == GPU else PROGRAM) if each.pid == daemon.pid
+    )
     assert (found.pipes, found.devices, found.trouble) == (daemon.pipes, daemon.device, "")
     assert [each.pid for each in found.clients] == [client.pid]
 

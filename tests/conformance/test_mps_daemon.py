@@ -17,9 +17,9 @@ from sluice.mps.daemon import daemon as mps_daemon
 from sluice.mps.daemon import log_files
 from sluice.mps.daemon.channel import MpsChannel
 from sluice.mps.daemon.daemon import MpsDaemon
-from sluice.mps.daemon.keeper import MpsKeeper
 from sluice.mps.daemon.processes import mps_processes
 from sluice.mps.daemon.protocol2 import Protocol2
+from sluice.mps.daemon.watchdog import MpsWatchdog
 from tests.support import fake_mps
 from tests.support.cuda_process import CudaProcess
 from tests.support.fake_mps import GPU
@@ -200,7 +200,7 @@ def test_a_directory_that_is_too_long_for_a_socket_is_refused(root: Path) -> Non
 def test_a_daemon_that_is_killed_is_kept_running(root: Path, program: str) -> None:
     daemon = MpsDaemon(GPU, root, program=program)
     told: queue.Queue[str] = queue.Queue()
-    keeper = MpsKeeper(daemon, told.put)
+    keeper = MpsWatchdog(daemon, told.put)
     keeper.start()
     first = daemon.pid
     os.kill(first or 0, signal.SIGKILL)
@@ -224,7 +224,7 @@ def test_a_daemon_that_hangs_is_ended_with_its_server_and_started_again(
 
     daemon = Daemon(GPU, root, program=program)
     told: queue.Queue[str] = queue.Queue()
-    keeper = MpsKeeper(daemon, told.put, heartbeat_s=0.1, answer_s=0.5)
+    keeper = MpsWatchdog(daemon, told.put, heartbeat_s=0.1, answer_s=0.5)
     keeper.start()
     client = clients(daemon)
     first = mps_processes(daemon.pipes)
@@ -243,7 +243,7 @@ def test_a_daemon_that_nobody_can_reach_is_started_again_also_when_it_does_not_e
 ) -> None:
     daemon = MpsDaemon(GPU, root, program=program)
     told: queue.Queue[str] = queue.Queue()
-    keeper = MpsKeeper(daemon, told.put, heartbeat_s=0.1)
+    keeper = MpsWatchdog(daemon, told.put, heartbeat_s=0.1)
     keeper.start()
     process, waits = daemon._process, [0]
     assert process is not None
@@ -271,7 +271,7 @@ def test_a_daemon_that_answers_is_left_alone_whatever_it_answers(fake: MpsDaemon
 
     fake.stop()
     told: queue.Queue[str] = queue.Queue()
-    keeper = MpsKeeper(fake, told.put, heartbeat_s=0.01)
+    keeper = MpsWatchdog(fake, told.put, heartbeat_s=0.01)
     keeper.start()
     pid, log = fake.pid, fake.logs / "control.log"
     until(lambda: questions() > 3)
@@ -289,7 +289,7 @@ def test_logs_do_not_grow_for_ever(fake: MpsDaemon, monkeypatch: pytest.MonkeyPa
     with log.open("ab") as file:
         file.write(b"x" * (1 << 17))
     (fake.logs / "server.log").write_bytes(b"short")
-    fake.bound_logs()
+    fake.truncate_logs()
     assert (fake.logs / "control.log.old").read_bytes() == b"x" * (1 << 10)
     assert fake.control.start_server().status == "ACTIVE"
     assert b"Starting new server" in log.read_bytes(), "the daemon writes on"
@@ -306,7 +306,7 @@ def test_a_daemon_is_kept_in_a_process_with_very_many_descriptors(root: Path, pr
     descriptors = [os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC) for _ in range(many)]
     daemon = MpsDaemon(GPU, root, program=program)
     told: queue.Queue[str] = queue.Queue()
-    keeper = MpsKeeper(daemon, told.put)
+    keeper = MpsWatchdog(daemon, told.put)
     keeper.start()
     server = daemon.control.start_server()
     os.kill(daemon.pid or 0, signal.SIGKILL)
@@ -335,7 +335,7 @@ def test_who_asks_for_the_process_as_its_keeper_forgets_it_is_told(fake: MpsDaem
 
 
 def test_a_daemon_that_does_not_start_is_not_kept(root: Path) -> None:
-    keeper = MpsKeeper(MpsDaemon(GPU, root, program=str(root / "nothing")), print)
+    keeper = MpsWatchdog(MpsDaemon(GPU, root, program=str(root / "nothing")), print)
     with pytest.raises(ControlFailed, match="ended with status 127"):
         keeper.start()
     keeper.stop()

@@ -8,24 +8,30 @@ import socket
 import sys
 
 from sluice.models.backends.python_models import model as python_model
-from sluice.models.backends.python_models.wire import Link, Memory, ModelFailed, Start, Tensors
+from sluice.models.backends.python_models.wire import (
+    LoadPythonModel,
+    MessageLink,
+    ModelFailed,
+    TensorBatch,
+    TensorMemory,
+)
 from sluice.models.errors import BackendFailed
 
 
-def serve(link: Link, inputs: Memory, outputs: Memory) -> None:
+def serve(link: MessageLink, inputs: TensorMemory, outputs: TensorMemory) -> None:
     """Load the model that the first message names, and run batches until the other end is gone."""
-    start: Start = link.receive()
+    start: LoadPythonModel = link.receive()
     try:
         model = python_model.load(start.path, start.threads, start.config)
     except BackendFailed as error:
         link.send(ModelFailed(str(error)))
         return
-    link.send(Tensors())
+    link.send(TensorBatch())
     try:
         while True:
-            batch: Tensors = link.receive()
+            batch: TensorBatch = link.receive()
             try:
-                answer: Tensors | ModelFailed = outputs.write(model.run(inputs.read(batch)))
+                answer: TensorBatch | ModelFailed = outputs.write(model.run(inputs.read(batch)))
             except Exception as error:  # whatever it is, it is this batch's failure alone
                 answer = ModelFailed(str(error) or type(error).__name__)
             link.send(answer)
@@ -49,8 +55,8 @@ def main() -> None:
     gone.register(options.life, 0)
     if gone.poll(0):  # it went before there could be a signal
         return
-    link = Link(socket.socket(fileno=options.socket), Start | Tensors)
-    serve(link, Memory(options.inputs), Memory(options.outputs))
+    link = MessageLink(socket.socket(fileno=options.socket), LoadPythonModel | TensorBatch)
+    serve(link, TensorMemory(options.inputs), TensorMemory(options.outputs))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -28,15 +28,15 @@ class MemorySpan(msgspec.Struct, frozen=True, array_like=True):
     nbytes: int
 
 
-class Start(msgspec.Struct, frozen=True, tag=True):
-    """Load the model of a `model.py` with its configuration in JSON; answered by no `Tensors`, or `ModelFailed`."""
+class LoadPythonModel(msgspec.Struct, frozen=True, tag=True):
+    """Load the model of a `model.py` with its configuration in JSON; answered by no `TensorBatch`, or `ModelFailed`."""
 
     path: str
     threads: int
     config: str
 
 
-class Tensors(msgspec.Struct, frozen=True, tag=True):
+class TensorBatch(msgspec.Struct, frozen=True, tag=True):
     """A batch, or what became of it; `size` is what the memory has to have."""
 
     places: tuple[MemorySpan, ...] = ()
@@ -49,7 +49,7 @@ class ModelFailed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-class Memory:
+class TensorMemory:
     """An anonymous file that one side writes tensors to and the other reads them from; it grows with them."""
 
     def __init__(self, fd: int) -> None:
@@ -57,7 +57,7 @@ class Memory:
         self._size = 0
         self._bytes = np.empty(0, np.uint8)
 
-    def write(self, arrays: Mapping[str, Array]) -> Tensors:
+    def write(self, arrays: Mapping[str, Array]) -> TensorBatch:
         """Copy tensors, over those that were there before."""
         places: list[MemorySpan] = []
         contents: list[Array] = []
@@ -78,9 +78,9 @@ class Memory:
         for place, content in zip(places, contents, strict=True):
             if place.nbytes:
                 np.ndarray(content.shape, content.dtype, self._bytes.data, place.offset)[...] = content
-        return Tensors(tuple(places), end)
+        return TensorBatch(tuple(places), end)
 
-    def read(self, tensors: Tensors) -> dict[str, Array]:
+    def read(self, tensors: TensorBatch) -> dict[str, Array]:
         """The tensors as views, which hold until the next ones are written."""
         if tensors.size > self._size:
             self._map(tensors.size)
@@ -100,7 +100,7 @@ class Memory:
         self._bytes = np.frombuffer(mmap.mmap(self.fd, self._size), np.uint8)
 
 
-class Link:
+class MessageLink:
     """One end of a connected SEQPACKET socket; `incoming` is the union of messages that may come."""
 
     def __init__(self, sock: socket.socket, incoming: Any) -> None:
@@ -109,7 +109,7 @@ class Link:
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(incoming).decode
 
-    def send(self, message: Start | Tensors | ModelFailed) -> None:
+    def send(self, message: LoadPythonModel | TensorBatch | ModelFailed) -> None:
         """Send a message; raises ConnectionError when the other end is gone."""
         if isinstance(message, ModelFailed):
             message = ModelFailed(message.message[:_MAX_MESSAGE])

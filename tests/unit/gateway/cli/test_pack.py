@@ -56,7 +56,7 @@ def test_programs_read_json(file: str, capsys: pytest.CaptureFixture[str]) -> No
     assert document["devices"][0] == {
         "name": "gpu0",
         "memory_mib": 16384,
-        "highest_mib": 15200,
+        "peak_mib": 15200,
         "models": [{"name": "llama", "counts_for_mib": 16384, "request_mib": 16384, "share": 0.0}],
     }
     assert list(document["refused"]) == ["vgg19"]

@@ -19,7 +19,7 @@ from sluice.gateway.partitions.states import PartitionStates
 from sluice.gateway.resizing.resizing import BY_CLIENT, Resizing
 from sluice.models.errors import NotFoundError, PartitionError, RequestError
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.mps.ipc.messages import ModelFile, Ready
+from sluice.mps.ipc.messages import ModelFile, WorkerReady
 from sluice.mps.nvidia import free_memory
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, Partition, ShareMode
 from tests.unit.gateway.cli.test_model import answering
@@ -141,7 +141,7 @@ async def test_a_model_that_is_prepared_meanwhile_gets_the_profiles_of_the_new_s
     def files(*arguments: Any) -> dict[str, dict[str, ModelFile]]:
         kinds.append([partition.profile_kind for partition in arguments[-1]])
         if len(kinds) == 1:
-            gateway.states.replaced(CpuPartition("cpu0", (0, 1)), Ready(1, (0, 1), 2, ()))
+            gateway.states.replaced(CpuPartition("cpu0", (0, 1)), WorkerReady(1, (0, 1), 2, ()))
         return worker_files(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -171,7 +171,7 @@ def test_a_slowed_backend_takes_a_multiple_of_its_time(monkeypatch: pytest.Monke
             return {"y": inputs["x"]}
 
     monkeypatch.setattr("sluice.models.backends.timed.time.monotonic_ns", lambda: now_ns)
-    backend = timed.Slowed(Echo(), 3)
+    backend = timed.SlowedBackend(Echo(), 3)
     assert (backend.inputs, backend.outputs) == (Echo.inputs, Echo.outputs)
     x = np.ones((2, 2), np.float32)
     assert backend.run({"x": x})["y"] is x

@@ -4,8 +4,8 @@ import pytest
 
 from sluice.models.errors import BackendFailed
 from sluice.models.measuring.memory_peaks import robust_line
-from sluice.models.measuring.quick import finish
-from sluice.models.measuring.thorough import percentiles, profiling, settled
+from sluice.models.measuring.quick import run_to_end
+from sluice.models.measuring.thorough import percentiles, profile_steps, settled
 from sluice.models.profiles.measurement import Cell, Measurement
 from sluice.models.tensors.arrays import Array
 from sluice.models.tensors.spec import DataType, TensorSpec
@@ -51,7 +51,7 @@ class Meter:
 
 
 def measured_of(backend: Clocked, sizes: tuple[int, ...], memory: Meter | None = None) -> Measurement:
-    return finish(profiling(backend.load, True, sizes, memory or Meter()))
+    return run_to_end(profile_steps(backend.load, True, sizes, memory or Meter()))
 
 
 def test_steady_times_are_settled_after_the_least_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import pytest
 from sluice.models.dynamic_batching import DynamicBatching, QueuePolicy, TimeoutAction
 from sluice.models.errors import ConfigError
 from sluice.models.triton_config.check import check_batching, check_config
-from sluice.models.triton_config.instance_groups import CPU, GPU, settled_groups
+from sluice.models.triton_config.instance_groups import CPU, GPU, completed_groups
 from sluice.models.triton_config.model_config import InstanceGroup
 from sluice.models.triton_config.pbtxt import decode_config
 
@@ -113,7 +113,7 @@ def test_kinds_of_instances_go_with_the_partitions(kind: str, kinds: set[str], m
 
 
 def test_automatic_instances_are_on_gpus_where_partitions_are() -> None:
-    (group,) = settled_groups((InstanceGroup(),), "m", "onnxruntime", {GPU})
+    (group,) = completed_groups((InstanceGroup(),), "m", "onnxruntime", {GPU})
     assert (group.kind, group.count, group.name) == ("KIND_GPU", 1, "m_0")
 
 

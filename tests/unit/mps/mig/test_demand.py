@@ -1,7 +1,7 @@
 import pytest
 
 from sluice.models.errors import InfeasibleLayout
-from sluice.mps.mig.demand import MigDemand, cover
+from sluice.mps.mig.demand import MigDemand, cover_demands
 from sluice.mps.mig.geometry import GEOMETRIES
 
 A100 = GEOMETRIES["A100-80"]
@@ -17,7 +17,7 @@ def demand(rate: float, rates: dict[str, int]) -> MigDemand:
 
 
 def shares(**demands: MigDemand) -> dict[str, str]:
-    found = cover(A100, demands)
+    found = cover_demands(A100, demands)
     return {name: " ".join(profile.name.partition(".")[0] for profile in share) for name, share in found.items()}
 
 

@@ -2,13 +2,13 @@ import pytest
 
 from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_S
-from sluice.mps.packing.file import Profiled, decode_packing
+from sluice.mps.packing.file import ProfileReference, decode_packing
 from sluice.mps.packing.peak_safe import PeakSafe
 from sluice.mps.packing.pp import PeakPrediction
-from sluice.mps.packing.tenant import Device, Phase, Tenant
+from sluice.mps.packing.tenant import Device, MemoryPhase, Tenant
 
 
-def unmeasured(profiled: Profiled) -> int:
+def unmeasured(profiled: ProfileReference) -> int:
     raise AssertionError(f"{profiled} is not to be looked up")
 
 
@@ -27,23 +27,23 @@ models:
     assert file.devices == (Device("gpu0", 16384),)
     assert file.models == (
         Tenant("a", 8192),
-        Tenant("b", 4200, (Phase(4200, NS_PER_S), Phase(3100))),
-        Tenant("c", 9000, (Phase(2700),), (1.0, 2.5)),
+        Tenant("b", 4200, (MemoryPhase(4200, NS_PER_S), MemoryPhase(3100))),
+        Tenant("c", 9000, (MemoryPhase(2700),), (1.0, 2.5)),
     )
     assert (file.policy_name, file.policy) == ("peak_safe", PeakSafe())
 
 
 def test_a_profile_tells_what_a_model_takes() -> None:
     text = "{devices: {gpu: 1}, models: {a: {load_mib: 7, profile: {file: a.json, kind: cpu1, batch: 8}}}}"
-    asked: list[Profiled] = []
+    asked: list[ProfileReference] = []
 
-    def measured(profiled: Profiled) -> int:
+    def measured(profiled: ProfileReference) -> int:
         asked.append(profiled)
         return 5
 
     file = decode_packing(text, "f", measured)
-    assert file.models == (Tenant("a", 7, (Phase(7, NS_PER_S), Phase(5))),)
-    assert asked == [Profiled("a.json", "cpu1", 8)]
+    assert file.models == (Tenant("a", 7, (MemoryPhase(7, NS_PER_S), MemoryPhase(5))),)
+    assert asked == [ProfileReference("a.json", "cpu1", 8)]
 
 
 def test_a_policy_has_parameters() -> None:

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from sluice.mps.daemon.control import MpsControl
-from sluice.mps.ipc.messages import LoadedModel
+from sluice.mps.ipc.messages import LoadResult
 from sluice.mps.partitions.partition import MpsPartition
 from sluice.mps.supervisor import recovery, supervisor
 from sluice.mps.supervisor.process import WorkerProcess
@@ -32,7 +32,7 @@ async def never_loaded(bench: Bench) -> None:
 
 async def in_vain(bench: Bench) -> None:
     done, _ = bench.resize(MORE)
-    bench.supervisor.keep("half", "it was given up")
+    bench.supervisor.cancel_replacement("half", "it was given up")
     await asyncio.wait([done])
     assert str(done.exception()) == "it was given up"
 
@@ -73,7 +73,7 @@ def test_the_daemon_destroys_its_contexts(
         monkeypatch.setattr(recovery, "end_client", end_client)
         bench.supervisor.recovery.start = lambda: None  # type: ignore[method-assign]  # there is no device to watch
         bench.supervisor.start()
-        bench.made[0].come_up(LoadedModel("a", SLOW), LoadedModel("b", SLOW))
+        bench.made[0].come_up(LoadResult("a", SLOW), LoadResult("b", SLOW))
         await happens(bench)
         await asyncio.sleep(0)
         assert ended == [(bench.made[number], reason)]

@@ -16,7 +16,7 @@ import pytest
 
 from sluice.models.backends import python
 from sluice.models.backends.python import PythonBackend
-from sluice.models.backends.python_models.wire import Memory
+from sluice.models.backends.python_models.wire import TensorMemory
 from sluice.models.errors import BackendFailed
 from sluice.models.processes import IMPORT_ROOT
 from sluice.models.tensors.spec import DataType, TensorSpec
@@ -236,7 +236,7 @@ def test_strings_and_tensors_without_elements(tmp_path: Path) -> None:
 
 def test_memory_grows_with_what_is_written() -> None:
     fd = os.memfd_create("test")
-    writer, reader = Memory(fd), Memory(os.dup(fd))
+    writer, reader = TensorMemory(fd), TensorMemory(os.dup(fd))
     for size in (1, 100_000, 7):
         values = np.arange(size)
         (read,) = reader.read(writer.write({"x": values})).values()

@@ -20,7 +20,7 @@ _QUESTIONS = 2
 _LOOK_S = 1.0
 
 
-class MpsKeeper:
+class MpsWatchdog:
     """Starts a daemon, and starts it again when it ends or hangs, on a thread of its own, which the daemon ends with.
 
     It is asked every `heartbeat_s` whether it answers, within `answer_s`. `tell` gets a sentence whenever the daemon
@@ -30,12 +30,12 @@ class MpsKeeper:
     def __init__(
         self,
         daemon: MpsDaemon,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         heartbeat_s: float = HEARTBEAT_S,
         answer_s: float = TIMEOUT_S,
     ) -> None:
         self._daemon = daemon
-        self._tell = tell
+        self._report = report
         self._heartbeat_s = heartbeat_s
         self._answer_s = answer_s
         self._started: Future[None] = Future()
@@ -66,21 +66,21 @@ class MpsKeeper:
         back_off = BackOff()
         back_off.ready(time.monotonic())
         while why := self._lost():
-            self._tell(f"the MPS daemon of {self._daemon.device} {why} and is started again")
-            if not self._revived(back_off):
+            self._report(f"the MPS daemon of {self._daemon.device} {why} and is started again")
+            if not self._restart(back_off):
                 break
         self._daemon.stop()
 
-    def _revived(self, back_off: BackOff) -> bool:
+    def _restart(self, back_off: BackOff) -> bool:
         """Try until it runs; False when it is to stop."""
-        while not self._stops_within(back_off.lost(time.monotonic())):
+        while not self._stop_requested(back_off.lost(time.monotonic())):
             try:
                 self._daemon.restart()
             except (ControlFailed, OSError) as error:
-                self._tell(str(error))
+                self._report(str(error))
             else:
                 back_off.ready(time.monotonic())
-                self._tell(f"the MPS daemon of {self._daemon.device} runs again (pid {self._daemon.pid})")
+                self._report(f"the MPS daemon of {self._daemon.device} runs again (pid {self._daemon.pid})")
                 return True
         return False
 
@@ -90,7 +90,7 @@ class MpsKeeper:
             try:
                 descriptor = os.pidfd_open(pid)
             except OSError:  # it has just ended, or there are too many open files
-                if self._stops_within(_LOOK_S):
+                if self._stop_requested(_LOOK_S):
                     return ""
                 continue
             self._waiting.register(descriptor, select.POLLIN)
@@ -100,10 +100,10 @@ class MpsKeeper:
             if self._stopping in ready:
                 return ""
             if not ready:
-                self._daemon.bound_logs()
+                self._daemon.truncate_logs()
                 if not self._answers():
                     return "does not answer"
-        return "" if self._stops_within(0) else "has ended"
+        return "" if self._stop_requested(0) else "has ended"
 
     def _answers(self) -> bool:
         """Whether the daemon answers; an answer may be late once, on a busy machine."""
@@ -111,7 +111,7 @@ class MpsKeeper:
             try:
                 self._daemon.probe(self._answer_s)
             except NoAnswer:
-                if self._stops_within(0):
+                if self._stop_requested(0):
                     return True
             except ControlFailed:  # it says so, or has just ended
                 return True
@@ -119,5 +119,5 @@ class MpsKeeper:
                 return True
         return False
 
-    def _stops_within(self, seconds: float) -> bool:
+    def _stop_requested(self, seconds: float) -> bool:
         return bool(self._waiting.poll(seconds * 1000))

@@ -1,4 +1,4 @@
-"""A trial of a partition: `python -m sluice.mps.worker.proving` binds itself as a worker does and reports on it."""
+"""A trial of a partition: `python -m sluice.mps.worker.isolation_probe` binds itself as a worker does and reports on it."""
 
 import subprocess
 import sys
@@ -7,21 +7,21 @@ import msgspec
 
 from sluice.models.errors import PartitionError
 from sluice.mps.isolation.launch import module_environment
-from sluice.mps.isolation.pinning import bind, environment
+from sluice.mps.isolation.pinning import bind_to_partition, worker_environment
 from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import Partition
-from sluice.mps.worker.evidence import gather
+from sluice.mps.worker.evidence import gather_evidence
 
 TIMEOUT_S = 30.0
 
 
-def try_out(partition: Partition) -> Evidence:
+def probe_partition(partition: Partition) -> Evidence:
     """What a process without models finds on the partition; raises PartitionError when there is no telling."""
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "sluice.mps.worker.proving"],
+            [sys.executable, "-P", "-m", "sluice.mps.worker.isolation_probe"],
             input=msgspec.json.encode(partition),
-            env=module_environment() | environment(partition),
+            env=module_environment() | worker_environment(partition),
             capture_output=True,
             timeout=TIMEOUT_S,
             check=False,
@@ -38,8 +38,8 @@ def try_out(partition: Partition) -> Evidence:
 def main() -> None:
     """Read a partition, write the evidence."""
     partition: Partition = msgspec.json.decode(sys.stdin.buffer.read(), type=Partition)
-    bind(partition)
-    sys.stdout.buffer.write(msgspec.json.encode(gather(partition)))
+    bind_to_partition(partition)
+    sys.stdout.buffer.write(msgspec.json.encode(gather_evidence(partition)))
 
 
 if __name__ == "__main__":
