@@ -1,4 +1,4 @@
-"""Check a pipeline as written against the models there are, and make of it what the rest of the system serves."""
+"""Checks a pipeline as written against the known models, and builds the pipeline that is served."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ _VERSION = 1
 
 
 def single_model(spec: ModelSpec) -> Pipeline:
-    """The pipeline of one stage as which a model is served by itself."""
+    """The pipeline of one stage by which a model is served alone."""
     stage = Stage(
         spec.name, {tensor.name: TensorSource(REQUEST, tensor.name) for tensor in spec.inputs}, model=spec.key
     )
@@ -40,7 +40,7 @@ def single_model(spec: ModelSpec) -> Pipeline:
 
 
 def single_family(family: Family, models: Mapping[str, ModelSpec]) -> Pipeline:
-    """The pipeline of one stage as which a family is served by itself: by any of its variants, which `models` has."""
+    """The pipeline of one stage by which a family is served alone: any of its variants, all in `models`, runs it."""
     specs = [models[variant.model] for variant in family.variants]
     seen = msgspec.structs.replace(
         specs[0],
@@ -65,16 +65,16 @@ def check_pipeline(
     name: str,
     path: str,
 ) -> Pipeline:
-    """The pipeline `name`, checked against `models` (by key) and `families` (by name).
+    """Return the pipeline `name`, checked against `models` (by key) and `families` (by name).
 
-    Its inputs are what its stages take from the request; its version is 1. Raises ConfigError, whose message starts
-    with the place.
+    Its inputs are those that its stages take from the request; its version is 1. Raises ConfigError, whose message
+    starts with the place.
     """
     return _Check(file, models, families or {}, name, path).pipeline()
 
 
 class _Check:
-    """One check; the steps of `pipeline` rely on what the steps before them have established."""
+    """One check; each step of `pipeline` relies on the results of the steps before it."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class _Check:
         self._families = families
         self._name = name
         self._path = path
-        # The first of a stage's variants stands for all: they agree in all that is checked.
+        # The first of a stage's variants stands for all: they agree in everything that is checked.
         self._specs: dict[str, tuple[ModelSpec, ...]] = {}
         self._produced: dict[str, dict[str, TensorSpec]] = {}
         self._inputs: dict[str, TensorSpec] = {}
@@ -120,7 +120,7 @@ class _Check:
 
     def _check_names(self) -> None:
         if any(spec.name == self._name for spec in self._models.values()):
-            raise self._error("", f"there is already a model named '{self._name}'; expected a name of its own")
+            raise self._error("", f"there is already a model named '{self._name}'; expected another name")
         if self._file.slo_ms is not None and not 0 < self._file.slo_ms < math.inf:
             raise self._error("slo_ms", f"expected a finite number above 0, got {self._file.slo_ms}")
         if not 0 < self._file.weight < math.inf:
@@ -151,7 +151,7 @@ class _Check:
                 raise self._error(
                     f"stages.{name}.{'family' if stage.model is None else 'model'}",
                     f"model '{spec.key}' has no batch dimension; expected one in a pipeline of several "
-                    "stages, whose rows take different ways",
+                    "stages, whose rows take different paths",
                 )
         if not self._specs:
             raise self._error("stages", "expected at least one stage with a model")
@@ -174,7 +174,7 @@ class _Check:
         return tuple(self._models[variant.model] for variant in variants)
 
     def _find_needs(self) -> dict[str, list[str]]:
-        """What each stage needs; the graph has no cycle."""
+        """Return the stages that each stage needs; the graph has no cycle."""
         data = {name: [source.stage for _, source in _sources(stage)] for name, stage in self._stages.items()}
         needs: dict[str, list[str]] = {}
         for name, stage in self._stages.items():
@@ -207,7 +207,7 @@ class _Check:
             raise self._error("stages", f"cycle {' -> '.join(cycle)}; expected stages that only need earlier ones")
 
     def _check_stage(self, name: str, stage: StageFile) -> None:
-        """Check a stage whose sources have been checked, and note what it produces."""
+        """Check a stage whose sources have been checked, and note its outputs."""
         if stage.combine is not None:
             self._produced[name] = self._check_combiner(name, stage, stage.combine)
         else:
@@ -280,7 +280,7 @@ class _Check:
         return msgspec.structs.replace(tensor, name=name)
 
     def _agreeing(self, where: str, sources: tuple[TensorSource, ...]) -> TensorSpec:
-        """The one kind of tensor that all of `sources` are."""
+        """The one datatype and shape that all of `sources` have."""
         first = self._tensor(where, sources[0])
         for source in sources:
             tensor = self._tensor(where, source)
@@ -345,7 +345,7 @@ def _model_stage(
 
 
 def _sources(stage: StageFile) -> list[tuple[str, TensorSource]]:
-    """The tensors a stage takes, each with its place in the stage."""
+    """The source tensors of a stage, each with its place in the stage."""
     if stage.combine is not None:
         return [(f"of.{index}", source) for index, source in enumerate(stage.of)]
     return [(f"inputs.{name}", source) for name, source in stage.inputs.items()]

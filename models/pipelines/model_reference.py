@@ -1,4 +1,4 @@
-"""Models as files refer to them: by name and, unless the latest is meant, by version."""
+"""References to models in files: by name and, unless the latest is meant, by version."""
 
 from collections.abc import Iterable, Mapping
 
@@ -7,7 +7,7 @@ from sluice.models.spec import ModelSpec
 
 
 def find_model(models: Mapping[str, ModelSpec], name: str, version: int | None, path: str, at: str) -> ModelSpec:
-    """The model that is meant; raises ConfigError, whose message starts with `path` and the place in `at`."""
+    """Return the model that is meant; raises ConfigError, whose message starts with `path` and the place in `at`."""
     versions = {spec.version: spec for spec in models.values() if spec.name == name}
     if not versions:
         known = sorted({spec.name for spec in models.values()})
@@ -20,6 +20,6 @@ def find_model(models: Mapping[str, ModelSpec], name: str, version: int | None, 
 
 
 def there_are(names: Iterable[str]) -> str:
-    """Words for what could have been meant."""
+    """The possible names, as the end of a message."""
     listed = ", ".join(names)
     return f"there is {listed}" if listed else "there are none"

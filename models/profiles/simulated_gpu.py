@@ -1,7 +1,7 @@
-"""Latencies of well-known models on GPU partitions that are not at hand, by formulas fitted to published measurements.
+"""Latencies of well-known models on GPU partitions by formulas fitted to published measurements.
 
-What this gives is a simulation: it is labelled so in every profile. `mps-P` stands for P % of a V100 under MPS
-(TensorRT), `mig-Ng` for a MIG instance of an A100 with 80 GB (PyTorch).
+The figures are simulated, and every profile labels them so. `mps-P` stands for P % of a V100 under MPS (TensorRT),
+`mig-Ng` for a MIG instance of an A100 with 80 GB (PyTorch).
 """
 
 import math
@@ -14,7 +14,7 @@ from sluice.models.profiles.partition_kind import parse_kind
 from sluice.models.units import ms_to_ns
 
 SIGMA = 0.03
-"""Spread of the logarithm of latencies, which real partitions show 0.02 to 0.05 of."""
+"""Standard deviation of the logarithm of latencies; real partitions show 0.02 to 0.05."""
 
 _P90, _P99 = math.exp(1.2816 * SIGMA), math.exp(2.3263 * SIGMA)
 _V100_SMS = 80
@@ -36,14 +36,14 @@ _MIG: dict[str, tuple[int, int]] = {
 
 
 class GpuFraction(NamedTuple):
-    """What a partition has of its GPU: parts of the multiprocessors and of the memory bandwidth, in (0, 1]."""
+    """The part of a GPU that a partition has: of the multiprocessors and of the memory bandwidth, in (0, 1]."""
 
     compute: float
     memory: float
 
 
 class Launch(NamedTuple):
-    """A floor of launch times `l0` under work that the shares divide: both in ms, joined by a norm of order `q`."""
+    """A floor of launch times `l0` below work that the share divides: both in ms, joined by a norm of order `q`."""
 
     l0: float
     c: float
@@ -60,7 +60,7 @@ class Launch(NamedTuple):
 
 
 class Quotient(NamedTuple):
-    """Work that grows with the batch over the compute share, for models whose latency has no floor of launches."""
+    """Work that grows with the batch over the compute share, for models whose latency has no floor."""
 
     row: float
     batch: float
@@ -93,7 +93,7 @@ MIG: dict[str, Launch | Quotient] = {
 
 
 def gpu_fraction_of(kind: str) -> GpuFraction:
-    """What a partition of the kind `mps-P` or `mig-Ng` has of its GPU; raises ConfigError for any other kind.
+    """The part of its GPU that a partition of kind `mps-P` or `mig-Ng` has; raises ConfigError for any other kind.
 
     MPS grants multiprocessors in pairs, rounded down. The figures were fitted from 10 % on.
     """
@@ -104,7 +104,9 @@ def gpu_fraction_of(kind: str) -> GpuFraction:
     if parsed and parsed.percent in _MPS_RANGE:
         pairs = math.floor(parsed.percent * _V100_SMS / 200)
         return GpuFraction(2 * pairs / _V100_SMS, 1.0)
-    raise ConfigError(f"partition kind {kind}: it can be simulated for mps-10 to mps-100 and mig-{', mig-'.join(_MIG)}")
+    raise ConfigError(
+        f"partition kind {kind}: cannot be simulated; expected mps-10 to mps-100 or one of mig-{', mig-'.join(_MIG)}"
+    )
 
 
 def latency_ms(model: str, kind: str, batch: int) -> float:
@@ -112,12 +114,12 @@ def latency_ms(model: str, kind: str, batch: int) -> float:
     share = gpu_fraction_of(kind)
     fits: dict[str, Launch] | dict[str, Launch | Quotient] = MPS if kind.startswith("mps-") else MIG
     if model not in fits:
-        raise ConfigError(f"model {model}: on {kind} these can be simulated: {', '.join(sorted(fits))}")
+        raise ConfigError(f"model {model}: cannot be simulated on {kind}; expected one of {', '.join(sorted(fits))}")
     return fits[model].latency_ms(batch, share)
 
 
 def simulate(model: str, kind: str, batches: Sequence[int]) -> Measurement:
-    """What measuring would give: medians by the formula, percentiles of a lognormal spread of `SIGMA` about them."""
+    """Return a simulated measurement: medians by the formula, percentiles of a lognormal spread of `SIGMA`."""
     medians = [(batch, latency_ms(model, kind, batch)) for batch in batches]
     return Measurement(
         cells=tuple(

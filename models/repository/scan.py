@@ -1,4 +1,4 @@
-"""The model repository as Triton lays it out, `<name>/<version>/model.onnx`; pipelines and families beside them."""
+"""Reads a model repository in Triton's layout, `<name>/<version>/model.onnx`, with pipelines and families."""
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,13 +28,13 @@ FAMILY_FILE = "family.yaml"
 CONFIG_FILE = "config.pbtxt"
 
 REMOTE = "remote"
-"""What stands for the backend of a model that has no file here."""
+"""The backend of a model that has no file here."""
 
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
 
 class _Format(NamedTuple):
-    """A kind of model file; `read_tensors` is None where only a configuration says what its tensors are."""
+    """A kind of model file; `read_tensors` is None if only a configuration says what its tensors are."""
 
     suffix: str
     backend: str
@@ -47,13 +47,13 @@ _FORMATS = (
     _Format(".py", "python", None),
 )
 MODEL_SUFFIXES = tuple(form.suffix for form in _FORMATS)
-"""How the names of model files end."""
+"""The endings of model files' names."""
 
 
 class ModelEntry(NamedTuple):
     """A model version that can be loaded: `backend` names the module of `sluice.models.backends` that runs `path`.
 
-    A `REMOTE` one is run by another server only, whose place `path` stands for.
+    A `REMOTE` model runs on another server only, whose address takes the place of `path`.
     """
 
     spec: ModelSpec
@@ -62,9 +62,9 @@ class ModelEntry(NamedTuple):
 
 
 class BrokenEntry(NamedTuple):
-    """Something in the repository that cannot be served; `version` is None for a pipeline, a family, a whole model.
+    """An entry that cannot be served; `version` is None for a pipeline, a family or a whole model.
 
-    `unsupported` says that there is nothing wrong with it but its kind.
+    With `unsupported`, nothing but its kind is wrong.
     """
 
     name: str
@@ -74,15 +74,15 @@ class BrokenEntry(NamedTuple):
 
     @classmethod
     def of(cls, name: str, error: ConfigError, version: int | None = None) -> "BrokenEntry":
-        """What an error says of something."""
+        """Make it from an error."""
         return cls(name, version, str(error), isinstance(error, UnsupportedModel))
 
 
 class Selection(NamedTuple):
-    """What of a repository is read, by name, and as which revision; by default all there is.
+    """The part of a repository to read, by name, and its revision; everything by default.
 
-    `configs` are configurations in JSON, and `directories` whole entries, that stand for those in the repository;
-    `kept` are versions, by `name:version`, that are not read again.
+    `configs` are configurations in JSON, and `directories` whole entries, that replace those in the repository; the
+    versions of `kept`, by `name:version`, are not read again.
     """
 
     names: Collection[str] | None = None
@@ -97,9 +97,9 @@ EVERYTHING = Selection()
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """What directories hold: model versions by key (`mlp:1`), pipelines by name, and what is broken, with reasons.
+    """The contents of directories: model versions by key (`mlp:1`), pipelines by name, and broken entries with reasons.
 
-    A family is a pipeline, too: of one stage, which any of its models may run.
+    A family is a pipeline as well: of one stage, which any of its models may run.
     """
 
     models: dict[str, ModelEntry]
@@ -116,13 +116,12 @@ class Repository:
         selection: Selection = EVERYTHING,
         kinds: Collection[str] = (CPU,),
     ) -> "Repository":
-        """Read every entry that is selected; one that is broken never stops the rest, nor does a name that two have.
+        """Read every selected entry; a broken entry does not stop the rest, nor does a name that is used twice.
 
-        `max_batch_sizes` overrides `max_batch_size` for the models it names. Files in a directory itself, hidden
+        `max_batch_sizes` overrides `max_batch_size` for the models it names. Files directly in a directory, hidden
         directories and version directories that are not plain positive numbers are ignored, as Triton does. `remote`
-        are models by key that have no file here, which pipelines may use as well. `kinds` are what the partitions are,
-        as instance groups call it. Raises ConfigError if there is no
-        such directory.
+        are models by key without a file here, which pipelines may use as well. `kinds` are the kinds of the partitions,
+        as instance groups call them. Raises ConfigError if a directory does not exist.
         """
         reading = _Reading(BatchLimits(max_batch_size, max_batch_sizes or {}), selection, kinds)
         models = dict(remote or {})
@@ -164,14 +163,14 @@ class Repository:
 
 
 class BatchLimits(NamedTuple):
-    """The maximum batch size of models that do not say any, and by name what bounds that of others, too."""
+    """The maximum batch size of models that set none, and by name the limit of others."""
 
     default: int
     by_name: Mapping[str, int]
 
 
 def name_of_file(path: Path) -> str:
-    """The name of a model that is served without a repository: its file's, less the format's ending."""
+    """The name of a model that is served without a repository: its file's name without the format's ending."""
     name = path.name
     for form in _FORMATS:
         name = name.removesuffix(form.suffix)
@@ -190,7 +189,7 @@ def entry_of_file(path: Path, max_batch_size: int = DEFAULT_MAX_BATCH_SIZE) -> M
 
 
 class _Reading(NamedTuple):
-    """How entries are read."""
+    """The options of a scan."""
 
     limits: BatchLimits
     selection: Selection
@@ -219,7 +218,7 @@ class _Reading(NamedTuple):
         override = self.selection.configs.get(entry.name)
         if override is None and not path.exists():
             return None
-        # What reads it takes long to import, and many repositories do without.
+        # The decoder is slow to import, and many repositories have no configurations.
         from sluice.models.triton_config.pbtxt import decode_config, decode_config_json
 
         try:
@@ -262,7 +261,7 @@ def _versions(entry: Path) -> list[int]:
 
 
 def _served(versions: list[int], policy: VersionPolicy | None) -> list[int]:
-    """The versions that a policy selects: the latest one, unless it says otherwise."""
+    """The versions that a policy selects: the latest one by default."""
     if policy is None or (policy.all is None and policy.specific is None):
         return versions[-(policy.latest.num_versions if policy is not None and policy.latest is not None else 1) :]
     return versions if policy.specific is None else sorted(set(policy.specific.versions))
@@ -287,7 +286,7 @@ def _read_version(
             kinds=kinds,
         )
     elif form.read_tensors is None:
-        raise ConfigError(f"{path}: expected a {entry / CONFIG_FILE} that says what its inputs and outputs are")
+        raise ConfigError(f"{path}: expected a {entry / CONFIG_FILE} with its inputs and outputs")
     else:
         spec = form.read_tensors(path).spec(entry.name, version, most_rows or limits.default)
     return ModelEntry(spec, path, form.backend)
@@ -333,7 +332,7 @@ def _read_pipeline(entry: Path, models: Mapping[str, ModelEntry], families: Mapp
 
 
 def _read_text(path: Path) -> str:
-    """The text of a file that has its directory to itself."""
+    """The text of a file that must be alone in its directory."""
     if any(child.is_dir() and _VERSION.fullmatch(child.name) for child in path.parent.iterdir()):
         raise ConfigError(f"{path}: the directory also holds versions of a model, which would have the same name")
     if (path.parent / CONFIG_FILE).exists():

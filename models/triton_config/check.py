@@ -1,4 +1,4 @@
-"""What a model's configuration must obey in itself, whatever the model."""
+"""Checks a model's configuration by itself, without the model."""
 
 from collections.abc import Collection, Sequence
 
@@ -27,7 +27,7 @@ _FORMATS = ("FORMAT_NONE", "FORMAT_NHWC", "FORMAT_NCHW")
 
 
 def check_config(config: TritonModelConfig, name: str, path: str, kinds: Collection[str] = (CPU,)) -> None:
-    """Check a configuration as it is written; `name` is that of its directory, `kinds` are what the partitions are.
+    """Check a configuration as written; `name` is that of its directory, `kinds` are the kinds of the partitions.
 
     Raises ConfigError, whose message starts with `path` and the field.
     """
@@ -54,7 +54,7 @@ def check_config(config: TritonModelConfig, name: str, path: str, kinds: Collect
 
 
 def check_options(config: TritonModelConfig, path: str) -> None:
-    """Check what only some backends take, of a configuration that names its backend; raises as `check_config`."""
+    """Check the options that only some backends take; the configuration names its backend. Raises as `check_config`."""
     if config.backend == "onnxruntime":
         session_options(config, path)
         return
@@ -162,7 +162,7 @@ def _check_reshape(at: str, dims: tuple[int, ...], shape: tuple[int, ...]) -> No
         raise ConfigError(f"{at}: reshape: expected numbers of at least 1, or -1, got {list(shape)}")
     if not dims:
         raise ConfigError(f"{at}: dims: expected them beside a reshape")
-    # One variable dimension has whatever is left of the elements; the second could be anything.
+    # One variable dimension takes the rest of the elements; a second one would be ambiguous.
     if dims.count(VARIABLE) > 1 or dims.count(VARIABLE) != shape.count(VARIABLE):
         raise ConfigError(f"{at}: reshape: expected one -1 in both or in none of {list(dims)} and {list(shape)}")
     if element_count(dims) != element_count(shape):

@@ -1,4 +1,4 @@
-"""A model with a configuration: what is left out is completed from its file, what is given is checked against it."""
+"""Completes a model's configuration from the model file, and checks the rest of it against the file."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -41,10 +41,11 @@ def configured_spec(
     most_rows: int | None,
     kinds: Collection[str] = (CPU,),
 ) -> ModelSpec:
-    """The model that a checked configuration, the file `path`, makes of the tensors of a model file (None: has none).
+    """Return the spec of a checked configuration, the file `path`, and a model file's tensors (None: it has none).
 
-    A maximum batch size that is not given is `default_rows`, if the model can be batched; `most_rows` bounds any.
-    `kinds` are what the partitions are. Raises ConfigError, whose message starts with `path` and the field or tensor.
+    A maximum batch size that is not given is `default_rows` if the model can be batched; `most_rows` limits any.
+    `kinds` are the kinds of the partitions. Raises ConfigError, whose message starts with `path` and the field or
+    tensor.
     """
     check_options(config, str(path))
     config = _complete(config, file, str(path), default_rows if most_rows is None else most_rows)
@@ -87,7 +88,7 @@ def complete_ensemble(
     version: int,
     path: Path,
 ) -> Pipeline:
-    """The pipeline that a checked configuration, the file `path`, makes of `models`, by key, and other ensembles.
+    """Return the pipeline of a checked configuration, the file `path`, from `models`, by key, and other ensembles.
 
     `ensembles` are by name, None for one that cannot be served. Raises ConfigError, whose message starts with `path`
     and names the step and the tensor.
@@ -172,7 +173,7 @@ def _rows(config: TritonModelConfig, file: FileTensors, path: str, default_rows:
 def _settle(
     form: type[_Config], given: Sequence[_Config], has: Sequence[TensorSpec], place: str, rows: int
 ) -> tuple[_Config, ...]:
-    """The tensors that are given, each completed from, and checked against, that of the file; all of those if none."""
+    """Complete each given tensor from the file's and check it against that; all of the file's if none is given."""
     if not given:
         return tuple(form(name=each.name, data_type=DATA_TYPE[each.datatype], dims=each.shape) for each in has)
     by_name = {tensor.name: tensor for tensor in has}

@@ -1,4 +1,4 @@
-"""Ensembles: the pipelines that Triton's `ensemble_scheduling` describes, in the form in which Sluice serves any."""
+"""Ensembles: turns Triton's `ensemble_scheduling` into a pipeline."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,16 +15,16 @@ from sluice.models.triton_config.model_config import ENSEMBLE, EnsembleStep, Ten
 
 
 class _Made(NamedTuple):
-    """A tensor of the ensemble that a step makes: `tensor` is what its model, or inner ensemble, calls it."""
+    """A tensor of the ensemble that a step writes: `tensor` is that of its model, or inner ensemble."""
 
     step: int
     tensor: TensorSpec
 
 
 class EnsembleCheck:
-    """One check of an ensemble; the steps of `pipeline` rely on what the steps before them have established.
+    """One check of an ensemble; each step of `pipeline` relies on the results of the steps before it.
 
-    `ensembles` are those that may be steps of it, by name; None stands for one that cannot be served.
+    `ensembles` are those that may be its steps, by name; None is one that cannot be served.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class EnsembleCheck:
                     self._fail(f"{what} '{tensor.name}'", "reshape: expected it in the models of the steps")
 
     def _check_step(self, index: int, step: EnsembleStep) -> None:
-        """Find the model of a step, and see that it can take the ensemble's rows and the maps name its tensors."""
+        """Find the model of a step; check that it can take the ensemble's rows and that the maps name its tensors."""
         at = f"step {index}"
         if not step.model_name:
             self._fail(at, "model_name: expected the name of a model")
@@ -137,7 +137,7 @@ class EnsembleCheck:
             )
 
     def _takes_one_row(self, spec: ModelSpec | Pipeline) -> bool:
-        """Whether it has no batch dimension, or some model in it has none."""
+        """Whether it, or some model in it, has no batch dimension."""
         if isinstance(spec, ModelSpec):
             return not spec.batchable
         return not all(self._models[key].batchable for stage in spec.stages for key in stage.models)
@@ -249,7 +249,7 @@ class EnsembleCheck:
         return stages
 
     def _source(self, name: str, names: Sequence[Mapping[str, str]]) -> TensorSource:
-        """Where a tensor of the ensemble comes from."""
+        """The source of a tensor of the ensemble."""
         made = self._made.get(name)
         if made is None:
             return TensorSource(REQUEST, name)
@@ -267,7 +267,7 @@ class EnsembleCheck:
 
 
 def _needed(stages: Sequence[Stage], sources: Mapping[str, Sequence[TensorSource]]) -> tuple[Stage, ...]:
-    """The stages that lead to an output: of an inner ensemble some outputs may not be used."""
+    """The stages that lead to an output: some outputs of an inner ensemble may be unused."""
     needs = {
         stage.name: [source.stage for source in stage.inputs.values() if source.stage != REQUEST] for stage in stages
     }
@@ -276,7 +276,7 @@ def _needed(stages: Sequence[Stage], sources: Mapping[str, Sequence[TensorSource
 
 
 def _stage_names(wanted: Iterable[str]) -> list[str]:
-    """A name for every stage: that of its model, as far as it can be one, and a number from the second use on."""
+    """Return a name for every stage: its model's, as far as possible, with a number from the second use on."""
     taken: dict[str, None] = {}
     for each in wanted:
         base = name = each.replace(".", "_")

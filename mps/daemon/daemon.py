@@ -1,4 +1,4 @@
-"""The MPS control daemon of one GPU or MIG device: its files, its start, its end."""
+"""The MPS control daemon of one GPU or MIG device: its files, start and end."""
 
 import contextlib
 import fcntl
@@ -28,27 +28,27 @@ from sluice.mps.isolation.mps_environment import (
 )
 
 READY_S = 15.0
-"""How long a daemon may take to answer."""
+"""Time for a daemon to answer after its start."""
 QUIT_S = 10.0
-"""How long a daemon may take to end its servers by itself."""
+"""Time for a daemon to end its servers by itself."""
 
 _LOOK_S = 0.02
 _SOCKET = "control"
 _LOG = "control.log"
 _TAIL = 2000
 _OTHERS = 0o077
-"""What others than the owner may do."""
+"""The permissions of everyone but the owner."""
 
 
 class DaemonInUse(ControlFailed):
-    """Another process keeps the daemon of that device, and may have it end at any time."""
+    """Another process keeps the daemon of that device, and may stop it at any time."""
 
 
 class MpsDaemon:
-    """A daemon that this process starts, keeps for itself and takes along when it ends, however that happens.
+    """A daemon that this process starts for itself and that ends with this process, however it ends.
 
-    The compute mode of the GPU stays as it is: MPS works in the default mode. What a process that was killed has left
-    behind in the same directory is ended before.
+    The compute mode of the GPU stays as it is: MPS works in the default mode. Processes that a killed predecessor left
+    in the same directory are ended first.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class MpsDaemon:
         protocol: int = 2,
         program: str = PROGRAM,
     ) -> None:
-        """`device` is a UUID. `protocol` may be 3, and becomes what the driver has when the daemon starts.
+        """`device` is a UUID. `protocol` may be 3; it becomes the driver's protocol when the daemon starts.
 
-        `sets` are percentages by partition, for which static sets of multiprocessors are made then; a driver without
+        `sets` are percentages by partition, for which static sets of multiprocessors are created then; a driver without
         them is an error.
         """
         self.device = device
@@ -80,20 +80,20 @@ class MpsDaemon:
 
     @property
     def control(self) -> MpsControl:
-        """What the daemon is asked and told by."""
+        """The commands of the daemon."""
         return self._control(self._channel)
 
     @property
     def pid(self) -> int | None:
         """The process id of the daemon, None when it does not run."""
-        process = self._process  # which the thread that keeps it may forget at any moment
+        process = self._process  # which the watchdog's thread may forget at any moment
         return process.pid if process is not None and process.poll() is None else None
 
     def start(self) -> None:
-        """Start the daemon and return when it answers; raises ControlFailed, which tells what the daemon said.
+        """Start the daemon and return when it answers; raises ControlFailed, with the daemon's output.
 
-        The daemon ends with the thread that calls this. Whether the driver has protocol 3 and static sets is found out
-        by trying, the first time.
+        The daemon ends with the thread that calls this. The first start finds out by trying whether the driver has
+        protocol 3 and static sets.
         """
         if self.pid is not None:
             return
@@ -118,7 +118,7 @@ class MpsDaemon:
             raise
 
     def restart(self) -> None:
-        """As `start`, after what there still is of a daemon that has ended, or does not answer, was ended by force."""
+        """End what is left of a daemon that has ended or does not answer, by force, then `start`."""
         if self._lock != -1:
             self._clean_up()
         self.start()
@@ -126,19 +126,19 @@ class MpsDaemon:
     def probe(self, timeout_s: float) -> None:
         """Return when the daemon answers; raises ControlFailed when it refuses, NoAnswer when it does not in time.
 
-        Without its socket it never will.
+        A daemon without its socket never answers.
         """
         if not (self.pipes / _SOCKET).exists():
             raise NoAnswer(f"the MPS daemon of {self.device} has no socket in {self.pipes} any more")
         self._control(MpsChannel(self.pipes, self._program, timeout_s)).ping()
 
     def truncate_logs(self) -> None:
-        """Cut the daemon's and its servers' logs down when they have become long."""
+        """Truncate the logs of the daemon and its servers when they have become long."""
         for log in self.logs.glob("*.log"):
             truncate_log(log)
 
     def stop(self) -> None:
-        """End the daemon, its servers and so its clients' contexts; bounded, and by force where nothing else helps."""
+        """Stop the daemon, its servers and so its clients' contexts, within a time limit and by force if necessary."""
         if self._lock == -1:
             return
         try:
@@ -162,7 +162,7 @@ class MpsDaemon:
         flags = ["-f", *(["-S"] if self._static and self.protocol == 2 else [])]
         flags += ["-p", str(self.protocol)] if self.protocol != 2 else []
         variables = mps_variables(self.pipes, self.logs) | {"CUDA_VISIBLE_DEVICES": self.device}
-        # To what the last one has said, and the daemon says there itself.
+        # Appends to the last daemon's output; the daemon itself writes there, too.
         with (self.logs / _LOG).open("ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
@@ -178,16 +178,17 @@ class MpsDaemon:
             if self.pid is None:
                 raise ControlFailed(
                     f"the MPS daemon of {self.device} ended with status {self._process.returncode}, "
-                    f"and said {self._log_tail()}"
+                    f"and printed {self._log_tail()}"
                 )
             if time.monotonic() > deadline:
                 raise ControlFailed(
-                    f"the MPS daemon of {self.device} does not answer within {READY_S:g} s, and said {self._log_tail()}"
+                    f"the MPS daemon of {self.device} does not answer within {READY_S:g} s, "
+                    f"and printed {self._log_tail()}"
                 )
             time.sleep(_LOOK_S)
 
     def _create_static_sets(self) -> None:
-        """Make the sets, and tell the workers that are to start in them."""
+        """Create the static sets, and write their names to the file that the workers read."""
         if not self._sets:
             return
         if not self._static:
@@ -229,8 +230,8 @@ class MpsDaemon:
         about = root.lstat()
         if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & _OTHERS:
             raise ControlFailed(
-                f"no MPS daemon is started in {root}: it is {stat.filemode(about.st_mode)} of user {about.st_uid}, "
-                f"expected a directory of user {os.getuid()} that nobody else may enter, drwx------"
+                f"no MPS daemon can be started in {root}: it is {stat.filemode(about.st_mode)} of user {about.st_uid}, "
+                f"expected a directory that only user {os.getuid()} may enter, drwx------"
             )
         self.directory.mkdir(mode=0o700, exist_ok=True)
         lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -245,8 +246,8 @@ class MpsDaemon:
         self._lock = lock
 
     def _clean_up(self) -> None:
-        """End what still runs in the directory, also of a process that was killed, and remove its sockets."""
-        own = () if self.pid is None else (self.pid,)  # before its exec it does not look like one of MPS
+        """End every process that still runs in the directory, also a killed predecessor's, and remove its sockets."""
+        own = () if self.pid is None else (self.pid,)  # before its exec it does not look like an MPS process
         end_processes(tuple({*own, *mps_processes(self.pipes)}), QUIT_S)
         if self._process is not None:
             self._wait_for_exit(QUIT_S)

@@ -1,4 +1,4 @@
-"""Log files of programs that write for as long as they run: what they take of the disk is bounded."""
+"""Truncates the log files of programs that run for a long time."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -10,15 +10,15 @@ _BLOCK_BYTES = 512
 
 
 def truncate_log(log: Path) -> None:
-    """Empty a log that takes more than LIMIT_BYTES, and keep its end as `NAME.old`; who writes it goes on as before.
+    """Empty a log that takes more than LIMIT_BYTES, and keep its end as `NAME.old`; its writer goes on as before.
 
-    Lines that are written at that moment may be lost. A writer that does not append leaves a hole where the file
-    was, which takes no space.
+    Lines that are written at that moment may be lost. A writer that does not append leaves a hole where the file was,
+    which takes no space.
     """
     with suppress(OSError), log.open("r+b") as file:
         about = log.stat()
         if about.st_blocks * _BLOCK_BYTES > LIMIT_BYTES:
             file.seek(max(0, about.st_size - KEPT_BYTES))
-            with suppress(OSError):  # on a full disk it is given up
+            with suppress(OSError):  # a full disk has no room for the old lines
                 log.with_name(f"{log.name}.old").write_bytes(file.read(KEPT_BYTES))
             file.truncate(0)

@@ -9,7 +9,7 @@ from sluice.mps.daemon.channel import MpsChannel, unexpected_answer
 from sluice.mps.daemon.control import ACTIVE, FAULT, MpsClient, MpsControl, MpsServer
 
 START_S = 20.0
-"""How long a server may take to become active."""
+"""Time for a server to become active."""
 
 _LOOK_S = 0.05
 _PARTITION = re.compile(r"(?:GPU|MIG)-[^\s/]+/\S+")
@@ -32,13 +32,13 @@ class Protocol2:
             raise unexpected_answer(question, answer, "a percentage") from None
 
     def start_server(self) -> MpsServer:
-        """Have a server for this user, and wait until it is active."""
+        """Start a server for this user and wait until it is active."""
         command = f"start_server -uid {os.getuid()}"
         answer = "" if self._servers() else self._channel.send(command)
         return active_server(self, command, answer)
 
     def servers(self) -> tuple[MpsServer, ...]:
-        """Those that run; none before the first client has come."""
+        """The running servers; there is none before the first client."""
         return tuple(MpsServer(pid, self._status(pid)) for pid in self._servers())
 
     def clients(self) -> tuple[MpsClient, ...]:
@@ -56,7 +56,7 @@ class Protocol2:
             raise unexpected_answer(command, answer, "0")
 
     def add_partition(self, device: str, chunks: int) -> str:
-        """Set multiprocessors apart, in chunks; the daemon must have been started for it."""
+        """Set chunks of multiprocessors apart; the daemon must have been started for static sets."""
         command = f"sm_partition add {device} {chunks}"
         answer = self._channel.send(command)
         match = _PARTITION.search(answer)
@@ -65,7 +65,7 @@ class Protocol2:
         return match[0]
 
     def free_chunks(self) -> int:
-        """How many chunks of multiprocessors are in none."""
+        """The number of chunks of multiprocessors that are in no partition."""
         answer = self._channel.send("lspart")
         rows = [match for line in answer.splitlines() if (match := _DEVICE.match(line.strip()))]
         if not rows:
@@ -73,7 +73,7 @@ class Protocol2:
         return sum(int(row["free"]) for row in rows)
 
     def quit(self, timeout_s: float) -> None:
-        """End the daemon and its servers, by force after `timeout_s`."""
+        """Stop the daemon and its servers, by force after `timeout_s`."""
         self._channel.send(f"quit -t {max(1, round(timeout_s))}", timeout_s + 5)
 
     def _servers(self) -> tuple[int, ...]:
@@ -95,13 +95,13 @@ class Protocol2:
 
 
 def active_server(control: MpsControl, command: str, answer: str) -> MpsServer:
-    """Wait, bounded, for the server that a command has asked for."""
+    """Wait, with a time limit, for the server that a command has started."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         for server in control.servers():
             if server.status == ACTIVE:
                 return server
             if server.status == FAULT:
-                raise ControlFailed(f"MPS server {server.pid} is in FAULT until the clients that it has are gone")
+                raise ControlFailed(f"MPS server {server.pid} is in FAULT until its clients have exited")
         time.sleep(_LOOK_S)
     raise unexpected_answer(command, answer, f"a server that is {ACTIVE} within {START_S:g} s")

@@ -1,6 +1,6 @@
-"""MPS control by `module verb` arguments, which newer drivers offer besides: protocol 3.
+"""MPS control by `module verb` arguments, which newer drivers offer as well: protocol 3.
 
-There is one server, of this user, as protocol 2 has it: clients find it through the daemon's own directory.
+There is one server, of this user, as in protocol 2: clients find it through the daemon's own directory.
 """
 
 import os
@@ -28,13 +28,13 @@ class Protocol3:
         self._rows("server", "list")
 
     def start_server(self) -> MpsServer:
-        """Have a server for this user, and wait until it is active."""
+        """Start a server for this user and wait until it is active."""
         arguments = ("server", "create", f"--uid={self._uid}")
         answer = "" if self._servers() else self._channel.call(*arguments)
         return active_server(self, " ".join(arguments), answer)
 
     def servers(self) -> tuple[MpsServer, ...]:
-        """Those that run; one that is ready is told as active."""
+        """The running servers; a server that is ready counts as active."""
         return tuple(self._servers().values())
 
     def clients(self) -> tuple[MpsClient, ...]:
@@ -53,7 +53,7 @@ class Protocol3:
             raise unexpected_answer(f"client terminate {client.pid}", answer, "the client to be gone")
 
     def add_partition(self, device: str, chunks: int) -> str:
-        """Set multiprocessors apart, in chunks, before the server has clients."""
+        """Set chunks of multiprocessors apart, before the server has clients."""
         taken = {name for _, _, name, *_ in self._sets()}
         name = next(name for number in range(len(taken) + 1) if (name := f"sluice{number}") not in taken)
         arguments = ("sm-partition", "create", name, f"--server={self._name}", f"--device={device}")
@@ -64,11 +64,11 @@ class Protocol3:
         return match[1]
 
     def free_chunks(self) -> int:
-        """How many chunks of multiprocessors are in none."""
+        """The number of chunks of multiprocessors that are in no partition."""
         return sum(int(chunks) for _, _, _, chunks, _, _, status, _ in self._sets() if status == "unallocated")
 
     def quit(self, timeout_s: float) -> None:
-        """End the daemon and its servers."""
+        """Stop the daemon and its servers."""
         self._channel.call("-q", timeout_s=timeout_s)
 
     def _servers(self) -> dict[str, MpsServer]:

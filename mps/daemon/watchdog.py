@@ -1,4 +1,4 @@
-"""Keeps an MPS daemon running, and answering: without one clients would run without MPS, and not be told."""
+"""Restarts an MPS daemon that ends or hangs: without a daemon, clients would silently run without MPS."""
 
 import os
 import select
@@ -13,18 +13,18 @@ from sluice.mps.daemon.daemon import MpsDaemon
 from sluice.mps.isolation.back_off import BackOff
 
 HEARTBEAT_S = 15.0
-"""How long a daemon runs before it is asked (again) whether it answers."""
+"""Interval at which a daemon is asked whether it answers."""
 
 _QUESTIONS = 2
-"""How often in a row a daemon may leave the question without an answer; then it counts as lost."""
+"""Consecutive questions that a daemon may leave unanswered; then it counts as lost."""
 _LOOK_S = 1.0
 
 
 class MpsWatchdog:
-    """Starts a daemon, and starts it again when it ends or hangs, on a thread of its own, which the daemon ends with.
+    """Starts a daemon, and restarts it when it ends or hangs, on a thread of its own, with which the daemon ends.
 
-    It is asked every `heartbeat_s` whether it answers, within `answer_s`. `tell` gets a sentence whenever the daemon
-    is lost, runs again or cannot be started, on that thread.
+    The daemon is asked every `heartbeat_s` whether it answers within `answer_s`. `report` is called on that thread with
+    a sentence whenever the daemon is lost, runs again or cannot be started.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class MpsWatchdog:
         self._thread = threading.Thread(target=self._run, name=f"mps-{daemon.device}", daemon=True)
 
     def start(self) -> None:
-        """Return when the daemon answers; raises ControlFailed when it does not start the first time."""
+        """Return when the daemon answers; raises ControlFailed when its first start fails."""
         self._thread.start()
         self._started.result()
 
     def stop(self) -> None:
-        """End the daemon, and the thread."""
+        """Stop the daemon and the thread."""
         os.eventfd_write(self._stopping, 1)
         if self._thread.ident is not None:
             self._thread.join()
@@ -66,13 +66,13 @@ class MpsWatchdog:
         back_off = BackOff()
         back_off.ready(time.monotonic())
         while why := self._lost():
-            self._report(f"the MPS daemon of {self._daemon.device} {why} and is started again")
+            self._report(f"the MPS daemon of {self._daemon.device} {why}; restarting it")
             if not self._restart(back_off):
                 break
         self._daemon.stop()
 
     def _restart(self, back_off: BackOff) -> bool:
-        """Try until it runs; False when it is to stop."""
+        """Try until the daemon runs; returns False when the watchdog is to stop."""
         while not self._stop_requested(back_off.lost(time.monotonic())):
             try:
                 self._daemon.restart()
@@ -85,11 +85,11 @@ class MpsWatchdog:
         return False
 
     def _lost(self) -> str:
-        """Wait until the daemon is of no use any more; returns why, "" when it is to stop."""
+        """Wait until the daemon has ended or hangs; returns the reason, "" when the watchdog is to stop."""
         while (pid := self._daemon.pid) is not None:
             try:
                 descriptor = os.pidfd_open(pid)
-            except OSError:  # it has just ended, or there are too many open files
+            except OSError:  # the daemon has just ended, or too many files are open
                 if self._stop_requested(_LOOK_S):
                     return ""
                 continue
@@ -106,14 +106,14 @@ class MpsWatchdog:
         return "" if self._stop_requested(0) else "has ended"
 
     def _answers(self) -> bool:
-        """Whether the daemon answers; an answer may be late once, on a busy machine."""
+        """Whether the daemon answers; one answer may be late, on a busy machine."""
         for _ in range(_QUESTIONS):
             try:
                 self._daemon.probe(self._answer_s)
             except NoAnswer:
                 if self._stop_requested(0):
                     return True
-            except ControlFailed:  # it says so, or has just ended
+            except ControlFailed:  # the daemon refuses, so it is alive, or it has just ended
                 return True
             else:
                 return True

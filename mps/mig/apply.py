@@ -1,4 +1,4 @@
-"""Carries out the steps of a plan on a GPU."""
+"""Applies the steps of a plan to a GPU through a driver."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -11,7 +11,7 @@ from sluice.mps.mig.placements import Placement
 
 
 class MigControl(Protocol):
-    """Discovers GPUs and changes their MIG instances; every method raises ControlFailed when it cannot.
+    """Discovers GPUs and changes their MIG instances; every method raises ControlFailed when it fails.
 
     GPUs are named by UUID. Nothing that a process uses is changed: such a call is refused with the process's name.
     """
@@ -25,22 +25,22 @@ class MigControl(Protocol):
         ...
 
     def create(self, gpu: str, placement: Placement) -> str:
-        """Make an instance there with one compute instance on all of it; returns the UUID of its MIG device."""
+        """Create an instance there with one compute instance on all of it; returns the UUID of its MIG device."""
         ...
 
     def destroy(self, gpu: str, placement: Placement) -> None:
-        """Take away the instance there, with its compute instances."""
+        """Destroy the instance there with its compute instances."""
         ...
 
 
 def apply_plan(control: MigControl, gpu: str, plan: GpuPlan, report: Callable[[str], None]) -> None:
-    """Do the steps in order, and report each that is done; nothing is done of a plan with refusals.
+    """Carry out the steps in order and report each; nothing is done if the plan has refusals.
 
-    Raises PartitionError for refusals, and ControlFailed where a step fails: what is done by then stays, and a new plan
+    Raises PartitionError for refusals, and ControlFailed when a step fails: the finished steps stay, and a new plan
     goes on from there.
     """
     if plan.refusals:
-        raise PartitionError(f"GPU {gpu} is left as it is: {'; '.join(plan.refusals)}")
+        raise PartitionError(f"GPU {gpu}: nothing was changed: {'; '.join(plan.refusals)}")
     for step in plan.steps:
         match step:
             case SetMig(on):

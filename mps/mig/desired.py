@@ -1,4 +1,4 @@
-"""From what a file wants of a GPU and what is there to the steps between them."""
+"""Plans the steps from the present state of a GPU to the state that a file wants."""
 
 from collections.abc import Mapping
 
@@ -14,9 +14,9 @@ from sluice.mps.mig.placements import Layout, Placement, largest_first
 
 
 class GpuState(msgspec.Struct, frozen=True):
-    """A GPU as it is: the MIG mode, who uses each instance, and who uses the GPU as a whole.
+    """A GPU as it is: the MIG mode, the users of each instance, and the users of the GPU as a whole.
 
-    Those of the instances that are `unusable` have no compute instance: programs do not see them.
+    The `unusable` instances have no compute instance: programs do not see them.
     """
 
     mig: bool = False
@@ -26,7 +26,7 @@ class GpuState(msgspec.Struct, frozen=True):
 
 
 class GpuPlan(msgspec.Struct, frozen=True):
-    """How a GPU gets from its present layout to the wanted one, and which steps are refused, with the reasons.
+    """The steps from the present layout of a GPU to the wanted one, and the refused steps with the reasons.
 
     `shares` are the instances that serve each demand of the file.
     """
@@ -40,9 +40,9 @@ class GpuPlan(msgspec.Struct, frozen=True):
 
 
 def plan_gpu(file: LayoutFile, index: int, geometry: Geometry, present: GpuState) -> GpuPlan:
-    """A plan for a GPU of the file.
+    """Return a plan for a GPU of the file.
 
-    Raises InfeasibleLayout when its instances do not fit, ConfigError when it names what there is not.
+    Raises InfeasibleLayout when its instances do not fit, ConfigError when it names an unknown profile or placement.
     """
     shares = file.shares(index, geometry)
     served = [WantedInstance(profile) for share in shares.values() for profile in share]

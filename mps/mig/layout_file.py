@@ -1,4 +1,4 @@
-"""The form of a file of layouts: which instances each GPU is to have, or has; errors name the place in the file."""
+"""The format of a file of GPU layouts, wanted or present; errors name the place in the file."""
 
 import math
 from typing import Any
@@ -16,7 +16,7 @@ _MOST_OF_ONE = 8
 
 
 class DemandFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A demand as written: requests a second, and how many an instance of each profile serves."""
+    """A demand as written: requests a second, and the rate that an instance of each profile serves."""
 
     rate: float
     rates: dict[str, float]
@@ -25,9 +25,9 @@ class DemandFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class GpuLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A GPU as written. `device` is an index or a UUID; `gpu` names the table to plan with where no driver answers.
 
-    `instances` are profiles with how often each is wanted, or a list of profiles and placements (`3g.40gb@4`);
-    `demands` choose them instead. Without `mig` the GPU is whole. `users` tells who uses what in a file of what is
-    there.
+    `instances` are profiles with the number wanted of each, or a list of profiles and placements (`3g.40gb@4`);
+    `demands` choose them instead. Without `mig` the GPU is whole. In a file of the present state, `users` are the
+    processes on each instance.
     """
 
     device: int | str = 0
@@ -52,7 +52,7 @@ class GpuLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if not demand.rates or not all(0 < rate < math.inf for rate in demand.rates.values()):
                 raise ValueError(f"demands.{name}: expected finite rates above 0, of at least one profile")
         if self.gpu is not None and self.gpu not in GEOMETRIES:
-            raise ValueError(f"gpu '{self.gpu}' is not known; there are {', '.join(GEOMETRIES)}")
+            raise ValueError(f"gpu '{self.gpu}': unknown GPU; expected one of {', '.join(GEOMETRIES)}")
 
 
 class LayoutFile(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ class LayoutFile(msgspec.Struct, frozen=True):
     gpus: tuple[GpuLayout, ...]
 
     def wanted(self, index: int, geometry: Geometry) -> list[WantedInstance]:
-        """The `instances` of a GPU; raises ConfigError, which names the profiles there are where one is unknown."""
+        """The `instances` of a GPU; raises ConfigError, with all profiles, for an unknown one."""
         instances = self.gpus[index].instances
         at = f"{self.path}: gpus.{index}.instances"
         if isinstance(instances, dict):
@@ -73,7 +73,7 @@ class LayoutFile(msgspec.Struct, frozen=True):
             raise ConfigError(f"{at}: {error}") from None
 
     def shares(self, index: int, geometry: Geometry) -> DemandInstances:
-        """The instances that serve each demand; raises ConfigError, InfeasibleLayout where one GPU is too little."""
+        """The instances that serve each demand; raises ConfigError, and InfeasibleLayout if one GPU is not enough."""
         demands, at = {}, f"{self.path}: gpus.{index}.demands"
         for name, demand in self.gpus[index].demands.items():
             try:
@@ -87,7 +87,7 @@ class LayoutFile(msgspec.Struct, frozen=True):
             raise InfeasibleLayout(f"{at}: {error}") from None
 
     def present(self, index: int, geometry: Geometry) -> dict[Placement, tuple[str, ...]]:
-        """The instances of a GPU, all with their starts, and who uses each; raises ConfigError."""
+        """The instances of a GPU, all with their starts, and the users of each; raises ConfigError."""
         gpu = self.gpus[index]
         at = f"{self.path}: gpus.{index}"
         try:
@@ -96,9 +96,9 @@ class LayoutFile(msgspec.Struct, frozen=True):
         except ConfigError as error:
             raise ConfigError(f"{at}: {error}") from None
         if unknown := [str(each) for each in users if each not in there]:
-            raise ConfigError(f"{at}.users: {unknown[0]} is not among the instances")
+            raise ConfigError(f"{at}.users: {unknown[0]} is not one of the instances")
         if reason := layout_problem(geometry, there):
-            raise ConfigError(f"{at}: the instances cannot lie so: {reason}")
+            raise ConfigError(f"{at}: instances: the layout is not possible: {reason}")
         return {each: users.get(each, ()) for each in there}
 
 
@@ -111,7 +111,7 @@ def decode_layouts(text: str, path: str) -> LayoutFile:
     seen: set[int | str] = set()
     for index, gpu in enumerate(gpus):
         if gpu.device in seen:
-            raise ConfigError(f"{path}: gpus.{index}.device: {gpu.device} is there twice")
+            raise ConfigError(f"{path}: gpus.{index}.device: {gpu.device} is given twice")
         seen.add(gpu.device)
     return LayoutFile(path, gpus)
 

@@ -1,4 +1,4 @@
-"""Finds places for wanted instances: what is there stays where it can, and what is free stays in large pieces."""
+"""Finds placements for wanted instances: present ones stay where they can, and free slices stay in large pieces."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -19,7 +19,7 @@ from sluice.mps.mig.placements import (
 
 
 class WantedInstance(msgspec.Struct, frozen=True):
-    """An instance to be had, anywhere or at `start`."""
+    """An instance to place, anywhere or at `start`."""
 
     profile: MigProfile
     start: int | None = None
@@ -34,11 +34,11 @@ def pack(
     present: Collection[Placement] = (),
     in_use: Collection[Placement] = (),
 ) -> Layout:
-    """The layout of all that is wanted that is best to have from what is `present`.
+    """Return the best layout of everything wanted, starting from what is `present`.
 
-    Of all layouts it is one that loses the least of what is in use, then of what is present (both in slices), then
-    leaves the most places for the largest profile, for the next one, and so on. Looks at each layout of the wanted
-    profiles: some hundreds. Raises InfeasibleLayout, which tells why there is none, and what of it would fit.
+    It loses the least of what is in use, then of what is present (both in slices), then leaves the most placements for
+    the largest profile, for the next one, and so on. All layouts of the wanted profiles are looked at: some hundreds.
+    Raises InfeasibleLayout with the reason, and with the part that would fit.
     """
     fixed = frozenset(Placement(each.profile, each.start) for each in wanted if each.start is not None)
     free = Counter(each.profile for each in wanted if each.start is None)
@@ -59,7 +59,7 @@ def pack(
 
 
 def _complete(geometry: Geometry, fixed: Layout, free: Counter[MigProfile], count: int) -> Iterator[Layout]:
-    """Every layout of all that is wanted."""
+    """Yield every layout of everything wanted."""
     if layout_problem(geometry, fixed) is None and shortage(geometry, list(free.elements())) is None:
         yield from (layout for layout in enumerate_layouts(geometry, free, fixed) if len(layout) == count)
 
@@ -69,7 +69,7 @@ def _slices(lost: Iterable[Placement]) -> int:
 
 
 def _refusal(geometry: Geometry, wanted: Sequence[WantedInstance]) -> str:
-    """Why it does not fit, and the largest part of it that does."""
+    """The reason why it does not fit, and the largest part of it that does."""
     text = f"{counted(map(str, wanted))} does not fit on {geometry.gpu}: {_reason(geometry, wanted)}"
     part = _largest_part(geometry, wanted)
     return f"{text}; {part} would fit" if part else text
@@ -80,11 +80,11 @@ def _reason(geometry: Geometry, wanted: Sequence[WantedInstance]) -> str:
     if reason := layout_problem(geometry, places) or shortage(geometry, [each.profile for each in wanted]):
         return reason
     starts = [f"{profile.name} starts at {_or(profile.starts)}" for profile in dict.fromkeys(w.profile for w in wanted)]
-    return f"it has the slices, but no places without overlap ({', '.join(starts)})"
+    return f"it has the slices, but no placements without overlap ({', '.join(starts)})"
 
 
 def _largest_part(geometry: Geometry, wanted: Sequence[WantedInstance]) -> str:
-    """What of the wanted fits at best, by slices; empty when nothing does."""
+    """The largest part of the wanted instances that fits, by slices; empty when nothing does."""
     starts: dict[Placement, int] = Counter(
         Placement(each.profile, each.start) for each in wanted if each.start is not None
     )
@@ -102,7 +102,7 @@ def _largest_part(geometry: Geometry, wanted: Sequence[WantedInstance]) -> str:
 
 
 def counted(names: Iterable[str]) -> str:
-    """Names in their order, with how often each is there: `2 x 3g.40gb, 1g.10gb`."""
+    """Names in their order with their counts: `2 x 3g.40gb, 1g.10gb`."""
     return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in Counter(names).items())
 
 

@@ -1,4 +1,4 @@
-"""GPUs through NVML, the NVIDIA driver's library: discovery, and MIG instances."""
+"""GPUs and MIG instances through NVML, the library of the NVIDIA driver."""
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ _NO_DRIVER = "no NVIDIA driver answers on this machine"
 
 @contextmanager
 def open_nvml() -> Iterator["Nvml"]:
-    """The driver of this machine; raises ControlFailed, in one line, where there is none."""
+    """Open the driver of this machine; raises ControlFailed, in one line, where there is none."""
     try:
         import pynvml
     except ImportError:
@@ -46,7 +46,7 @@ class Nvml:
             return tuple(map(self._gpu_or_lost, range(self._nvml.nvmlDeviceGetCount())))
 
     def events(self) -> NvmlEvents:
-        """The fatal errors of all GPUs that are not lost already, and of their instances as they are now."""
+        """The fatal errors of all GPUs that are not lost already, and of their present instances."""
         with self._control_errors("the GPUs cannot be watched"):
             nvml = self._nvml
             gpus, instances = {}, {}
@@ -60,8 +60,8 @@ class Nvml:
             return NvmlEvents(nvml, gpus, numbers)
 
     def free_memory_mib(self, device: str) -> int:
-        """What no process holds of the memory of a GPU or MIG device, by UUID."""
-        with self._control_errors(f"the memory of {device} is not told"):
+        """The memory of a GPU or MIG device, by UUID, that no process holds."""
+        with self._control_errors(f"the memory of {device} cannot be read"):
             return int(self._nvml.nvmlDeviceGetMemoryInfo(self._nvml.nvmlDeviceGetHandleByUUID(device)).free // _MIB)
 
     def set_mig(self, gpu: str, on: bool) -> None:
@@ -77,7 +77,7 @@ class Nvml:
             raise ControlFailed(f"{state} without a reset of the GPU (nvidia-smi --gpu-reset); it is pending")
 
     def create(self, gpu: str, placement: Placement) -> str:
-        """Make an instance there with one compute instance on all of it; returns the UUID of its MIG device."""
+        """Create an instance there with one compute instance on all of it; returns the UUID of its MIG device."""
         nvml = self._nvml
         with self._control_errors(f"{placement} cannot be created on {gpu}"):
             device = nvml.nvmlDeviceGetHandleByUUID(gpu)
@@ -88,7 +88,7 @@ class Nvml:
                     instance, self._full_compute_profile(instance, placement.profile)
                 )
             except BaseException:
-                # Of no use to anybody, and in the way of the next attempt.
+                # It is useless without a compute instance, and in the way of the next attempt.
                 nvml.nvmlGpuInstanceDestroy(instance)
                 raise
             made = self._mig_devices(device).get(nvml.nvmlGpuInstanceGetInfo(instance).id)
@@ -97,7 +97,7 @@ class Nvml:
         return made[0][1]
 
     def destroy(self, gpu: str, placement: Placement) -> None:
-        """Take away the instance there, with its compute instances."""
+        """Destroy the instance there with its compute instances."""
         nvml = self._nvml
         refused = f"{placement} of {gpu} cannot be destroyed"
         with self._control_errors(refused):
@@ -115,13 +115,13 @@ class Nvml:
 
     @property
     def _lost(self) -> tuple[type[Exception], ...]:
-        """What a GPU answers that has fallen off the bus, or that only a reset brings back."""
+        """The errors of a GPU that has fallen off the bus, or that needs a reset."""
         return self._nvml.NVMLError_GpuIsLost, self._nvml.NVMLError_ResetRequired, self._nvml.NVMLError_Unknown
 
     def _gpu_or_lost(self, index: int) -> Gpu:
         try:
             return self._gpu(index)
-        except self._lost as error:  # the others are there all the same
+        except self._lost as error:  # the other GPUs still work
             return Gpu(index, "", "", 0, None, lost=str(error))
 
     def _gpu(self, index: int) -> Gpu:
@@ -144,7 +144,7 @@ class Nvml:
         return Gpu(index, uuid, name, memory_mib, mig, geometry, instances)
 
     def _geometry(self, device: Any, name: str) -> Geometry | None:
-        """As the driver tells it; where only root is told the places, from a table with the same profiles."""
+        """The geometry from the driver; where only root may see placements, from the table with the same profiles."""
         nvml = self._nvml
         profiles = []
         for kind in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
@@ -183,13 +183,13 @@ class Nvml:
         return [(handle, nvml.nvmlGpuInstanceGetInfo(handle)) for handle in handles]
 
     def _mig_devices(self, device: Any) -> dict[int, list[tuple[Any, str]]]:
-        """Handle and UUID of the MIG devices by GPU instance: several where others have divided one."""
+        """Handle and UUID of the MIG devices by GPU instance: several if an instance was divided by another program."""
         nvml = self._nvml
         found: dict[int, list[tuple[Any, str]]] = {}
         for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(device)):
             try:
                 mig_device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, index)
-            except nvml.NVMLError_NotFound:  # the numbers have holes
+            except nvml.NVMLError_NotFound:  # the numbers have gaps
                 continue
             own = found.setdefault(nvml.nvmlDeviceGetGpuInstanceId(mig_device), [])
             own.append((mig_device, nvml.nvmlDeviceGetUUID(mig_device)))
@@ -217,7 +217,7 @@ class Nvml:
             yield from self._list_handles(nvml.c_nvmlComputeInstance_t, info.instanceCount, list_instances)
 
     def _list_handles(self, form: Any, room: int, call: Callable[[Any, Any], object]) -> list[Any]:
-        """What a call fills an array of `room` elements with; without room it is asked first how many there are."""
+        """Call a function that fills an array of `room` elements; with room 0 it is first asked for the count."""
         count = ctypes.c_uint(room)
         if not room:
             call(None, ctypes.byref(count))
@@ -226,9 +226,9 @@ class Nvml:
         return list(array[: count.value])
 
     def _users(self, *devices: Any) -> tuple[str, ...]:
-        """The processes with a context on one of them, those under MPS as well as their server.
+        """The processes with a context on one of the devices, MPS clients as well as their server.
 
-        None where they are not told: the driver itself guards what is in use.
+        None where the driver does not list them; it then guards devices in use by itself.
         """
         nvml, found = self._nvml, dict[int, None]()
         for ask in (nvml.nvmlDeviceGetComputeRunningProcesses_v3, nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3):
@@ -238,12 +238,12 @@ class Nvml:
 
     @contextmanager
     def _control_errors(self, failed: str) -> Iterator[None]:
-        """Turn what NVML raises into ControlFailed."""
+        """Turn the errors of NVML into ControlFailed."""
         nvml = self._nvml
         try:
             yield
         except nvml.NVMLError_NoPermission as error:
-            raise ControlFailed(f"{failed}: root may (NVML: {error})") from error
+            raise ControlFailed(f"{failed}: only root may (NVML: {error})") from error
         except nvml.NVMLError_InUse as error:
             hint = "a monitor such as DCGM may hold it"
             raise ControlFailed(f"{failed}: it is in use by another client, {hint} (NVML: {error})") from error
@@ -252,7 +252,7 @@ class Nvml:
 
 
 def _known_geometry(multiprocessors: Mapping[str, int]) -> Geometry | None:
-    """The table with these profiles, and their multiprocessors where it has them."""
+    """Return the table with these profiles and, where it has them, these multiprocessors."""
     for geometry in GEOMETRIES.values():
         found = {name: _find_profile(geometry, name) for name in multiprocessors}
         if set(found.values()) == set(geometry.profiles) and all(

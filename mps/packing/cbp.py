@@ -1,4 +1,4 @@
-"""Correlation-based provisioning: whoever does not peak with the others gets what they leave idle."""
+"""Correlation-based provisioning: a tenant that does not peak with the others gets the memory that they leave idle."""
 
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
@@ -13,12 +13,12 @@ from sluice.mps.packing.tenant import Device, Tenant
 class CorrelationBased(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", tag="cbp"):
     """CBP of Kube-Knots (CLUSTER '19), with the checks of Ferikoglou et al. (2021) that replaced two of them.
 
-    A tenant that fits by what was asked for is placed. Else the device's free memory has to be steady (coefficient of
-    variation below `cov_max`) and the tenant may correlate with nobody there (Spearman's rho below `corr_max`, of those
-    both of whose use was sampled); then it counts for the `percentile` of its own use, against that of the device's.
+    A tenant whose request fits is placed. Otherwise the device's free memory has to be steady (coefficient of variation
+    below `cov_max`), and the tenant must not correlate with any resident (Spearman's rho below `corr_max`, where the
+    use of both was sampled); it is then accounted by the `percentile` of its own use, against that of the device's.
     From Kube-Knots: the correlation, the percentile of the tenant's own use. From Ferikoglou: that requests come first,
-    the coefficient of variation, the percentile of what the device uses. A percentile is no peak: with the rest of the
-    samples above it, memory can run out.
+    the coefficient of variation, the percentile of the device's use. A percentile is not a peak: with the samples above
+    it, memory can run out.
     """
 
     percentile: Annotated[float, msgspec.Meta(gt=0, le=100)] = 80
@@ -32,11 +32,11 @@ class CorrelationBased(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         return largest_request_first(waiting)
 
     def accounted_mib(self, tenant: Tenant) -> int:
-        """The percentile of its use, or what it asks for where that was not sampled."""
+        """The percentile of its use, or its request if its use was not sampled."""
         return round(percentile(tenant.usage, self.percentile)) if tenant.usage else tenant.request_mib
 
     def refusal(self, tenant: Tenant, device: Device) -> str | None:
-        """Too much asked for, and samples that do not tell that it fits nevertheless."""
+        """Its request does not fit, and the samples do not show that its use does."""
         reason = over_request(tenant, device)
         if reason is None:
             return None
@@ -55,5 +55,5 @@ class CorrelationBased(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         return None
 
     def cost(self, tenant: Tenant, device: Device) -> float:
-        """What is in use: the most free memory first."""
+        """The memory in use: the device with the most free memory comes first."""
         return (device.used[-1] if device.used else device.requested_mib) - device.memory_mib

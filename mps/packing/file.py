@@ -1,4 +1,4 @@
-"""The form of a file of models and devices to pack; errors name the place in the file."""
+"""The format of a file of models and devices to pack; errors name the place in the file."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from sluice.mps.packing.tenant import Device, MemoryPhase, Tenant
 
 
 class ProfileReference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the memory of a model was measured: a profile, the kind of partition, and its largest batch."""
+    """The measurement of a model's memory: a profile, the kind of partition, and the largest batch."""
 
     file: str
     kind: str
@@ -26,15 +26,14 @@ class ProfileReference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 MeasureMemory = Callable[[ProfileReference], int]
-"""The MiB that a profile has; raises ConfigError."""
+"""Returns the MiB of a profile; raises ConfigError."""
 
 
 class PackedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A model as written, in MiB: what its owner asks for, and what was measured while it loads, and serves.
+    """A model as written, in MiB: its owner's request, and the measured memory while it loads and while it serves.
 
     `profile` is where the latter was measured, in place of `serve_mib`. `usage_mib` are samples of its use, taken at
-    the same times as those of the other models; `share` is the part of the device's compute that it is to have for
-    certain.
+    the same times as those of the other models; `share` is the part of the device's compute that it is guaranteed.
     """
 
     request_mib: int | None = None
@@ -61,9 +60,9 @@ class PackedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("expected finite samples of at least 0 in usage_mib")
 
     def tenant(self, name: str, measure: MeasureMemory) -> Tenant:
-        """The model as policies see it; without a request it asks for its peak."""
+        """The model as policies see it; without a request it requests its peak."""
         serve_mib = self.serve_mib if self.profile is None else measure(self.profile)
-        # How long a load takes makes no difference: it has ended before the next one begins.
+        # The length of a load makes no difference: it ends before the next one begins.
         phases = [MemoryPhase(self.load_mib, NS_PER_S)] if self.load_mib is not None else []
         if serve_mib is not None:
             phases.append(MemoryPhase(serve_mib))
@@ -95,13 +94,15 @@ def decode_packing(text: str, path: str, measure: MeasureMemory) -> PackingFile:
         raise ConfigError(f"{path}: expected at least one of `models` and one of `devices`")
     lengths = {len(model.usage): model.name for model in models if model.usage}
     if len(lengths) > 1:
-        told = ", ".join(f"{count} of {name}" for count, name in lengths.items())
-        raise ConfigError(f"{path}: models: expected as many samples of each in usage_mib, got {told}")
+        counts = ", ".join(f"{count} of {name}" for count, name in lengths.items())
+        raise ConfigError(f"{path}: models: expected usage_mib with the same number of samples for each, got {counts}")
     devices = tuple(Device(name, memory_mib) for name, memory_mib in top.devices.items())
     given = {"name": top.policy} if isinstance(top.policy, str) else top.policy
     policy_name = given.get("name") if isinstance(given, dict) else None
     if not isinstance(policy_name, str) or policy_name not in POLICIES:
-        raise ConfigError(f"{path}: policy: expected one of {', '.join(POLICIES)}, or it as `name` with its parameters")
+        raise ConfigError(
+            f"{path}: policy: expected one of {', '.join(POLICIES)}, or a mapping with it as `name` and its parameters"
+        )
     policy = convert(given, type(POLICIES[policy_name]), path, "policy")
     return PackingFile(policy_name, policy, devices, models)
 

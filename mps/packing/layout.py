@@ -1,4 +1,4 @@
-"""Tenants that stay, laid out on devices one after another."""
+"""Packs tenants that stay onto devices, one after another."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from sluice.mps.packing.tenant import Device, PlacedTenant, Tenant
 
 
 class PackingResult(msgspec.Struct, frozen=True):
-    """Devices with those that are on them, and of each tenant without a place why no device takes it."""
+    """The devices with their residents, and for each unplaced tenant the reason of every device."""
 
     devices: tuple[Device, ...]
     refused: dict[str, dict[str, str]]
@@ -34,7 +34,7 @@ def _joined(device: Device, tenant: Tenant) -> Device:
 
 
 def _together(tenants: Sequence[Tenant]) -> tuple[float, ...]:
-    """Samples of what they use together, none if nobody was sampled; who was not counts for what it takes for good."""
+    """Samples of their joint use, empty if none was sampled; a tenant without samples counts with its steady memory."""
     count = max(len(tenant.usage) for tenant in tenants)
     series = [tenant.usage or (float(tenant.life[-1].memory_mib),) * count for tenant in tenants]
     return tuple(sum(samples) for samples in zip(*series, strict=True))

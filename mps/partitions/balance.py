@@ -1,4 +1,4 @@
-"""Which partition is to get more of what is nobody's, or to give back what it was lent: decided by how busy all are."""
+"""Lends unassigned cores and shares of a GPU to busy partitions, and takes them back from idle ones."""
 
 import enum
 import math
@@ -10,27 +10,26 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 SAMPLES_IN_A_ROW = 3
-"""A partition is as busy, or as idle, at so many looks in a row before anything is changed."""
+"""Consecutive samples in which a partition must be busy, or idle, before anything changes."""
 STEP_PERCENT = 10
-"""Of a GPU, that a share is lent or gives back at a time."""
+"""Percent of a GPU that a share is lent, or gives back, at a time."""
 
 _Held = TypeVar("_Held", tuple[int, ...], int)
 
 
 class ResizeTrigger(enum.StrEnum):
-    """What asks for other sets of cores: the plan, as far as profiles say what they would do, or how busy they are."""
+    """The trigger of a change of core sets: the plan, as far as profiles cover it, or the partitions' load."""
 
     PLAN = "plan"
     LOAD = "load"
 
 
 class BalanceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When cores, and shares of GPUs, are lent and given back: parts of a partition's time, and seconds.
+    """When cores and shares of GPUs are lent and given back, by the busy part of a partition's time, and in seconds.
 
-    A partition that is busy for `busy` of its time is lent something, one that has something lent and is busy for
-    `idle` at most gives it back. What it has left is then busy for less than `busy`, however little that is, so that
-    nothing goes to and fro. There is a look `every_s`, and `pause_s` from one change to the next. With `by` load the
-    plan is not asked.
+    A partition that is busy for at least `busy` of its time is lent something; one that has been lent something and is
+    busy for at most `idle` gives it back. What it keeps is then busy for less than `busy`, so that nothing goes to and
+    fro. A sample is taken `every_s`, and `pause_s` pass between two changes. With `by` load the plan is not asked.
     """
 
     by: ResizeTrigger = ResizeTrigger.PLAN
@@ -42,7 +41,7 @@ class BalanceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not 0 < 2 * self.idle < self.busy <= 1:
             raise ValueError(
-                f"expected an idle above 0 of less than half of busy, which is at most 1, got {self.idle:g} and "
+                f"expected idle above 0 and below half of busy, and busy of at most 1, got {self.idle:g} and "
                 f"{self.busy:g}"
             )
         if not (0 < self.every_s < math.inf and 0 <= self.pause_s < math.inf):
@@ -50,23 +49,23 @@ class BalanceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PartitionLoad(NamedTuple, Generic[_Held]):
-    """What a partition has, and the part of its time that it was busy since the last look."""
+    """The resources that a partition has, and the part of its time that it was busy since the last sample."""
 
     held: _Held
     busy: float
 
 
 class LoadChange(NamedTuple, Generic[_Held]):
-    """A partition is to have this."""
+    """A partition is to have these resources."""
 
     partition: str
     held: _Held
 
 
 class _Lender(ABC, Generic[_Held]):
-    """Lends what is nobody's to the busiest partition, and takes it back when that does not need it.
+    """Lends unassigned resources to the busiest partition, and takes them back when it does not need them.
 
-    `own` is what each partition always has.
+    `own` is each partition's own part, which it always keeps.
     """
 
     def __init__(self, settings: BalanceSettings, own: Mapping[str, _Held]) -> None:
@@ -77,7 +76,7 @@ class _Lender(ABC, Generic[_Held]):
         self._changed_s = -math.inf
 
     def note_change(self, now_s: float) -> None:
-        """Something was changed, by whomever: the pause and the looks count from now."""
+        """A partition was resized for any reason: the pause and the samples start again."""
         self._changed_s = now_s
         self._busy.clear()
         self._idle.clear()
@@ -85,7 +84,7 @@ class _Lender(ABC, Generic[_Held]):
     def next_change(
         self, now_s: float, loads: Mapping[str, PartitionLoad[_Held]], free: _Held
     ) -> LoadChange[_Held] | None:
-        """The next change, if there is to be one; the caller tries it once, whatever comes of it."""
+        """Take a sample and return the next change, if there is one; the caller tries it once, whatever the result."""
         for name, load in loads.items():
             self._busy[name] = self._busy[name] + 1 if load.busy >= self._settings.busy else 0
             self._idle[name] = self._idle[name] + 1 if load.busy <= self._settings.idle else 0
@@ -114,7 +113,7 @@ class _Lender(ABC, Generic[_Held]):
 
     @abstractmethod
     def _shrunk(self, held: _Held, own: _Held) -> _Held:
-        """At least half of what is held; all of it where nothing of it is lent."""
+        """At least half of what is held; all of it if nothing of it is lent."""
 
 
 class CoreBalance(_Lender[tuple[int, ...]]):

@@ -1,4 +1,4 @@
-"""Recovery: when lost workers are started again, and which others have to go with them."""
+"""Recovery: decides when a lost worker is restarted, and which other workers have to end with it."""
 
 import asyncio
 import logging
@@ -17,10 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 class Recovery:
-    """Starts workers again by `launch`, after a back-off, or when their partition comes out of quarantine.
+    """Restarts workers by `launch`, after a back-off or when their partition leaves quarantine.
 
-    `slots` are all that have or had a worker, `by_name` those that are to have one again; both may change meanwhile.
-    `controls` are of the MPS daemons, by device: workers that share one are ended together when one's context is lost.
+    `slots` are all worker slots, `by_name` those whose workers are restarted; both may change meanwhile. `controls` are
+    those of the MPS daemons, by device: all workers of a daemon are ended together when one loses its context.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Recovery:
         self._watch: DeviceWatch | None = None
 
     def start(self) -> None:
-        """Have the devices of the partitions watched, if there are any."""
+        """Start watching the GPUs of the partitions, if there are any."""
         partitions = [slot.spec.partition for slot in self._by_name.values()]
         devices = {each.uuid for each in partitions if not isinstance(each, CpuPartition)}
         if devices:
@@ -52,19 +52,19 @@ class Recovery:
 
     @property
     def quarantined(self) -> Mapping[str, Quarantined]:
-        """The partitions that are left alone now, by name."""
+        """The partitions in quarantine, by name."""
         return self._quarantine.partitions
 
     def worker_ready(self, partition: str) -> None:
-        """The worker of a partition is up."""
+        """The worker of a partition is ready."""
         self._quarantine.worker_ready(partition, time.monotonic())
 
     def expect_exit(self, partition: str) -> None:
-        """The worker of a partition is about to be ended on purpose: that is not held against the partition."""
+        """The worker of a partition is about to be ended on purpose: its loss does not count against the partition."""
         self._expected_exits.add(partition)
 
     def worker_lost(self, slot: WorkerSlot, reason: str) -> str:
-        """A worker is gone: have another one started in time; returns the reason, and what else comes of it."""
+        """A worker's process has ended: schedule its restart. Returns the reason, extended by the consequences."""
         now_s = time.monotonic()
         delay_s = slot.back_off.lost(now_s)
         expected = slot.name in self._expected_exits
@@ -82,9 +82,9 @@ class Recovery:
         return self._explain(slot.name, reason)
 
     def end_worker(self, partition: str, process: WorkerProcess, reason: str) -> None:
-        """Have a worker of a partition ended that does not end by itself; a client of MPS loses its contexts first.
+        """End a worker that does not exit by itself; the contexts of an MPS client are destroyed first.
 
-        `process` as for `context_lost`.
+        `process` is as for `context_lost`.
         """
         control = self._controls.get(_daemon(self._by_name[partition]))
         if control is None:
@@ -95,11 +95,10 @@ class Recovery:
             task.add_done_callback(lambda _: self._hung.pop(process))
 
     def context_lost(self, partition: str, process: WorkerProcess, reason: str) -> dict[str, str]:
-        """The context of a worker is of no use any more: have it ended, with all workers of its daemon if it has one.
+        """A worker's CUDA context is lost: end the worker and, on an MPS daemon, all the daemon's workers.
 
-        `process` is the partition's worker, or one that another has taken the place of.
-
-        Returns the partitions whose workers go together, if they do, with the reasons; each is also told as `lost`.
+        `process` is the partition's worker or one that it has replaced. Returns the partitions whose workers end
+        together, if they do, with the reasons; `worker_lost` follows for each.
         """
         slot = self._by_name[partition]
         device = _daemon(slot)
@@ -119,7 +118,7 @@ class Recovery:
         return {other.name: self._explain(other.name, reason) for other in domain if other.process is not None}
 
     def device_lost(self, devices: Collection[str], reason: str) -> None:
-        """Devices run nothing any more: their partitions are left alone, the longer the more often that happens."""
+        """Devices have failed: their partitions are quarantined, longer each time."""
         for name, slot in self._by_name.items():
             partition = slot.spec.partition
             if isinstance(partition, CpuPartition) or partition.uuid not in devices:
@@ -133,7 +132,7 @@ class Recovery:
                 slot.call_later(for_s, lambda slot=slot: self._start(slot))  # type: ignore[misc]
 
     async def close(self) -> None:
-        """Start nothing any more, and watch no longer."""
+        """Stop restarting workers and watching devices."""
         for task in self._restarting.values():
             task.cancel()
         if self._watch is not None:
@@ -143,10 +142,10 @@ class Recovery:
         processes = [slot.process for slot in self._slots if _daemon(slot) == device and slot.process is not None]
         try:
             await end_clients(processes, control, reason)
-            # A worker that is started while the daemon is not there would run without MPS, and not be told.
+            # A worker that starts while the daemon is away would silently run without MPS.
             await wait_until_answering(control)
-        except Exception:  # whatever it is, partitions are not to stay without workers for ever
-            logger.exception("the clients of %s could not be ended in order", device)
+        except Exception:  # no error may leave partitions without workers for good
+            logger.exception("the MPS clients of %s could not be ended in order", device)
         del self._restarting[device]
         for slot in [each for each in self._postponed if _daemon(each) == device]:
             alone = self._quarantine.partitions.get(slot.name)
@@ -154,7 +153,7 @@ class Recovery:
             slot.call_later(delay_s if alone is None else alone.for_s, lambda slot=slot: self._start(slot))  # type: ignore[misc]
 
     def _explain(self, partition: str, reason: str) -> str:
-        """Why a worker is lost, and that its partition is left alone, if it is."""
+        """The reason for a loss, with the quarantine that follows, if one does."""
         alone = self._quarantine.partitions.get(partition)
         if alone is None:
             return reason
@@ -167,11 +166,11 @@ class Recovery:
 
 async def _end_client(process: WorkerProcess, control: MpsControl, reason: str) -> None:
     await end_client(process, control, reason)
-    # Before it was killed it may have said that its context is lost, which it is on purpose.
+    # Before it was killed it may have reported its context as lost, which was intended.
     await process.exited.wait()
 
 
 def _daemon(slot: WorkerSlot) -> str:
-    """The device whose MPS daemon a worker is a client of; "" where there is none."""
+    """The device whose MPS daemon the worker is a client of; "" if there is none."""
     partition = slot.spec.partition
     return partition.uuid if isinstance(partition, MpsPartition) else ""

@@ -1,9 +1,9 @@
-"""Keeps one worker process alive for each partition and the tensor regions that all of them share.
+"""Keeps one worker process running for each partition, and shares the tensor regions among the gateway and all workers.
 
-Regions have one number for the whole gateway, given here and never used twice: inputs, outputs and messages name the
-same region by the same number in every process; a worker is told of them once it is ready. Each start of a worker
-makes a new output region with a number of its own; the old one stays mapped until `drop_region`, so tensors of a dead
-worker remain readable while anybody needs them.
+A region has one number in the whole gateway, given here and never used twice: inputs, outputs and messages name a
+region by the same number in every process. A worker learns of the regions once it is ready. Each start of a worker
+makes a new output region with a new number; the old one stays mapped until `drop_region`, so that the outputs of a lost
+worker remain readable as long as they are needed.
 """
 
 import asyncio
@@ -48,15 +48,15 @@ from sluice.mps.supervisor.worker_slot import WorkerSlot
 from sluice.mps.supervisor.worker_spec import WorkerSpec
 
 KILL_TIMEOUT_S = 5.0
-LATE = "it did not end in time"
+LATE = "it did not exit in time"
 
 
 class Supervisor:
-    """Starts a worker for each spec, restarts what dies, and shares regions among gateway and workers.
+    """Starts a worker for each spec, restarts lost ones, and shares regions among gateway and workers.
 
-    `recovery` says when what dies is restarted; `controls` are of the MPS daemons, by device. `_slots` are also those
-    of workers that are to take the place of others, and of those whose place was taken. All methods must be called on
-    the event loop's thread.
+    `recovery` decides when a worker is restarted; `controls` are those of the MPS daemons, by device. `_slots` also
+    contains the slots of workers that are to replace others, and of replaced workers that still run. All methods must
+    be called on the event loop's thread.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class Supervisor:
             self._start_worker(slot)
 
     def load(self, partition: str, file: ModelFile) -> None:
-        """Have the worker of a partition hold one more model, as will those that follow it; `model_loaded` follows.
+        """Make the worker of a partition hold one more model, as will its successors; `model_loaded` follows.
 
-        Without a `table`, one that was measured on a partition of the same kind is taken; nor is a model weighed again
-        that was weighed on one. Nothing happens, and nothing follows, when there is no worker, or when it is lost
-        first: `worker_ready` tells what the next one holds. One that takes longer than a worker has to get ready is
-        ended.
+        A model without a `table` gets the table that was measured on a partition of the same kind, if there is one; its
+        memory is not measured again either. Nothing follows when there is no worker, or when it is lost first:
+        `worker_ready` then reports the models of the next worker. A worker that takes longer for the model than for its
+        own start is ended.
         """
         slot = self._by_name[partition]
         known = slot.kind, file.key
@@ -102,27 +102,28 @@ class Supervisor:
         )
 
     def unload(self, partition: str, key: str) -> None:
-        """Have the worker of a partition give up a model after the batches that were sent; as `load`.
+        """Make the worker of a partition unload a model after the batches that it was sent; otherwise as `load`.
 
         `model_unloaded` follows.
         """
         self._change(self._by_name[partition], DropModel(key))
 
     def recycle(self, partition: str) -> None:
-        """Have a new worker take the place of a partition's, at once; `worker_lost` and `worker_ready` follow."""
+        """Restart the worker of a partition at once, to free its memory; `worker_lost` and `worker_ready` follow."""
         slot = self._by_name[partition]
         if slot.ready and slot.process:
             slot.back_off = BackOff()
             self.recovery.expect_exit(partition)
-            slot.end("its memory is given back")
+            slot.end("it is recycled to free its memory")
 
     def resize(self, partition: Partition, tables: Mapping[str, LatencyTable]) -> asyncio.Future[None]:
-        """Have a worker on another share take the place of a partition's, which serves until that one is ready for it.
+        """Replace the worker of a partition by one with another share; the old one serves until the new one is ready.
 
-        It has to hold all models that the one before holds; `tables` are what is known of their speed there, by key,
-        and the others are timed. `worker_replaced` comes before the future is done. It gets a PartitionError, and
-        nothing has changed, when the new worker cannot take over. Raises PartitionError for cores that others have or
-        are to have, when no worker is up or one is to be replaced already, and when all are about to end.
+        The new worker has to hold all models of the old one; `tables` are their known latency tables there, by key, and
+        the other models are timed. `worker_replaced` comes before the future is done. When the new worker cannot take
+        over, the future gets a PartitionError and nothing has changed. Raises PartitionError for cores that another
+        partition has or is to get, when no worker is ready or a replacement is under way, and when the server is
+        stopping.
         """
         slot = self._by_name[partition.name]
         if self._draining:
@@ -130,7 +131,7 @@ class Supervisor:
         if not slot.ready:
             raise PartitionError(f"partition {slot.name}: its worker is not up")
         if slot.name in self._hand_overs:
-            raise PartitionError(f"partition {slot.name}: it is being resized already")
+            raise PartitionError(f"partition {slot.name}: a resize is already under way")
         for slots in (self._by_name.values(), [each.successor for each in self._hand_overs.values()]):
             check_partitions([partition, *(each.spec.partition for each in slots if each is not slot)])
         hand_over = HandOver(slot, partition, tables, self._tables)
@@ -140,18 +141,18 @@ class Supervisor:
         return hand_over.done
 
     def cancel_replacement(self, partition: str, reason: str) -> None:
-        """Let a partition keep its worker, if another one is to take its place."""
+        """Keep the worker of a partition, if a replacement is under way."""
         if hand_over := self._hand_overs.pop(partition, None):
             hand_over.fail(reason)
 
     def retire(self, worker: WorkerProcess) -> None:
-        """Have a worker end that another one has taken the place of; `worker_gone` follows."""
+        """End a worker that has been replaced; `worker_gone` follows."""
         worker.close()
         slot = self._retiring[worker]
         slot.call_later(KILL_TIMEOUT_S, lambda: slot.end(LATE))
 
     def forget_model(self, key: str) -> None:
-        """Have no worker begin with a model that is not served any more."""
+        """Forget a model that is no longer served: no worker starts with it from now on."""
         for slot in self._slots:
             slot.models.pop(key, None)
         for known in [each for each in self._tables if each[1] == key]:
@@ -172,10 +173,10 @@ class Supervisor:
         return self._regions[number]
 
     def drop_region(self, number: int) -> None:
-        """Unmap a region everywhere, once nobody refers to it; harmless when it was dropped before.
+        """Unmap a region everywhere, once nothing refers to it; dropping it again is harmless.
 
-        For overflow regions (negative numbers), output regions of lost workers and the gateway's own. Raises
-        PartitionError for the output region of a running worker.
+        This is for overflow regions (negative numbers), output regions of lost workers and the gateway's own regions.
+        Raises PartitionError for the output region of a running worker.
         """
         if any(slot.output_region == number for slot in self._slots if slot.ready):
             raise PartitionError(f"region {number} is the output region of a running worker")
@@ -185,7 +186,7 @@ class Supervisor:
                 slot.send(UnmapRegion(number))
 
     async def drain(self, timeout_s: float = 5.0) -> None:
-        """Let every worker end, kill what has not after `timeout_s`, and drop all regions; nothing restarts."""
+        """Let every worker exit, kill those that have not after `timeout_s`, and drop all regions."""
         self._draining = True
         for name in list(self._hand_overs):
             self.cancel_replacement(name, "the server is stopping")
@@ -259,11 +260,11 @@ class Supervisor:
         for model in ready.models:
             if model.table is not None:
                 slot.tables[model.key] = model.table
-            if (file := slot.models.get(model.key)) is not None:  # not forgotten since the worker was started
+            if (file := slot.models.get(model.key)) is not None:  # still served
                 slot.remember_model(file, model.table)
                 self._record_measurements(slot, model)
         if self._by_name[slot.name] is slot:
-            assert slot.process is not None, "who came up is there"
+            assert slot.process is not None, "a ready worker has a process"
             self.recovery.worker_ready(slot.name)
             self._callbacks.worker_ready(slot.name, slot.process, ready, slot.output_region)
         elif (hand_over := self._hand_overs.get(slot.name)) and hand_over.successor is slot:
@@ -273,7 +274,7 @@ class Supervisor:
                 self._try_hand_over(slot)
 
     def _try_hand_over(self, slot: WorkerSlot, model: LoadResult | None = None) -> None:
-        """Hand a partition over if a worker is there that can take over; `model` is what it has just loaded, or not."""
+        """Complete the partition's hand-over if the new worker is up to it; `model` is the latest load result."""
         hand_over = self._hand_overs.get(slot.name)
         if hand_over is None:
             return
@@ -284,8 +285,8 @@ class Supervisor:
 
     def _replace_worker(self, slot: WorkerSlot, hand_over: HandOver) -> None:
         successor, ready = hand_over.successor, hand_over.ready
-        assert slot.process is not None, "who hands over is up"
-        assert successor.process is not None and ready is not None, "who takes over is up"  # noqa: PT018
+        assert slot.process is not None, "the old worker is running"
+        assert successor.process is not None and ready is not None, "the new worker is ready"  # noqa: PT018
         del self._hand_overs[slot.name]
         self._by_name[slot.name] = successor
         self._retiring[slot.process] = slot
@@ -302,7 +303,7 @@ class Supervisor:
     def _worker_lost(self, slot: WorkerSlot, reason: str) -> None:
         process = slot.process
         slot.process_lost()
-        if slot.unclaimed_overflow is not None:  # Its batch was never reported done.
+        if slot.unclaimed_overflow is not None:  # Its batch was never reported as finished.
             self.drop_region(slot.unclaimed_overflow)
             slot.unclaimed_overflow = None
         if self._draining:
@@ -318,7 +319,7 @@ class Supervisor:
                 if hand_over is not None and hand_over.successor is slot:
                     self.cancel_replacement(slot.name, reason)
         else:
-            self.cancel_replacement(slot.name, f"the worker whose place it was to take was lost: {reason}")
+            self.cancel_replacement(slot.name, f"the worker that it was to replace was lost: {reason}")
             self._callbacks.worker_lost(slot.name, self.recovery.worker_lost(slot, reason))
 
     def _add_region(self, number: int, region: Region, maker: WorkerSlot | None) -> None:
@@ -332,5 +333,5 @@ def _attach(fds: tuple[int, ...], nbytes: int) -> Region:
     if len(fds) != 1:
         for fd in fds:
             os.close(fd)
-        raise PartitionError(f"expected one descriptor of a region with the message, got {len(fds)}")
+        raise PartitionError(f"message of a worker: expected one descriptor of a region, got {len(fds)}")
     return Region.attach(fds[0], nbytes)

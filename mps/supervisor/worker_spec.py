@@ -7,7 +7,7 @@ from sluice.mps.partitions.partition import Partition
 
 
 class WorkerSpec(msgspec.Struct, frozen=True):
-    """One partition's worker: the models that it may hold, and the keys of the models it starts with (None: all)."""
+    """One partition's worker: the models that it may hold, and the keys of those that it starts with (None: all)."""
 
     partition: Partition
     models: tuple[ModelFile, ...]

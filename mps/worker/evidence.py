@@ -1,4 +1,4 @@
-"""What a worker finds of itself: threads and limits as the kernel tells them, the GPU as CUDA does."""
+"""The evidence of a worker about itself: threads and limits from the kernel, the GPU from CUDA."""
 
 import os
 import resource
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from sluice.mps.worker.runner import Runner
 
 MAX_STRAY_THREADS = 16
-"""Threads that are told of one by one."""
+"""Stray threads that are listed one by one."""
 MAX_REFUSALS = 16
-"""Models of late that are told of because they would have run elsewhere."""
+"""Latest models listed as refused because they would have run outside the partition."""
 PROBE_TIMEOUT_S = 20.0
-"""How long a process may take to look at the device without MPS."""
+"""Time limit of the process that looks at the device without MPS."""
 
 _PROC = Path("/proc")
 
 
 def gather_evidence(partition: Partition, models: "Runner | None" = None, before: Evidence | None = None) -> Evidence:
-    """The evidence of this process, which has just loaded `models`; of its device it may have been found `before`."""
+    """Return the evidence of this process, which has just loaded `models`; its device's is taken from `before`."""
     cores = tuple(sorted(os.sched_getaffinity(0)))
     processes = tuple(process_tree(os.getpid()))
     threads = [(pid, tid) for pid in processes for tid in threads_of(pid)]
@@ -62,7 +62,7 @@ def gather_evidence(partition: Partition, models: "Runner | None" = None, before
 
 
 def mps_facts(processes: Sequence[int]) -> MpsFacts:
-    """What the daemon that this process was told says of it; asked once it has a context."""
+    """Ask the MPS daemon of this process's environment about this process, which must already have a context."""
     try:
         clients = connect_control(MpsChannel(Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"]))).clients()
     except ControlFailed as error:
@@ -72,7 +72,7 @@ def mps_facts(processes: Sequence[int]) -> MpsFacts:
 
 
 def whole_device() -> VisibleGpu:
-    """The device that this process sees, as a process sees it that is no client of MPS."""
+    """Return the device of this process as a process sees it that is no MPS client."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "sluice.mps.nvidia.cuda"],
@@ -87,7 +87,7 @@ def whole_device() -> VisibleGpu:
     except (OSError, subprocess.TimeoutExpired) as error:
         return VisibleGpu(error=str(error))
     except msgspec.DecodeError:
-        return VisibleGpu(error=f"the process that asks ended with status {done.returncode}")
+        return VisibleGpu(error=f"the probe exited with status {done.returncode}")
 
 
 def _task(pid: int, tid: int) -> Path:
@@ -95,12 +95,12 @@ def _task(pid: int, tid: int) -> Path:
 
 
 def _strays(threads: Iterable[tuple[int, int]], allowed: frozenset[int]) -> Iterator[ThreadAffinity]:
-    """Those that may run elsewhere; there may be thousands of threads, and batches wait meanwhile."""
+    """Yield threads that may run on other cores; there may be thousands of threads, and batches wait meanwhile."""
     for pid, tid in threads:
         try:
             cores = os.sched_getaffinity(tid)
             if not cores <= allowed:
                 name = (_task(pid, tid) / "comm").read_text(encoding="utf-8", errors="replace")
                 yield ThreadAffinity(name.strip(), tid, tuple(sorted(cores)))
-        except OSError:  # it has just ended
+        except OSError:  # the thread has just ended
             continue

@@ -1,4 +1,7 @@
-"""A trial of a partition: `python -m sluice.mps.worker.isolation_probe` binds itself as a worker does and reports on it."""
+"""A trial of a partition without models: binds itself as a worker does and reports its evidence.
+
+It runs as `python -m sluice.mps.worker.isolation_probe`.
+"""
 
 import subprocess
 import sys
@@ -16,7 +19,7 @@ TIMEOUT_S = 30.0
 
 
 def probe_partition(partition: Partition) -> Evidence:
-    """What a process without models finds on the partition; raises PartitionError when there is no telling."""
+    """Return the evidence of a process without models on the partition; raises PartitionError when there is none."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "sluice.mps.worker.isolation_probe"],
@@ -32,11 +35,11 @@ def probe_partition(partition: Partition) -> Evidence:
     except msgspec.DecodeError:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         why = said[-1] if said else f"the process ended with status {done.returncode}"
-        raise PartitionError(f"partition {partition.name}: it cannot be tried out: {why}") from None
+        raise PartitionError(f"partition {partition.name}: the trial process failed: {why}") from None
 
 
 def main() -> None:
-    """Read a partition, write the evidence."""
+    """Read a partition from standard input, write the evidence to standard output."""
     partition: Partition = msgspec.json.decode(sys.stdin.buffer.read(), type=Partition)
     bind_to_partition(partition)
     sys.stdout.buffer.write(msgspec.json.encode(gather_evidence(partition)))

@@ -1,4 +1,4 @@
-"""Models that come and go while a worker runs batches."""
+"""Loads and unloads models while the worker runs batches."""
 
 import math
 import os
@@ -16,21 +16,22 @@ from sluice.mps.ipc.messages import AddModel, DropModel, LoadResult, ModelAdded,
 from sluice.mps.worker.runner import ColdBackend, Runner
 
 CONCURRENT_LOADS = 2
-"""Backends that are made at a time: more would take the cores from batches."""
+"""Backends that are created at a time; more would take the cores from batches."""
 ALONE_S = 1.0
-"""Time for which a model that is to be weighed is by itself, before the next one is made beside it."""
+"""Time for which a model whose memory is measured is loaded alone."""
 
 
 class Loader:
-    """Carries out orders to load and unload, one after the other; all methods belong to the thread that runs batches.
+    """Carries out loads and unloads one after the other; all methods belong to the thread that runs batches.
 
-    A backend is made in another thread, which hardly ever holds the interpreter, though it shares the cores; so is the
-    next one meanwhile, unless something is to be unloaded first. All runs that warm and time it are on this thread, one
-    a step, so that neither they nor the batches disturb each other: what a batch of another model may have to wait for
-    is one run of the new one.
+    A backend is created in another thread, which hardly ever holds the interpreter lock, though it shares the cores.
+    The next backend is created meanwhile, unless something is to be unloaded first. The runs that warm up and time a
+    model are on this thread, one a step, so that they and the batches do not disturb each other: a batch of another
+    model waits for one such run at most.
 
-    A model that nobody has weighed waits for others that are being made or warmed, and these for it, but only for
-    `ALONE_S`: who has not been by itself all the time is not weighed, as nobody could say what of it all is its own.
+    A model whose memory was never measured waits for models that are being created or warmed up, and these wait for it,
+    but only for `ALONE_S`. A model that was not alone all the time is not measured, since its
+    memory could not be separated from the others'.
     """
 
     def __init__(self, runner: Runner) -> None:
@@ -50,12 +51,12 @@ class Loader:
         return bool(self._orders)
 
     def submit(self, order: AddModel | DropModel) -> None:
-        """Queue an order."""
+        """Queue a load or an unload."""
         self._orders.append(order)
         self._create_backends()
 
     def wait(self, channel: Channel[ToWorker]) -> None:
-        """Return when `step` can go on, or when there is something to read."""
+        """Return when `step` can go on, or when the channel has something to read."""
         order = self._orders[0]
         backend = self._backends.get(order.file.key) if isinstance(order, AddModel) else None
         if backend is not None and not backend.done():
@@ -68,9 +69,9 @@ class Loader:
                 os.eventfd_read(self._backend_created)
 
     def step(self, queued: Set[str]) -> ModelAdded | ModelDropped | None:
-        """Do a bounded piece of work; the answer to the first order when that is done with it.
+        """Do a bounded piece of work; returns the answer to the first order when it is finished.
 
-        `queued` are the models of batches that wait, which are not unloaded.
+        `queued` are the models of waiting batches, which are not unloaded.
         """
         if self._held_back:
             self._create_backends()
@@ -91,7 +92,7 @@ class Loader:
         return answer
 
     def _create_backends(self) -> None:
-        """Have the backends made that are to be loaded next."""
+        """Start creating the backends that are to be loaded next."""
         self._held_back = False
         for order in self._orders:
             if not isinstance(order, AddModel):

@@ -1,7 +1,7 @@
-"""The process main of a worker: started by `sluice.mps.supervisor.process` by way of `sluice.mps.worker.start`.
+"""The main program of a worker: the supervisor starts it by way of `sluice.mps.worker.start`.
 
-The order matters: array libraries start threads when they are imported, so nothing that imports them is imported
-before the process is pinned.
+The order matters: array libraries start threads when they are imported, so nothing that imports them is imported before
+the process is pinned.
 """
 
 import argparse
@@ -51,15 +51,15 @@ if TYPE_CHECKING:
     from sluice.mps.worker.tensors import WorkerTensors
 
 QUEUE_LIMIT = 2
-"""Batches that may wait here; the gateway sends the second at the last moment and no third."""
+"""Batches that may wait here: the gateway sends the second at the last moment, and no third."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 class Worker:
-    """Takes the gateway's messages in turn; between two batches it reads what came, so that a batch can be revoked.
+    """Handles the gateway's messages in turn; between two batches it reads new ones, so that a batch can be withdrawn.
 
-    While there are models to load or unload, one step of that follows each batch. `evidence` is that of `partition` at
+    While models are to be loaded or unloaded, one step of that follows each batch. `evidence` is that of `partition` at
     the start.
     """
 
@@ -106,7 +106,9 @@ class Worker:
                 if len(self._queue) < QUEUE_LIMIT:
                     self._queue.append(message)
                 else:
-                    self._channel.send(BatchRefused(message.batch, f"more than {QUEUE_LIMIT} batches are waiting"))
+                    self._channel.send(
+                        BatchRefused(message.batch, f"worker: expected at most {QUEUE_LIMIT} waiting batches")
+                    )
             case WithdrawBatch():
                 self._revoke(message.batch)
             case MapRegion():
@@ -118,10 +120,10 @@ class Worker:
             case MeasureModel():
                 self._channel.send(self._measure(message.file))
             case StartWorker():
-                raise PartitionError("worker: the partition is set up once, expected no second Load")
+                raise PartitionError("worker: expected no second StartWorker: a worker is bound to its partition once")
 
     def _measure(self, file: ModelFile) -> ModelMeasured:
-        """What measuring comes to, with the proof of the partition; between two runs it looks whether it is to end."""
+        """Measure a model and add the evidence of the partition; between two runs, look whether to exit."""
         from sluice.mps.nvidia.device_memory import memory_meter
 
         steps = self._runner.profile_steps(file, partial(memory_meter, self._partition))
@@ -138,7 +140,7 @@ class Worker:
         )
 
     def _with_evidence(self, change: ModelAdded | ModelDropped) -> ModelAdded | ModelDropped:
-        """What changed, with the proof that the partition still holds: a model may place threads as it likes."""
+        """Add new evidence to a load result, since a model may place its threads as it likes."""
         if isinstance(change, ModelDropped):
             return change
         evidence = gather_evidence(self._partition, self._runner, self._evidence)
@@ -153,10 +155,10 @@ class Worker:
 
 
 def start(channel: Channel[ToWorker]) -> Worker:
-    """Bind to the partition, load and report ready; what is sent meanwhile waits in the channel."""
+    """Bind to the partition, load the models and report ready; messages sent meanwhile wait in the channel."""
     load, _ = next(channel.receive(wait=True))
     if not isinstance(load, StartWorker):
-        raise PartitionError(f"worker: the first message is {type(load).__name__}, expected Load")
+        raise PartitionError(f"worker: first message: expected StartWorker, got {type(load).__name__}")
     partition = load.partition
     cores = bind_to_partition(partition)
     if isinstance(partition, MpsPartition):
@@ -185,7 +187,7 @@ def start(channel: Channel[ToWorker]) -> Worker:
 
 
 def main() -> int:
-    """Serve until the gateway closes the channel or is gone; returns the exit status."""
+    """Serve until the gateway closes the channel or exits; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="sluice.mps.worker.main", description="A worker process, started by the gateway."
     )
@@ -194,7 +196,7 @@ def main() -> int:
     # The gateway drains its workers: a signal to the process group must not end them with batches in flight.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # Second line behind the end of the channel, for a gateway that dies while a batch is running.
+    # In addition to the end of the channel, for a gateway that dies while a batch is running.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.set_inheritable(arguments.socket, False)
     share_one_arena()
@@ -206,6 +208,6 @@ def main() -> int:
         print(f"worker {os.getpid()}: {error}", file=sys.stderr)
         return 1
     except MemoryError:
-        print(f"worker {os.getpid()}: the memory of its partition is not enough to start", file=sys.stderr)
+        print(f"worker {os.getpid()}: the partition has too little memory to start", file=sys.stderr)
         return 1
     return 0

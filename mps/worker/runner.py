@@ -1,4 +1,4 @@
-"""Runs batches: holds the models of a worker, turns one `RunBatch` into its answer."""
+"""Runs batches: holds the models of a worker and turns each `RunBatch` into its answer."""
 
 import gc
 import time
@@ -33,7 +33,7 @@ from sluice.mps.worker.tensors import WorkerTensors
 
 
 class ColdBackend(NamedTuple):
-    """A cold backend, and the meter whose base is what was taken before it was made; None without one."""
+    """A backend that has not run yet, and a meter whose base was taken before it was created; None without one."""
 
     backend: Backend
     memory: MemoryMeter | None = None
@@ -46,7 +46,7 @@ class _Model(NamedTuple):
 
 
 class Runner:
-    """The models of one worker over its `tensors`; each runs `slowdown` times as long as it could.
+    """The models of one worker over its `tensors`; every run takes `slowdown` times as long as it would.
 
     `gpu` is None on a partition of cores. `meter` makes a meter of the memory that models take there.
     """
@@ -68,13 +68,13 @@ class Runner:
         self._models: dict[str, _Model] = {}
 
     def load(self, files: Sequence[ModelFile]) -> tuple[LoadResult, ...]:
-        """Load, warm and time models; one that fails is reported and does not keep the others from serving."""
+        """Load, warm up and time models; a model that fails is reported and does not stop the others."""
         return tuple(
             run_to_end(self.load_steps(file, partial(self.create_backend, file, measure_memory=True))) for file in files
         )
 
     def create_backend(self, file: ModelFile, *, measure_memory: bool) -> ColdBackend:
-        """The `backend` of a model; if it is to be weighed, with a meter, and without what loading it has left."""
+        """Create the backend of a model; with `measure_memory` also a meter, which excludes the garbage of loading."""
         if not measure_memory:
             return ColdBackend(self.backend(file))
         prepare(file.backend, self._gpu)
@@ -85,12 +85,12 @@ class Runner:
         return ColdBackend(backend, memory)
 
     def backend(self, file: ModelFile) -> Backend:
-        """The backend of a model, cold; any thread may make it. Raises whatever its module does."""
+        """Load the backend of a model, cold; any thread may call it. Raises whatever the backend's module raises."""
         backend = load_backend(file.backend, file.path, self._threads, file.config, self._gpu)
         return backend if self._slowdown == 1 else SlowedBackend(backend, self._slowdown)
 
     def load_steps(self, file: ModelFile, make: Callable[[], ColdBackend]) -> Generator[None, None, LoadResult]:
-        """Take what `make` returns, warm, time and weigh it, a run a step, and hold it; never raises."""
+        """Take the backend of `make`; warm up, time and measure it, one run a step, and hold it; never raises."""
         try:
             (backend, memory), table, shapes = make(), file.table, warm_up_shapes(file.config)
             peaks = MemoryPeaks(memory)
@@ -108,7 +108,7 @@ class Runner:
         return LoadResult(file.key, table, memory=peaks.model_memory())
 
     def profile_steps(self, file: ModelFile, meter: Callable[[], MemoryMeter]) -> Generator[None, None, ModelMeasured]:
-        """Load and measure a model, a run a step, and hold it; never raises. It is to be the first one."""
+        """Load and measure a model thoroughly, a run a step, and hold it; never raises. It must be the first model."""
         made = []
 
         def load() -> Backend:
@@ -126,41 +126,41 @@ class Runner:
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """Why models are not held that would run elsewhere than on the partition."""
+        """The reasons why models were not loaded that would have run outside the partition."""
         return tuple(self._refusals.values())
 
     @property
     def providers(self) -> dict[str, str]:
-        """What runs the models that are held, by key; those are left out that choose by themselves."""
+        """ONNX Runtime's provider of each loaded model by key, without models that choose it by themselves."""
         return {key: provider for key, model in self._models.items() if (provider := model.backend.provider)}
 
     @property
     def threads(self) -> dict[str, int]:
-        """How many threads run a batch of the models that are held, by key; those are left out that do not tell."""
+        """The number of threads that run a batch of each loaded model by key, without models that do not report it."""
         return {key: threads for key, model in self._models.items() if (threads := model.backend.threads)}
 
     def loaded(self, key: str) -> LoadResult | None:
-        """What was said of a model when it was loaded; None when it is not held."""
+        """Return the load result of a loaded model, None if it is not loaded."""
         model = self._models.get(key)
         return model and LoadResult(key, model.table)
 
     def unload(self, key: str) -> None:
-        """Forget a model, if it is held, and give its memory back to the system."""
+        """Unload a model, if it is loaded, and return its memory to the system."""
         if self._models.pop(key, None):
             gc.collect()
             trim()
 
     def run(self, run: RunBatch) -> tuple[BatchFinished | BatchRefused, tuple[OverflowCreated, Region] | None]:
-        """Run a batch; the overflow region, where there is one, is to be sent before the answer."""
+        """Run a batch; the overflow region, if there is one, is to be sent before the answer."""
         try:
             return self._run(run)
-        except Exception as error:  # Whatever a backend raises, MemoryError included, ends this batch alone.
+        except Exception as error:  # An error of the backend, MemoryError included, fails this batch alone.
             return BatchRefused(run.batch, f"{run.model}: {_first_line(error)}", self._fault(error)), None
 
     def _fault(self, error: Exception) -> BatchFault:
         if is_out_of_memory(error):
             return BatchFault.MEMORY
-        # On cores there is no context: a text that says so, which may come out of a request, is no reason to end.
+        # On cores there is no context to lose: such a text may come from a request, and the worker goes on.
         return BatchFault.DEVICE if self._gpu is not None and is_context_lost(error) else BatchFault.BATCH
 
     def _run(self, run: RunBatch) -> tuple[BatchFinished, tuple[OverflowCreated, Region] | None]:

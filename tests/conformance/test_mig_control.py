@@ -150,7 +150,7 @@ def test_a_mode_that_needs_a_reset_is_told(control: Nvml, gpu: FakeGpu) -> None:
 def test_whoever_is_not_root_is_told_the_places_from_the_table(control: Nvml, fake: FakeNvml, gpu: FakeGpu) -> None:
     gpu.mig, fake.root = False, False
     assert control.gpus()[0].geometry == H100
-    with pytest.raises(ControlFailed, match=r"cannot be turned on: root may \(NVML: Insufficient Permissions\)"):
+    with pytest.raises(ControlFailed, match=r"cannot be turned on: only root may \(NVML: Insufficient Permissions\)"):
         control.set_mig(gpu.uuid, on=True)
 
 

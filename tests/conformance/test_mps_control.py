@@ -140,7 +140,7 @@ def test_a_fatal_error_is_everybodys_until_all_are_gone(fake: MpsDaemon, clients
     assert fake.control.servers()[0].status == "FAULT"
     assert (culprit.ask("check"), victim.ask("check")) == (ILLEGAL_ADDRESS, ILLEGAL_ADDRESS)
     assert clients(fake).hello["error"] == SERVER_NOT_READY
-    with pytest.raises(ControlFailed, match="is in FAULT until the clients that it has are gone"):
+    with pytest.raises(ControlFailed, match="is in FAULT until its clients have exited"):
         fake.control.start_server()
     culprit.close()
     victim.close()

@@ -140,12 +140,12 @@ def test_a_daemon_that_does_not_start_is_told_with_what_it_said(
     daemon = MpsDaemon(GPU, root, program=program)
     monkeypatch.setenv("FAKE_MPS", '{"start": "die"}')
     with pytest.raises(
-        ControlFailed, match=rf"the MPS daemon of {GPU} ended with status 1, and said 'Failed to start : invalid arg"
+        ControlFailed, match=rf"the MPS daemon of {GPU} ended with status 1, and printed 'Failed to start : invalid arg"
     ):
         daemon.start()
     monkeypatch.setenv("FAKE_MPS", '{"start": "hang"}')
     monkeypatch.setattr(mps_daemon, "READY_S", 0.3)
-    with pytest.raises(ControlFailed, match=r"does not answer within 0\.3 s, and said nothing"):
+    with pytest.raises(ControlFailed, match=r"does not answer within 0\.3 s, and printed nothing"):
         daemon.start()
     assert daemon.pid is None
 
@@ -158,7 +158,7 @@ def test_what_is_started_is_ended_even_if_it_does_not_look_like_mps(
     other.write_text('#!/bin/sh\n[ "$1" = -f ] && exec sleep 600\nexit 1\n')
     other.chmod(0o755)
     daemon = MpsDaemon(GPU, root, program=str(other))
-    with pytest.raises(ControlFailed, match=r"does not answer within 0\.3 s, and said nothing"):
+    with pytest.raises(ControlFailed, match=r"does not answer within 0\.3 s, and printed nothing"):
         daemon.start()
     assert daemon.pid is None
 
@@ -166,7 +166,7 @@ def test_what_is_started_is_ended_even_if_it_does_not_look_like_mps(
 def test_a_directory_that_others_may_enter_is_refused(root: Path, program: str) -> None:
     root.chmod(0o755)
     daemon = MpsDaemon(GPU, root, program=program)
-    with pytest.raises(ControlFailed, match=rf"in {root}: it is drwxr-xr-x of user .*, expected a directory of user"):
+    with pytest.raises(ControlFailed, match=rf"in {root}: it is drwxr-xr-x of user .*, expected a directory that only user"):
         daemon.start()
     file = root / "file"
     file.touch()
@@ -177,7 +177,7 @@ def test_a_directory_that_others_may_enter_is_refused(root: Path, program: str) 
 def test_a_machine_without_mps_is_told_in_one_sentence(root: Path) -> None:
     daemon = MpsDaemon(GPU, root, program=str(root / "nothing"))
     with pytest.raises(
-        ControlFailed, match=r"ended with status 127, and said 'cannot start .*/nothing: .*No such file"
+        ControlFailed, match=r"ended with status 127, and printed 'cannot start .*/nothing: .*No such file"
     ):
         daemon.start()
 
@@ -204,7 +204,7 @@ def test_a_daemon_that_is_killed_is_kept_running(root: Path, program: str) -> No
     keeper.start()
     first = daemon.pid
     os.kill(first or 0, signal.SIGKILL)
-    assert told.get(timeout=60) == f"the MPS daemon of {GPU} has ended and is started again"
+    assert told.get(timeout=60) == f"the MPS daemon of {GPU} has ended; restarting it"
     assert told.get(timeout=60) == f"the MPS daemon of {GPU} runs again (pid {daemon.pid})"
     assert daemon.control.start_server().status == "ACTIVE"
     keeper.stop()
@@ -230,7 +230,7 @@ def test_a_daemon_that_hangs_is_ended_with_its_server_and_started_again(
     first = mps_processes(daemon.pipes)
     fake_mps.inject(daemon.pipes, "hang")
     daemon.hung = True
-    assert told.get(timeout=60) == f"the MPS daemon of {GPU} does not answer and is started again"
+    assert told.get(timeout=60) == f"the MPS daemon of {GPU} does not answer; restarting it"
     assert told.get(timeout=60).startswith(f"the MPS daemon of {GPU} runs again (pid ")
     assert client.ask("check") == RPC_FAILURE
     keeper.stop()
@@ -259,7 +259,7 @@ def test_a_daemon_that_nobody_can_reach_is_started_again_also_when_it_does_not_e
     process.wait = in_the_driver  # type: ignore[method-assign]
     pid = daemon.pid
     (daemon.pipes / "control").unlink()
-    assert told.get(timeout=60) == f"the MPS daemon of {GPU} does not answer and is started again"
+    assert told.get(timeout=60) == f"the MPS daemon of {GPU} does not answer; restarting it"
     assert told.get(timeout=60) == f"the MPS daemon of {GPU} (pid {pid}) does not end"
     assert told.get(timeout=60) == f"the MPS daemon of {GPU} runs again (pid {daemon.pid})"
     keeper.stop()

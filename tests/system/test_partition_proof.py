@@ -149,7 +149,7 @@ async def test_a_gpu_that_is_not_there_is_proved_to_be_missing(tmp_path: Path) -
     refusal, unseen = isolation_violations(partition, evidence)
     assert refusal.startswith("model m:1: ")
     assert CUDA in refusal
-    assert unseen.startswith("CUDA does not tell which device the worker sees: libcuda.so.1")
+    assert unseen.startswith("CUDA does not report the worker's device: libcuda.so.1")
 
 
 @pytest.fixture

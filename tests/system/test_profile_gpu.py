@@ -104,7 +104,7 @@ def test_every_kind_of_partition_is_measured_as_it_is_served(models: Path, capsy
 
 def test_what_was_not_enforced_is_said_and_taken_by_no_server(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert profile(models, SHARE) == 0
-    reason = "CUDA does not tell which device the worker sees: libcuda.so.1"
+    reason = "CUDA does not report the worker's device: libcuda.so.1"
     out = capsys.readouterr().out
     assert "taker:1: mps-25 UNENFORCED: p50 " in out
     assert f"warning: mps-25 UNENFORCED: the partition did not hold: {reason}" in out

@@ -117,7 +117,7 @@ async def test_a_worker_that_cannot_be_sent_a_region_is_replaced(mlp: Path) -> N
             gateway.supervisor.share_region(region)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        reason = "cpu0: the worker cannot be sent its messages: [Errno 24] Too many open files"
+        reason = "cpu0: messages cannot be sent to the worker: [Errno 24] Too many open files"
         assert await gateway.next() == reason
         assert isinstance(await gateway.next(), WorkerReady)
 

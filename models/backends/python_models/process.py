@@ -19,7 +19,7 @@ from sluice.models.errors import BackendFailed
 
 
 def serve(link: MessageLink, inputs: TensorMemory, outputs: TensorMemory) -> None:
-    """Load the model that the first message names, and run batches until the other end is gone."""
+    """Load the model that the first message names, then run batches until the other end closes."""
     start: LoadPythonModel = link.receive()
     try:
         model = python_model.load(start.path, start.threads, start.config)
@@ -32,7 +32,7 @@ def serve(link: MessageLink, inputs: TensorMemory, outputs: TensorMemory) -> Non
             batch: TensorBatch = link.receive()
             try:
                 answer: TensorBatch | ModelFailed = outputs.write(model.run(inputs.read(batch)))
-            except Exception as error:  # whatever it is, it is this batch's failure alone
+            except Exception as error:  # any error fails this batch alone
                 answer = ModelFailed(str(error) or type(error).__name__)
             link.send(answer)
     except (EOFError, ConnectionError):
@@ -40,20 +40,20 @@ def serve(link: MessageLink, inputs: TensorMemory, outputs: TensorMemory) -> Non
 
 
 def main() -> None:
-    """Serve; ends without the work that an interpreter does at its end."""
+    """Serve, then exit without the interpreter's own clean-up."""
     parser = argparse.ArgumentParser(prog="sluice.models.backends.python_models.process")
     for name in ("socket", "inputs", "outputs", "life"):
         parser.add_argument(f"--{name}", type=int, required=True, metavar="FD")
     options = parser.parse_args()
     for fd in (options.socket, options.inputs, options.outputs, options.life):
         os.set_inheritable(fd, False)
-    # When the other end of the pipe is gone, SIGIO ends this process whatever the model is busy with. A signal at the
+    # When the other end of the pipe closes, SIGIO ends this process whatever the model is doing. A signal at the
     # parent's death would come when the thread that made the process ends.
     fcntl.fcntl(options.life, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(options.life, fcntl.F_SETFL, fcntl.fcntl(options.life, fcntl.F_GETFL) | os.O_ASYNC)
     gone = select.poll()
     gone.register(options.life, 0)
-    if gone.poll(0):  # it went before there could be a signal
+    if gone.poll(0):  # it closed before there could be a signal
         return
     link = MessageLink(socket.socket(fileno=options.socket), LoadPythonModel | TensorBatch)
     serve(link, TensorMemory(options.inputs), TensorMemory(options.outputs))

@@ -180,7 +180,7 @@ def test_a_4g_and_a_3g_are_planned_for_what_a_whole_gpu_does_not_serve(
 ) -> None:
     text = "gpus: [{{gpu: A100-80, demands: {{resnet50: {{rate: 3000, rates: {{{}}}}}}}}}]"
     assert main(["partitions", "plan", write(tmp_path, text.format("7g: 2796"))]) == 2
-    assert "resnet50 cannot be served on one A100-80; 93% of these rates could be" in capsys.readouterr().err
+    assert "resnet50: one A100-80 is not enough; it could serve 93% of these rates" in capsys.readouterr().err
     assert main(["partitions", "plan", write(tmp_path, text.format("3g: 1423, 4g: 1620, 7g: 2796"))]) == 0
     assert told(capsys)[3:5] == ["wanted:  4g.40gb@0, 3g.40gb@4", "resnet50: 4g.40gb, 3g.40gb"]
 
@@ -233,7 +233,10 @@ def test_two_halves_are_planned_from_what_another_file_says(
     ("text", "reason"),
     [
         ("gpus: [{gpu: H100-80, instances: {3g: 3}}]", "they take 9 compute slices of 7 and 12 memory slices of 8"),
-        ("gpus: [{gpu: A30, instances: {3g: 1}}]", "gpus.0.instances: '3g' is no profile of A30; there are 4g.24gb, "),
+        (
+            "gpus: [{gpu: A30, instances: {3g: 1}}]",
+            "gpus.0.instances: '3g' is not a profile of A30; expected one of 4g.24gb, ",
+        ),
         ("gpus: [{instances: {3g: 1}}]", "no NVIDIA driver answers on this machine"),
     ],
 )
@@ -430,7 +433,7 @@ def test_a_watch_puts_right_what_it_may_and_tells_once_what_it_may_not(
         f"GPU 0 is not as in {file}: destroy 7g.80gb@0; create 3g.40gb@4",
         f"GPU 1 is not as in {file}: create 3g.40gb@4",
         "done: create 3g.40gb@4: MIG-00000002-0000-0000-0000-000000000000",
-        f"GPU {busy.uuid} is left as it is: 7g.80gb@0 is in use by pid 4194301",
+        f"GPU {busy.uuid}: nothing was changed: 7g.80gb@0 is in use by pid 4194301",
         "",
     ]
     assert idle.layout == {parse_placement(H100, "3g@4")}

@@ -30,7 +30,7 @@ async def test_a_worker_goes_when_it_has_done_what_it_was_sent(bench: Bench) -> 
     bench.done(2)
     assert told == ["cpu0"]
     assert bench.events[2:] == [BatchCompleted(1, 5, 9, (), "y=3"), BatchCompleted(2, 5, 9, (), "y=3")]
-    bench.executor.worker_lost("cpu0", "its memory is given back")
+    bench.executor.worker_lost("cpu0", "it is recycled to free its memory")
     assert bench.told == ["cpu0 ready", f"cpu0 retired: {REASON}"]
     assert len(bench.events) == 4
 

@@ -75,7 +75,7 @@ def test_without_a_profile_models_are_timed_and_it_is_said(model: ModelEntry) ->
     [
         ({"sha": "00"}, "the stored profile is stale: it was measured with another model file"),
         ({"hardware": "other"}, "the stored profile is stale: it was measured on other hardware (other), this is"),
-        ({"kind": "cpu2"}, "there is no profile for partitions of kind cpu1; there are cpu2"),
+        ({"kind": "cpu2"}, "there is no profile for partitions of kind cpu1; the profile has cpu2"),
     ],
 )
 def test_a_profile_that_does_not_fit_is_said_and_models_are_timed(

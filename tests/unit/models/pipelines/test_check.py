@@ -323,7 +323,13 @@ def test_combiners_that_take_more() -> None:
             "small",
             r"weights: expected finite weights of at least 0, one of them above, got \[1.0, nan\]",
         ),
-        ("mean, weights: [1, 1]", "probs", "small", "small", "weights: weights belong to weighted_mean, not to mean"),
+        (
+            "mean, weights: [1, 1]",
+            "probs",
+            "small",
+            "small",
+            "weights: expected weights with weighted_mean only, got them with mean",
+        ),
     ],
 )
 def test_combiners_that_cannot_join(combine: str, tensor: str, one: str, other: str, message: str) -> None:
@@ -392,5 +398,5 @@ def test_what_is_no_pipeline_is_refused(text: str, message: str) -> None:
 
 def test_a_pipeline_may_not_be_named_like_a_model() -> None:
     file = decode_pipeline(CASCADE, "f")
-    with pytest.raises(ConfigError, match=r"^f: there is already a model named 'small'; expected a name of its own"):
+    with pytest.raises(ConfigError, match=r"^f: there is already a model named 'small'; expected another name"):
         check_pipeline(file, MODELS, name="small", path="f")

@@ -96,7 +96,7 @@ def test_tables_by_kind_and_percentile() -> None:
     assert profile.table("cpu1", 50) == LatencyTable(((1, 100), (4, 240)))
     assert profile.table("cpu1", 90) == LatencyTable(((1, 110), (4, 260)))
     assert profile.table("cpu2", 99) == LatencyTable(((1, 70),))
-    with pytest.raises(ConfigError, match="percentile 95: profiles have 50, 90, 99"):
+    with pytest.raises(ConfigError, match="percentile: expected one of 50, 90, 99, got 95"):
         profile.table("cpu1", 95)
 
 
@@ -114,7 +114,7 @@ def test_a_larger_batch_that_is_quicker_is_kept_and_told() -> None:
 
 def test_a_kind_that_was_not_measured_is_missing() -> None:
     profile = ModelProfile(entries=(entry("cpu1"), entry("cpu2")))
-    with pytest.raises(ProfileMissing, match="no profile for partitions of kind cpu4; there are cpu1, cpu2"):
+    with pytest.raises(ProfileMissing, match="no profile for partitions of kind cpu4; the profile has cpu1, cpu2"):
         profile.table("cpu4", 50)
 
 

@@ -93,13 +93,15 @@ def test_shares_are_what_is_granted() -> None:
 
 @pytest.mark.parametrize("kind", ["mps-5", "mps-101", "mps-", "mig-5g", "mig-1g.7gb", "cpu1", "mps-50 "])
 def test_other_kinds_are_refused(kind: str) -> None:
-    with pytest.raises(ConfigError, match=r"it can be simulated for mps-10 to mps-100 and mig-1g, mig-1g\.10gb"):
+    with pytest.raises(
+        ConfigError, match=r"cannot be simulated; expected mps-10 to mps-100 or one of mig-1g, mig-1g\.10gb"
+    ):
         gpu_fraction_of(kind)
 
 
 def test_a_model_without_a_fit_is_refused_with_those_that_have_one() -> None:
     with pytest.raises(
-        ConfigError, match="model bert: on mps-20 these can be simulated: alexnet, resnet50, ssd, vgg19"
+        ConfigError, match="model bert: cannot be simulated on mps-20; expected one of alexnet, resnet50, ssd, vgg19"
     ):
         latency_ms("bert", "mps-20", 1)
 

@@ -218,7 +218,7 @@ parameters { key: "limit" value { string_value: "3" } }
 def test_a_python_model_is_what_its_configuration_says(tmp_path: Path) -> None:
     (tmp_path / "pre" / "2").mkdir(parents=True)
     (tmp_path / "pre" / "2" / "model.py").write_text("")
-    with pytest.raises(ConfigError, match=r"pre/2/model\.py: expected a .*config\.pbtxt that says what its inputs"):
+    with pytest.raises(ConfigError, match=r"pre/2/model\.py: expected a .*config\.pbtxt with its inputs"):
         only(tmp_path)
     (tmp_path / "pre" / "config.pbtxt").write_text(PYTHON)
     entry = only(tmp_path)

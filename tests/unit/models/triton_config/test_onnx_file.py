@@ -8,9 +8,9 @@ from onnx import TensorProto, helper
 from sluice.models.errors import ConfigError
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import DataType, TensorSpec
-from sluice.models.triton_config.onnx_file import read_spec
 from tests.support.onnx_models import (
     Dimension,
+    read_spec,
     save_fixed_batch,
     save_identity,
     save_mlp,

@@ -58,7 +58,7 @@ def test_a_limit_is_rounded_down_to_mebibytes_and_none_is_none() -> None:
     assert mps_environment(limited, PIPES)["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=2M"
     unlimited = MpsPartition("a", "GPU-5d1f", share_percent=100)
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in mps_environment(unlimited, PIPES)
-    with pytest.raises(PartitionError, match="expected a memory limit of at least 1 MiB, got 1000 bytes"):
+    with pytest.raises(PartitionError, match="memory limit: expected at least 1 MiB, got 1000 bytes"):
         format_memory_limit(1000)
 
 

@@ -59,6 +59,8 @@ def test_three_pipelines_share_a_gpu() -> None:
 def test_what_cannot_be_served_is_told_how_much_could_be() -> None:
     with pytest.raises(InfeasibleLayout) as refused:
         shares(resnet50=demand(7340, RESNET50))
-    assert str(refused.value) == "resnet50 cannot be served on one A100-80; 50% of these rates could be"
-    with pytest.raises(InfeasibleLayout, match="resnet50, bert cannot be served on one A100-80; 0% of these rates"):
+    assert str(refused.value) == "resnet50: one A100-80 is not enough; it could serve 50% of these rates"
+    with pytest.raises(
+        InfeasibleLayout, match="resnet50, bert: one A100-80 is not enough; it could serve 0% of these rates"
+    ):
         shares(resnet50=demand(1, RESNET50), bert=demand(1, {}))

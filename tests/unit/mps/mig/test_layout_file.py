@@ -38,7 +38,7 @@ def test_what_is_there_has_places_and_users() -> None:
     [
         ("gpus: []", "gpus.yaml: gpus: expected at least one GPU"),
         ("gpu: 1", "gpus.yaml: Object contains unknown field `gpu`; expected gpus"),
-        ("gpus: [{}, {}]", "gpus.yaml: gpus.1.device: 0 is there twice"),
+        ("gpus: [{}, {}]", "gpus.yaml: gpus.1.device: 0 is given twice"),
         ("[", "gpus.yaml: not YAML: "),
         (
             gpu_file("instance: {}"),
@@ -46,7 +46,10 @@ def test_what_is_there_has_places_and_users() -> None:
         ),
         (gpu_file("instances: {1g: 9}"), "gpus.yaml: gpus.0: expected 1 to 8 of 1g, got 9"),
         (gpu_file("instances: {1g: many}"), "gpus.yaml: gpus.0.instances[...]: Expected `int`, got `str`"),
-        (gpu_file("gpu: T4"), "gpus.yaml: gpus.0: gpu 'T4' is not known; there are A30, A100-40, A100-80, H100-80, "),
+        (
+            gpu_file("gpu: T4"),
+            "gpus.yaml: gpus.0: gpu 'T4': unknown GPU; expected one of A30, A100-40, A100-80, H100-80, ",
+        ),
         (
             gpu_file("mig: false", "instances: [1g]"),
             "gpus.yaml: gpus.0: a GPU with `mig: false` is whole: expected no `instances` and no `demands`",
@@ -76,8 +79,8 @@ def test_what_is_wrong_in_a_file_is_told_with_its_place(text: str, reason: str) 
     [
         (
             "instances: {3g.20gb: 2}",
-            "gpus.yaml: gpus.0.instances: '3g.20gb' is no profile of H100-80; there are 7g.80gb, 4g.40gb, 3g.40gb, "
-            "2g.20gb, 1g.20gb, 1g.10gb, 1g.10gb+me",
+            "gpus.yaml: gpus.0.instances: '3g.20gb' is not a profile of H100-80; expected one of 7g.80gb, 4g.40gb, "
+            "3g.40gb, 2g.20gb, 1g.20gb, 1g.10gb, 1g.10gb+me",
         ),
         (
             "instances: [3g@2]",
@@ -94,11 +97,15 @@ def test_what_the_gpu_does_not_have_is_told_with_what_it_has(line: str, reason: 
 @pytest.mark.parametrize(
     ("rates", "error", "reason"),
     [
-        ("{5g: 1}", ConfigError, "gpus.yaml: gpus.0.demands.m: '5g' is no profile of H100-80; there are 7g.80gb, "),
+        (
+            "{5g: 1}",
+            ConfigError,
+            "gpus.yaml: gpus.0.demands.m: '5g' is not a profile of H100-80; expected one of 7g.80gb, ",
+        ),
         (
             "{1g: 1}",
             InfeasibleLayout,
-            "gpus.yaml: gpus.0.demands: m cannot be served on one H100-80; 70% of these rates",
+            "gpus.yaml: gpus.0.demands: m: one H100-80 is not enough; it could serve 70% of these rates",
         ),
     ],
 )
@@ -123,9 +130,15 @@ def test_what_does_not_fit_is_told_with_what_would() -> None:
     ("line", "reason"),
     [
         ("instances: {3g: 1}", "now.yaml: gpus.0: '3g': expected 3g.40gb@START, where START is one of 0, 4"),
-        ("users: {3g@0: [me]}", "now.yaml: gpus.0.users: 3g.40gb@0 is not among the instances"),
-        ("instances: [3g@0, 4g@0]", "now.yaml: gpus.0: the instances cannot lie so: 4g.40gb@0 and 3g.40gb@0 overlap"),
-        ("instances: [1g@0, 1g@0]", "now.yaml: gpus.0: the instances cannot lie so: 1g.10gb@0 is there twice"),
+        ("users: {3g@0: [me]}", "now.yaml: gpus.0.users: 3g.40gb@0 is not one of the instances"),
+        (
+            "instances: [3g@0, 4g@0]",
+            "now.yaml: gpus.0: instances: the layout is not possible: 4g.40gb@0 and 3g.40gb@0 overlap",
+        ),
+        (
+            "instances: [1g@0, 1g@0]",
+            "now.yaml: gpus.0: instances: the layout is not possible: 1g.10gb@0 is given twice",
+        ),
     ],
 )
 def test_a_layout_that_is_there_must_be_one(line: str, reason: str) -> None:

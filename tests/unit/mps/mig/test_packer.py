@@ -107,12 +107,12 @@ def test_fixed_starts_are_kept() -> None:
         ),
         (
             "1g@6 1g@6",
-            "2 x 1g.10gb@6 does not fit on H100-80: 1g.10gb@6 is there twice; 1g.10gb@6 would fit",
+            "2 x 1g.10gb@6 does not fit on H100-80: 1g.10gb@6 is given twice; 1g.10gb@6 would fit",
         ),
         (
             "1g@1 4g 1g@4",
-            "1g.10gb@1, 4g.40gb, 1g.10gb@4 does not fit on H100-80: it has the slices, but no places without overlap "
-            "(1g.10gb starts at 0, 1, 2, 3, 4, 5 or 6, 4g.40gb starts at 0); 4g.40gb, 1g.10gb@4 would fit",
+            "1g.10gb@1, 4g.40gb, 1g.10gb@4 does not fit on H100-80: it has the slices, but no placements without "
+            "overlap (1g.10gb starts at 0, 1, 2, 3, 4, 5 or 6, 4g.40gb starts at 0); 4g.40gb, 1g.10gb@4 would fit",
         ),
     ],
 )

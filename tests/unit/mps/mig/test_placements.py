@@ -111,7 +111,7 @@ def test_what_can_lie_together(placements: list[str], reason: str | None) -> Non
 
 
 def test_instances_of_another_gpu_have_no_place() -> None:
-    assert layout_problem(H100, lay("3g.20gb@4", gpu="A100-40")) == "3g.20gb@4 is no place of H100-80"
+    assert layout_problem(H100, lay("3g.20gb@4", gpu="A100-40")) == "3g.20gb@4 is not a placement of H100-80"
 
 
 @pytest.mark.parametrize("written", ["3g@2", "3g", "3g@", "3g@x", "3g@-4"])

@@ -25,7 +25,7 @@ def test_a_gpu_has_free_what_no_process_holds() -> None:
         partitions: list[Partition] = [CpuPartition("c", (0,)), MpsPartition("a", gpu.uuid, 50, 20_000)]
         assert free_capacity(partitions) == {HOST: FreeCapacity(100, 4096), gpu.uuid: FreeCapacity(100, 30_000)}
         more = [*partitions, MpsPartition("b", gpu.uuid, 50, 20_000)]
-        with pytest.raises(InfeasibleLayout, match=r"40000 MiB of memory are asked \(.*\), 30000 MiB are free"):
+        with pytest.raises(InfeasibleLayout, match=r"40000 MiB of memory are requested \(.*\), 30000 MiB are free"):
             check_capacity(more, free_capacity(more))
 
 
@@ -37,7 +37,9 @@ def test_of_a_mig_device_its_own_memory_counts() -> None:
         sharing = [MpsPartition(name, uuid, 50, 20_000, profile="3g.40gb") for name in ("a", "b")]
         assert free_capacity(sharing)[uuid] == FreeCapacity(100, 40_000)
         check_capacity(sharing, free_capacity(sharing))
-        with pytest.raises(InfeasibleLayout, match=f"^{uuid}: 40001 MiB of memory are asked .*, 40000 MiB are free$"):
+        with pytest.raises(
+            InfeasibleLayout, match=f"^{uuid}: 40001 MiB of memory are requested .*, 40000 MiB are free$"
+        ):
             check_capacity([*sharing, MpsPartition("c", uuid, 1, 1, ShareMode.UNCAPPED)], free_capacity(sharing))
 
 

@@ -113,7 +113,7 @@ def test_without_a_driver_the_log_says_that_nothing_is_watched(caplog: pytest.Lo
     with installed(FakeNvml()) as fake:
         fake.fail["nvmlInitWithFlags"] = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
         asyncio.run(main())
-    assert "errors of devices are not watched: no NVIDIA driver answers on this machine" in caplog.text
+    assert "devices are not watched for errors: no NVIDIA driver answers on this machine" in caplog.text
 
 
 def test_a_driver_that_fails_while_it_is_watched_is_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -130,7 +130,7 @@ def test_a_driver_that_fails_while_it_is_watched_is_told_in_the_log(caplog: pyte
         watch.start()
         await asyncio.to_thread(until, lambda: fake.watched == {GPU0})
         fake.fail["nvmlEventSetWait_v2"] = pynvml.NVML_ERROR_UNKNOWN
-        await asyncio.to_thread(until, lambda: "errors of devices are not watched" in caplog.text)
+        await asyncio.to_thread(until, lambda: "devices are not watched for errors" in caplog.text)
         await watch.close()
 
     with installed(FakeNvml(FakeGpu())) as fake:

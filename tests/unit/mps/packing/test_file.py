@@ -89,12 +89,12 @@ def test_a_policy_has_parameters() -> None:
         ("{devices: {}, models: {a: {request_mib: 1}}}", "f: expected at least one of `models` and one of `devices`"),
         (
             "{devices: {gpu: 1}, models: {a: {serve_mib: 1, usage_mib: [1]}, b: {serve_mib: 1, usage_mib: [1, 2]}}}",
-            "f: models: expected as many samples of each in usage_mib, got 1 of a, 2 of b",
+            "f: models: expected usage_mib with the same number of samples for each, got 1 of a, 2 of b",
         ),
         (
             "{devices: {gpu: 1}, models: {a: {request_mib: 1}}, policy: tightest}",
             "f: policy: expected one of exclusive, best_fit, first_fit_decreasing, cbp, pp, peak_safe, "
-            "or it as `name` with its parameters",
+            "or a mapping with it as `name` and its parameters",
         ),
         (
             "{devices: {gpu: 1}, models: {a: {request_mib: 1}}, policy: {name: cbp, percentile: 101}}",
@@ -111,7 +111,7 @@ def test_a_policy_has_parameters() -> None:
         (
             "{devices: {gpu: 1}, models: {a: {request_mib: 1}}, policy: {name: [pp]}}",
             "f: policy: expected one of exclusive, best_fit, first_fit_decreasing, cbp, pp, peak_safe, "
-            "or it as `name` with its parameters",
+            "or a mapping with it as `name` and its parameters",
         ),
         ("", "f: Expected `object`, got `null`"),
     ],

@@ -37,8 +37,8 @@ def test_who_comes_alone_needs_a_device() -> None:
     packed = pack_tenants(POLICIES["exclusive"], MODELS, DEVICES)
     assert places(packed) == {"gpu0": ["resnet50"], "gpu1": ["bert"]}
     assert packed.refused["llama"] == {
-        "gpu0": "resnet50 has it for itself",
-        "gpu1": "bert has it for itself",
+        "gpu0": "resnet50 has the device to itself",
+        "gpu1": "bert has the device to itself",
     }
 
 

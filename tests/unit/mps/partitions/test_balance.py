@@ -97,9 +97,9 @@ def test_a_share_gives_back_what_it_was_lent_and_never_more_than_half() -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"busy": 0.8, "idle": 0.4}, "expected an idle above 0 of less than half of busy"),
-        ({"busy": 1.2}, "which is at most 1, got 0.3 and 1.2"),
-        ({"idle": 0.0}, "expected an idle above 0"),
+        ({"busy": 0.8, "idle": 0.4}, "expected idle above 0 and below half of busy"),
+        ({"busy": 1.2}, "and busy of at most 1, got 0.3 and 1.2"),
+        ({"idle": 0.0}, "expected idle above 0"),
         ({"every_s": 0.0}, "expected a finite every_s above 0"),
         ({"pause_s": float("inf")}, "a finite pause_s of at least 0"),
     ],

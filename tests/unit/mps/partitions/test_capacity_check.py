@@ -29,33 +29,36 @@ def test_a_share_that_is_not_guaranteed_takes_nothing_from_the_others() -> None:
         (
             [share("a", 60), share("b", 50, mode=ShareMode.ELASTIC)],
             {},
-            "GPU-0: a share of 110 % is asked (60 % for a, 50 % for b), 100 % is free",
+            "GPU-0: 110 % are requested (60 % for a, 50 % for b), 100 % are free",
         ),
         (
             [share("a", 50, mode=ShareMode.STATIC), share("b", 50)],
             {},
-            "GPU-0: partition b is hard, others are not; expected mode static of all that share a device, or of none",
+            "GPU-0: partition b is hard, other partitions are not; expected mode static for all "
+            "partitions of a device, or for none",
         ),
-        ([share("a", 30)], {GPU: FreeCapacity(20)}, "GPU-0: a share of 30 % is asked (30 % for a), 20 % is free"),
+        ([share("a", 30)], {GPU: FreeCapacity(20)}, "GPU-0: 30 % are requested (30 % for a), 20 % are free"),
         (
             [share("a", 10, 3000), share("b", 10, 2000)],
             {GPU: FreeCapacity(100, 4096)},
-            "GPU-0: 5000 MiB of memory are asked (3000 MiB for a, 2000 MiB for b), 4096 MiB are free",
+            "GPU-0: 5000 MiB of memory are requested (3000 MiB for a, 2000 MiB for b), 4096 MiB are free",
         ),
         (
             [share("a", 10), MpsPartition("b", GPU, 10)],
             {},
-            "GPU-0: partition b shares it with others and has no memory_mb, so that it might take theirs; expected one",
+            "GPU-0: partition b shares the device without memory_mb, so that it might take the memory of "
+            "the others; expected memory_mb",
         ),
         (
             [MigPartition("a", MIG, "2g.20gb"), MpsPartition("b", MIG, 50)],
             {},
-            "MIG-0: a share of 150 % is asked (100 % for a, 50 % for b), 100 % is free",
+            "MIG-0: 150 % are requested (100 % for a, 50 % for b), 100 % are free",
         ),
         (
             [CpuPartition("c", (0,), hard_memory_mb=700), CpuPartition("d", (1,), hard_memory_mb=400)],
             {HOST: FreeCapacity(100, 1024)},
-            "host: 1100 MiB of memory are asked by hard_memory_mb (700 MiB for c, 400 MiB for d), 1024 MiB are free",
+            "host: 1100 MiB of memory are requested by hard_memory_mb (700 MiB for c, 400 MiB for d), "
+            "1024 MiB are free",
         ),
     ],
 )

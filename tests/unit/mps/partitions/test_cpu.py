@@ -30,7 +30,7 @@ def test_fewer_partitions_share_all_cores_evenly() -> None:
 @pytest.mark.usefixtures("six_cores")
 @pytest.mark.parametrize("count", [0, 7, -1])
 def test_a_count_of_partitions_that_the_cores_cannot_carry_is_refused(count: int) -> None:
-    with pytest.raises(PartitionError, match=f"cannot make {count} partitions of 6 cores, expected 1 to 6"):
+    with pytest.raises(PartitionError, match=f"partitions: expected 1 to 6, one for each core, got {count}"):
         default_partitions(count)
 
 
@@ -40,9 +40,9 @@ def test_a_count_of_partitions_that_the_cores_cannot_carry_is_refused(count: int
     [
         (CpuPartition("a", (1,)), "partition a: the name is used twice"),
         (CpuPartition("b", ()), "partition b: it has no cores"),
-        (CpuPartition("b", (1, 0)), "partition b: core 0 belongs to partition a already"),
-        (CpuPartition("b", (1, 1)), "partition b: core 1 belongs to partition b already"),
-        (CpuPartition("b", (3,)), r"partition b: core 3 is not available, expected some of \[0, 1, 2, 5, 6, 7\]"),
+        (CpuPartition("b", (1, 0)), "partition b: core 0 already belongs to partition a"),
+        (CpuPartition("b", (1, 1)), "partition b: core 1 already belongs to partition b"),
+        (CpuPartition("b", (3,)), r"partition b: core 3 is not available; expected some of \[0, 1, 2, 5, 6, 7\]"),
     ],
 )
 def test_partitions_that_cannot_be_are_named(second: CpuPartition, reason: str) -> None:

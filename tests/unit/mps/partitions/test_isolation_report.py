@@ -36,8 +36,8 @@ def test_a_partition_whose_limits_hold_is_enforced(partition: Partition, evidenc
             "thread agent (9) and 1 more of 3 may run on cores 0, 1, 2, expected 0, 1",
         ),
         (CPU, HELD, {"threads": {"m:1": 2, "n:1": 4}}, "model n:1 runs on 4 threads, expected at most 2"),
-        (CPU, HELD, {"data_limit_bytes": None}, "the kernel keeps no limit on its data, expected 512 MiB"),
-        (CPU, HELD, {"data_limit_bytes": 64 << 20}, "the kernel keeps a limit of 64 MiB on its data, expected 512 MiB"),
+        (CPU, HELD, {"data_limit_bytes": None}, "the worker's data has no limit, expected 512 MiB"),
+        (CPU, HELD, {"data_limit_bytes": 64 << 20}, "the worker's data has a limit of 64 MiB, expected 512 MiB"),
         (
             MIG,
             SEEN,
@@ -50,7 +50,7 @@ def test_a_partition_whose_limits_hold_is_enforced(partition: Partition, evidenc
             {"providers": {"m:1": "CPUExecutionProvider"}},
             "model m:1 runs on CPUExecutionProvider, expected CUDAExecutionProvider",
         ),
-        (MIG, SEEN, {"gpu": None}, "CUDA does not tell which device the worker sees: it was not asked"),
+        (MIG, SEEN, {"gpu": None}, "CUDA does not report the worker's device: no evidence"),
         (
             MIG,
             SEEN,
@@ -67,14 +67,15 @@ def test_a_partition_whose_limits_hold_is_enforced(partition: Partition, evidenc
             MPS,
             CLIENT,
             {"mps": MpsFacts(client=False, multiprocessors=132)},
-            "the MPS daemon does not list the worker among its clients, so that CUDA runs without MPS",
+            "the MPS daemon does not list the worker among its clients: CUDA runs without MPS",
         ),
-        (MPS, CLIENT, {"mps": MpsFacts(trouble="no answer")}, "the MPS daemon does not tell its clients: no answer"),
+        (MPS, CLIENT, {"mps": MpsFacts(trouble="no answer")}, "the MPS daemon does not list its clients: no answer"),
         (
             MPS,
             CLIENT,
             {"mps": MpsFacts(client=True, trouble="no end within 20 s")},
-            "CUDA does not tell the multiprocessors of the whole device, so that no cap is proved: no end within 20 s",
+            "CUDA does not report the multiprocessors of the whole device, so the cap cannot be checked: "
+            "no end within 20 s",
         ),
         (
             MPS,

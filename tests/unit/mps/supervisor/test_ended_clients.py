@@ -52,8 +52,8 @@ async def stopped(bench: Bench) -> None:
         (never_ready, 1, "not ready within 120 s"),
         (never_loaded, 0, "it did not load a model within 120 s"),
         (in_vain, 1, "it was given up"),
-        (recycled, 0, "its memory is given back"),
-        (stopped, 0, "it did not end in time"),
+        (recycled, 0, "it is recycled to free its memory"),
+        (stopped, 0, "it did not exit in time"),
     ],
 )
 def test_the_daemon_destroys_its_contexts(

@@ -205,7 +205,7 @@ def test_one_that_does_not_end_is_killed(benched: Run) -> None:
         successor.come_up(LoadResult("a", FAST), LoadResult("b", FAST))
         bench.supervisor.retire(bench.made[0])  # type: ignore[arg-type]
         await asyncio.sleep(5.1)
-        assert bench.made[0].killed == ["it did not end in time"]
+        assert bench.made[0].killed == ["it did not exit in time"]
 
     benched(conversation)
 
@@ -220,11 +220,11 @@ def test_one_that_does_not_end_is_killed(benched: Run) -> None:
         ),
         (
             lambda bench: bench.made[2].come_up(LoadResult("a", FAST), LoadResult("b", FAST), cores=(0,)),
-            "the new worker does not prove its share: the worker runs on cores 0, expected 0, 1",
+            "the partition of the new worker is not enforced: the worker runs on cores 0, expected 0, 1",
         ),
         (
             lambda bench: bench.made[0].end("it crashed"),
-            "the worker whose place it was to take was lost: it crashed",
+            "the worker that it was to replace was lost: it crashed",
         ),
         (lambda bench: bench.supervisor.cancel_replacement("cpu0", "it was given up"), "it was given up"),
     ],
@@ -368,12 +368,12 @@ def test_latencies_are_no_worse_than_in_proportion_to_the_share(benched: Run) ->
 
 def test_cores_of_others_and_a_second_worker_at_a_time_are_refused(benched: Run) -> None:
     async def conversation(bench: Bench) -> None:
-        with pytest.raises(PartitionError, match="core 2 belongs to partition cpu0 already"):
+        with pytest.raises(PartitionError, match="core 2 already belongs to partition cpu0"):
             bench.resize(CpuPartition("cpu0", (0, 2)))
         done, _ = bench.resize()
-        with pytest.raises(PartitionError, match="partition cpu0: it is being resized already"):
+        with pytest.raises(PartitionError, match="partition cpu0: a resize is already under way"):
             bench.resize()
-        with pytest.raises(PartitionError, match="core 1 belongs to partition cpu1 already"):
+        with pytest.raises(PartitionError, match="core 1 already belongs to partition cpu1"):
             bench.resize(CpuPartition("cpu1", (1, 2)))
         assert len(bench.made) == 3
         bench.supervisor.cancel_replacement("cpu0", "it was given up")

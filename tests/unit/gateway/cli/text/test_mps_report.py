@@ -26,6 +26,6 @@ def test_a_daemon_is_told_with_its_servers_and_their_clients() -> None:
 
 
 def test_a_daemon_that_does_not_answer_is_told_with_the_reason() -> None:
-    assert mps_lines(RunningDaemon(4194301, PIPES, trouble="it is another user's")) == [
-        "MPS daemon (pid 4194301) of all devices, in /tmp/mps: it is another user's"
+    assert mps_lines(RunningDaemon(4194301, PIPES, trouble="it belongs to another user")) == [
+        "MPS daemon (pid 4194301) of all devices, in /tmp/mps: it belongs to another user"
     ]
