@@ -68,7 +68,9 @@ def _parser(command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sluice", description="An inference serving gateway with adaptive batching.")
     parser.add_argument("--version", action="version", version=f"sluice {server_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_serve(commands)
+    serve = commands.add_parser("serve", help="serve a model repository, or model files by themselves")
+    if command == "serve":
+        _add_serve_arguments(serve)
     replay = commands.add_parser("replay", help="check that a journal leads to the same decisions again")
     replay.set_defaults(command=_replay)
     replay.add_argument("journal", type=Path, metavar="JOURNAL")
@@ -87,8 +89,10 @@ def _parser(command: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_serve(commands: Any) -> None:
-    serve = commands.add_parser("serve", help="serve a model repository, or model files by themselves")
+def _add_serve_arguments(serve: argparse.ArgumentParser) -> None:
+    from sluice.batcher.policies.deadline import Objective
+    from sluice.batcher.policies.registry import DEFAULT, batch_policies
+
     serve.set_defaults(command=_serve)
     serve.add_argument("files", nargs="*", type=Path, metavar="MODEL", help="a model file, e.g. mlp.onnx")
     serve.add_argument(
@@ -106,8 +110,8 @@ def _add_serve(commands: Any) -> None:
     serve.add_argument("--http-port", type=int, metavar="PORT", help="0 takes a free one (default 8000)")
     serve.add_argument("--grpc-port", type=int, metavar="PORT", help="0 takes a free one (default 8001)")
     serve.add_argument("--partitions", type=int, metavar="N", help="equal sets of cores (default: one for each core)")
-    serve.add_argument("--policy", choices=["deadline", "timeout", "none"], help="batch policy (default deadline)")
-    serve.add_argument("--objective", choices=["latency", "cost"], help="of policy deadline (default latency)")
+    serve.add_argument("--policy", choices=list(batch_policies()), help=f"batch policy (default {DEFAULT})")
+    serve.add_argument("--objective", choices=list(Objective), help="objective of policy deadline (default latency)")
     serve.add_argument("--max-delay-ms", type=float, metavar="MS", help="for policy timeout (default 0)")
     serve.add_argument("--preferred", type=_sizes, metavar="N,N", help="preferred batch sizes, for policy timeout")
     serve.add_argument("--max-batch-size", type=int, metavar="N", help="for models with a batch dimension (default 64)")

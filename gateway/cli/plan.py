@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
+from sluice.batcher.planner.registry import DEFAULT, path_planners
 from sluice.batcher.settings.spec_builder import build_spec, pipeline_key
 from sluice.gateway.cli.text.plan_report import report
 from sluice.gateway.config.configured_partitions import configured_partitions, partition_config
@@ -15,7 +16,7 @@ from sluice.gateway.config.server_config import ServerConfig, read_config
 from sluice.gateway.deployment.stored_profiles import look_up, model_memory
 from sluice.gateway.server.wiring import read_models
 from sluice.gateway.what_if.latency_tables import latency_tables, planned_partitions
-from sluice.gateway.what_if.planning import PLANNERS, WhatIf
+from sluice.gateway.what_if.planning import WhatIf
 from sluice.gateway.what_if.question import Question, answer
 from sluice.models.errors import ConfigError, ModelNotFound
 from sluice.models.pipelines.check import single_model
@@ -48,8 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--escalation", type=_escalation, action="append", default=[], metavar="STAGE=P", help=escalation)
     percentile = "a stage that at most 100 - P %% of the rows reach takes no time (default 99)"
     add("--percentile", type=float, default=99.0, metavar="P", help=percentile)
-    add("--planner", choices=PLANNERS, default="exact", help="whose plan (default exact)")
-    add("--seed", type=int, default=0, help="of planners that draw at random (default 0)")
+    planners = path_planners()
+    described = "; ".join(f"{each.name}: {each.description}" for each in planners.values())
+    add("--planner", choices=list(planners), default=DEFAULT, help=f"(default {DEFAULT}) {described}")
+    setting = "a setting of the planner (may be repeated)"
+    add("--planner-setting", type=_setting, action="append", default=[], metavar="KEY=VALUE", help=setting)
+    add("--seed", type=int, default=0, help="the setting `seed` of planners that draw at random (default 0)")
     add("--json", action="store_true", help="all figures, for programs")
     add("--explain", action="store_true", help="print the arithmetic as well")
 
@@ -62,6 +67,19 @@ def _escalation(text: str) -> tuple[str, float]:
     except ValueError:
         pass
     raise argparse.ArgumentTypeError(f"expected STAGE=P with P from 0 to 1, got '{text}'")
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, got '{text}'")
+    return key, value
+
+
+def _planner_settings(options: argparse.Namespace) -> dict[str, object]:
+    """The settings given; planners that draw nothing at random have no seed."""
+    seeded = "seed" in path_planners()[options.planner].settings.__struct_fields__
+    return ({"seed": options.seed} if seeded else {}) | dict(options.planner_setting)
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -85,7 +103,8 @@ def _plan(options: argparse.Namespace) -> int:
     tables, used = latency_tables(models, partitions, options.repository, _tell)
     spec = _spec(config, models, pipeline, partitions, assumptions)
     what_if = WhatIf(spec, tables, {pipeline_key(pipeline): probabilities}, options.percentile / 100)
-    question = Question(ms_to_ns(slo_ms), options.rate, options.planner, options.seed, tuple(assumptions), tuple(used))
+    settings = _planner_settings(options)
+    question = Question(ms_to_ns(slo_ms), options.rate, options.planner, settings, tuple(assumptions), tuple(used))
     found = answer(what_if, question)
     print(msgspec.json.encode(found).decode() if options.json else report(found, explain=options.explain))
     return 0 if found.feasible else INFEASIBLE

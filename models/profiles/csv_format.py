@@ -1,4 +1,4 @@
-"""Profiles as CSV: a line a cell, on which the entry's own values are repeated (columns in docs/profiles.md)."""
+"""Profiles as CSV: one line a cell, each with the keys of its entry (columns: docs/operate/profiles.md)."""
 
 import csv
 import re

@@ -1,4 +1,4 @@
-"""Profiles as files beside models: the figures, the hardware and the model file (see docs/profiles.md)."""
+"""Profiles as files beside models: measurements, hardware and model file (see docs/operate/profiles.md)."""
 
 import enum
 import hashlib

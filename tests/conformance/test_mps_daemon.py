@@ -166,7 +166,9 @@ def test_what_is_started_is_ended_even_if_it_does_not_look_like_mps(
 def test_a_directory_that_others_may_enter_is_refused(root: Path, program: str) -> None:
     root.chmod(0o755)
     daemon = MpsDaemon(GPU, root, program=program)
-    with pytest.raises(ControlFailed, match=rf"in {root}: it is drwxr-xr-x of user .*, expected a directory that only user"):
+    with pytest.raises(
+        ControlFailed, match=rf"in {root}: it is drwxr-xr-x of user .*, expected a directory that only user"
+    ):
         daemon.start()
     file = root / "file"
     file.touch()
