@@ -1,1 +1,1 @@
-"""What is served: model specifications, pipelines, profiles, the model repository, and the backends that run models."""
+"""The served models: specifications, pipelines, profiles, the model repository, and the backends that run models."""

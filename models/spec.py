@@ -44,7 +44,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
     @property
     def batchable(self) -> bool:
-        """Whether several requests may share a batch."""
+        """Return whether several requests may share a batch."""
         return self.max_batch_size > 0
 
     @property

@@ -29,7 +29,7 @@ _LOST = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: a smaller batch may run, and the process and its sessions are intact."""
+    """Return whether memory ran out: a smaller batch may run, and the process and its sessions are intact."""
     return any(
         isinstance(each, MemoryError)
         or (isinstance(each, OSError) and each.errno == errno.ENOMEM)
@@ -39,7 +39,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_context_lost(error: BaseException) -> bool:
-    """Whether CUDA reports the context as lost ("sticky"): everything later in the process fails as well."""
+    """Return whether CUDA reports the context as lost ("sticky"): everything later in the process fails as well."""
     return any(_is_lost(str(each)) for each in _chain(error))
 
 

@@ -75,9 +75,9 @@ def profile_steps(
 
 
 def settled(times_ns: Sequence[int]) -> bool:
-    """Whether the 95 % confidence interval of the median of ascending times is within `PRECISION` of it, both ways.
+    """Return whether the median of ascending times is known within `PRECISION` of it, at 95 % confidence.
 
-    The interval is that of the sign test: it holds for any distribution.
+    The confidence interval is that of the sign test: it holds for any distribution.
     """
     count = len(times_ns)
     margin = 0.98 * math.sqrt(count)

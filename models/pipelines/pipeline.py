@@ -118,7 +118,7 @@ class Pipeline(msgspec.Struct, frozen=True):
 
     @property
     def batchable(self) -> bool:
-        """Whether the tensors have a batch dimension in front."""
+        """Return whether the tensors have a batch dimension in front."""
         return self.max_batch_size > 0
 
     def wire_shape(self, tensor: TensorSpec) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ class ProfileMissing(ConfigError):
 
 
 class ProfileStale(ConfigError):
-    """There is a profile, but for other hardware or another model file."""
+    """The profile was measured on other hardware, or with another model file."""
 
 
 class FigureSource(enum.StrEnum):

@@ -69,16 +69,16 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def keyed(self) -> bool:
-        """Whether requests can differ in it so that they cannot share a batch."""
+        """Return whether requests can differ in it so that they cannot share a batch."""
         return self.optional or not self.fixed
 
     @property
     def fixed(self) -> bool:
-        """Whether every dimension of an item is known."""
+        """Return whether every dimension of an item is known."""
         return VARIABLE not in self.shape
 
     def accepts(self, item_shape: tuple[int, ...]) -> bool:
-        """Whether an item may have that shape."""
+        """Return whether an item may have that shape."""
         return len(item_shape) == len(self.shape) and all(
             want in (VARIABLE, got) for want, got in zip(self.shape, item_shape, strict=True)
         )

@@ -137,7 +137,7 @@ class EnsembleCheck:
             )
 
     def _takes_one_row(self, spec: ModelSpec | Pipeline) -> bool:
-        """Whether it, or some model in it, has no batch dimension."""
+        """Return whether it, or some model in it, has no batch dimension."""
         if isinstance(spec, ModelSpec):
             return not spec.batchable
         return not all(self._models[key].batchable for stage in spec.stages for key in stage.models)

@@ -139,7 +139,7 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ResponseCacheSettings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Whether answers are cached for requests with equal inputs."""
+    """The setting that caches answers for requests with equal inputs."""
 
     enable: bool = False
 
@@ -177,7 +177,7 @@ class TritonModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     @property
     def is_ensemble(self) -> bool:
-        """Whether it describes a pipeline."""
+        """Return whether it describes a pipeline."""
         return self.platform == ENSEMBLE or self.ensemble_scheduling is not None
 
     @property

@@ -106,7 +106,7 @@ class MpsWatchdog:
         return "" if self._stop_requested(0) else "has ended"
 
     def _answers(self) -> bool:
-        """Whether the daemon answers; one answer may be late, on a busy machine."""
+        """Return whether the daemon answers; one answer may be late, on a busy machine."""
         for _ in range(_QUESTIONS):
             try:
                 self._daemon.probe(self._answer_s)

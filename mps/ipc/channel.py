@@ -41,7 +41,7 @@ class Channel(Generic[Incoming]):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """Return whether `close` was called."""
         return self._socket.fileno() < 0
 
     def fileno(self) -> int:

@@ -33,7 +33,7 @@ class MigProfile(msgspec.Struct, frozen=True):
 
     @property
     def media(self) -> bool:
-        """Whether it has the media engines, which a GPU gives to one instance only."""
+        """Return whether it has the media engines, which a GPU gives to one instance only."""
         return _MEDIA in self.name
 
     @property
@@ -67,7 +67,7 @@ class Geometry(msgspec.Struct, frozen=True):
 
 
 def same_profile(name: str, other: str) -> bool:
-    """Whether two names may mean one profile: drivers disagree by a gigabyte, and a name may have none."""
+    """Return whether two names may mean one profile: drivers disagree by a gigabyte, and a name may have none."""
     one, two = _NAME.fullmatch(name), _NAME.fullmatch(other)
     if one is None or two is None or (one["slices"], one["attributes"]) != (two["slices"], two["attributes"]):
         return False

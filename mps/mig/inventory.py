@@ -52,7 +52,7 @@ class Gpu(msgspec.Struct, frozen=True):
         return frozenset(each.placement for each in self.instances if not each.uuid)
 
     def is_named(self, device: int | str) -> bool:
-        """Whether `device` is its index, or its UUID or the beginning of it, with or without the prefix."""
+        """Return whether `device` is its index, or its UUID or the beginning of it, with or without the prefix."""
         if isinstance(device, int):
             return device == self.index
         return bool(device) and (self.uuid.startswith(device) or self.uuid.removeprefix("GPU-").startswith(device))

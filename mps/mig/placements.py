@@ -22,7 +22,7 @@ class Placement(msgspec.Struct, frozen=True):
         return self.start + self.profile.memory
 
     def overlaps(self, other: "Placement") -> bool:
-        """Whether both use a memory slice."""
+        """Return whether both use a memory slice."""
         return self.start < other.stop and other.start < self.stop
 
     def __str__(self) -> str:

@@ -71,7 +71,7 @@ class PlacedTenant(msgspec.Struct, frozen=True):
 
     @property
     def loading(self) -> bool:
-        """Whether it is in a phase before its last."""
+        """Return whether it is in a phase before its last."""
         return self.age_ns < self.tenant.starts_ns[-1]
 
 

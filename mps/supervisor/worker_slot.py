@@ -46,7 +46,7 @@ class WorkerSlot:
 
     @property
     def has_pending_changes(self) -> bool:
-        """Whether ordered loads or unloads are still unanswered."""
+        """Return whether ordered loads or unloads are still unanswered."""
         return bool(self._changes)
 
     def call_later(self, delay_s: float, then: Callable[[], None]) -> None:

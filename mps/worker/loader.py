@@ -47,7 +47,7 @@ class Loader:
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to do, or to wait for."""
+        """Return whether there is something to do, or to wait for."""
         return bool(self._orders)
 
     def submit(self, order: AddModel | DropModel) -> None:

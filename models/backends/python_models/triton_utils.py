@@ -148,7 +148,7 @@ class InferenceResponse:
         return self._tensors
 
     def has_error(self) -> bool:
-        """Whether it is an error."""
+        """Return whether it is an error."""
         return self._error is not None
 
     def error(self) -> TritonError | None:

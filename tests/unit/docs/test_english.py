@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.documents import ROOT, prose, without_spans
 
-CHECKED = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs")
+CHECKED = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "models", "mps")
 OUTDATED = {ROOT / "docs/configuration.md"}
 
 WORDS = ("told", "anew", "be it", "nobody's", "whoever", "but for")
