@@ -20,7 +20,7 @@ class _Reshape(NamedTuple):
     client: tuple[int, ...]
 
 
-class Reshaped:
+class ReshapedBackend:
     """A backend with tensors whose item shapes differ for clients and for the model; see `Backend`."""
 
     def __init__(self, backend: Backend, config: TritonModelConfig) -> None:
@@ -65,7 +65,7 @@ def load_backend(backend: str, path: str, threads: int, config: str, gpu: GpuOpt
     if not config:
         return loaded
     form = decode_config(config)
-    return Reshaped(loaded, form) if any(tensor.reshape is not None for tensor in form.tensors) else loaded
+    return ReshapedBackend(loaded, form) if any(tensor.reshape is not None for tensor in form.tensors) else loaded
 
 
 def prepare(backend: str, gpu: GpuOptions | None = None) -> None:

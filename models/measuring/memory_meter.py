@@ -27,7 +27,7 @@ class MemoryMeter(Protocol):
         ...
 
 
-class HostMemory:
+class HostMemoryMeter:
     """The memory of this process and its descendants, in which Python models run."""
 
     def __init__(self) -> None:

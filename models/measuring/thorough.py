@@ -36,8 +36,8 @@ def profile_steps(
     """Load a model and measure it at `batches`, ascending, a run a step; raises as `load` does, and BackendFailed.
 
     Call it in a process that holds no other model, with a new meter of its memory. Inputs are as for
-    `quick.measure_steps`. A batch size is warmed up and then run until its median is settled (see `settled`), at least
-    `MIN_RUNS` and at most `MAX_RUNS` times; one that takes too long for that is run for `TIME_NS`, at least
+    `quick.measure_steps`. A batch size is warmed up and then run until its median is settled (see `is_settled`), at
+    least `MIN_RUNS` and at most `MAX_RUNS` times; one that takes too long for that is run for `TIME_NS`, at least
     `LEAST_RUNS` times. The measurement ends before the first size that memory is too small for, unless it is the first
     of all. All figures are order statistics, which single disturbed runs do not move.
     """
@@ -74,7 +74,7 @@ def profile_steps(
     )
 
 
-def settled(times_ns: Sequence[int]) -> bool:
+def is_settled(times_ns: Sequence[int]) -> bool:
     """Return whether the median of ascending times is known within `PRECISION` of it, at 95 % confidence.
 
     The confidence interval is that of the sign test: it holds for any distribution.
@@ -106,7 +106,7 @@ def _times_ns(backend: Backend, inputs: dict[str, Array]) -> Generator[None, Non
         times.append(_run_ns(backend, inputs))
         if len(times) >= LEAST_RUNS and time.monotonic_ns() - begun >= TIME_NS:
             break
-        if len(times) >= MIN_RUNS and len(times) % _CHECK_RUNS == 0 and settled(sorted(times)):
+        if len(times) >= MIN_RUNS and len(times) % _CHECK_RUNS == 0 and is_settled(sorted(times)):
             break
     return sorted(times)
 

@@ -10,7 +10,7 @@ from sluice.models.pipelines.combiners import FLOATS, check_weights, combined
 from sluice.models.pipelines.family import Family
 from sluice.models.pipelines.file import PipelineFile, StageFile
 from sluice.models.pipelines.graph import find_cycle, reachable, topological_order
-from sluice.models.pipelines.model_reference import find_model, there_are
+from sluice.models.pipelines.model_reference import expected_one_of, find_model
 from sluice.models.pipelines.pipeline import PLATFORM, REQUEST, Combiner, Pipeline, Stage, TensorSource, When
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import TensorSpec, describe, merged_shape
@@ -159,7 +159,7 @@ class _Check:
     def _find_variants(self, at: str, name: str, min_accuracy: float | None) -> tuple[ModelSpec, ...]:
         """The models of a family that are accurate enough, the most accurate first."""
         if name not in self._families:
-            raise self._error(f"{at}.family", f"no family '{name}'; {there_are(sorted(self._families))}")
+            raise self._error(f"{at}.family", f"no family '{name}'; {expected_one_of(sorted(self._families))}")
         variants = self._families[name].variants
         if min_accuracy is not None:
             if not 0 <= min_accuracy <= 1:
@@ -200,7 +200,7 @@ class _Check:
 
     def _check_stage_exists(self, where: str, name: str) -> None:
         if name not in self._stages:
-            raise self._error(where, f"no stage '{name}'; {there_are(self._stages)}")
+            raise self._error(where, f"no stage '{name}'; {expected_one_of(self._stages)}")
 
     def _refuse_cycle(self, needs: Mapping[str, list[str]]) -> None:
         if cycle := find_cycle(needs):
@@ -231,7 +231,7 @@ class _Check:
         for tensor_name, source in stage.inputs.items():
             where = f"stages.{name}.inputs.{tensor_name}"
             if tensor_name not in wanted:
-                raise self._error(where, f"model '{spec.key}' has no such input; {there_are(wanted)}")
+                raise self._error(where, f"model '{spec.key}' has no such input; {expected_one_of(wanted)}")
             sink = wanted[tensor_name]
             if source.stage == REQUEST:
                 self._take_from_request(where, source.tensor, sink)
@@ -298,7 +298,9 @@ class _Check:
         self._check_stage_exists(where, source.stage)
         produced = self._produced[source.stage]
         if source.tensor not in produced:
-            raise self._error(where, f"stage '{source.stage}' has no output '{source.tensor}'; {there_are(produced)}")
+            raise self._error(
+                where, f"stage '{source.stage}' has no output '{source.tensor}'; {expected_one_of(produced)}"
+            )
         return produced[source.tensor]
 
     def _check_reached(self, needs: Mapping[str, list[str]]) -> None:

@@ -42,7 +42,7 @@ class GpuFraction(NamedTuple):
     memory: float
 
 
-class Launch(NamedTuple):
+class LaunchBoundFit(NamedTuple):
     """A floor of launch times `l0` below work that the share divides: both in ms, joined by a norm of order `q`."""
 
     l0: float
@@ -59,7 +59,7 @@ class Launch(NamedTuple):
         return largest * math.pow(sum(math.pow(side, self.q) for side in sides), 1 / self.q)
 
 
-class Quotient(NamedTuple):
+class QuotientFit(NamedTuple):
     """Work that grows with the batch over the compute share, for models whose latency has no floor."""
 
     row: float
@@ -72,23 +72,23 @@ class Quotient(NamedTuple):
         return (self.row * batch + self.batch) / (share.compute + self.offset) + self.rest
 
 
-MPS: dict[str, Launch] = {
-    "resnet50": Launch(2.311, 0.5571, 0.1021, 1.398, 5.36),
-    "vgg19": Launch(0.05, 1.5783, 0.0791, 1.376, 6),
-    "alexnet": Launch(0.05, 0.1060, 0.0247, 0.800, 6),
-    "ssd": Launch(4.844, 2.2789, 0.5289, 1.716, 12),
+MPS: dict[str, LaunchBoundFit] = {
+    "resnet50": LaunchBoundFit(2.311, 0.5571, 0.1021, 1.398, 5.36),
+    "vgg19": LaunchBoundFit(0.05, 1.5783, 0.0791, 1.376, 6),
+    "alexnet": LaunchBoundFit(0.05, 0.1060, 0.0247, 0.800, 6),
+    "ssd": LaunchBoundFit(4.844, 2.2789, 0.5289, 1.716, 12),
 }
-MIG: dict[str, Launch | Quotient] = {
-    "mobilenetv2": Launch(4.78, 0.1602, 0.0438, 0, 5.2),
-    "resnet50": Launch(4.76, 0.2023, 0.1380, 1.68, 15),
-    "resnet101": Launch(9.10, 0.3057, 0.2058, 2.97, 16),
-    "resnet152": Launch(13.28, 0.4015, 0.3034, 4.10, 18),
-    "densenet121": Launch(12.09, 0.3005, 0.1336, 2.08, 12),
-    "densenet201": Launch(20.31, 0.4306, 0.2329, 4.84, 30),
-    "inceptionv3": Launch(9.11, 0.2060, 0.0382, 3.20, 9),
-    "vgg16": Quotient(0.5498, 0.5018, 0.0054, 0.436),
-    "vgg19": Quotient(0.6340, 0.5534, 0.0038, 0.573),
-    "bert": Quotient(4.35, 0, 0.50, 9.32),
+MIG: dict[str, LaunchBoundFit | QuotientFit] = {
+    "mobilenetv2": LaunchBoundFit(4.78, 0.1602, 0.0438, 0, 5.2),
+    "resnet50": LaunchBoundFit(4.76, 0.2023, 0.1380, 1.68, 15),
+    "resnet101": LaunchBoundFit(9.10, 0.3057, 0.2058, 2.97, 16),
+    "resnet152": LaunchBoundFit(13.28, 0.4015, 0.3034, 4.10, 18),
+    "densenet121": LaunchBoundFit(12.09, 0.3005, 0.1336, 2.08, 12),
+    "densenet201": LaunchBoundFit(20.31, 0.4306, 0.2329, 4.84, 30),
+    "inceptionv3": LaunchBoundFit(9.11, 0.2060, 0.0382, 3.20, 9),
+    "vgg16": QuotientFit(0.5498, 0.5018, 0.0054, 0.436),
+    "vgg19": QuotientFit(0.6340, 0.5534, 0.0038, 0.573),
+    "bert": QuotientFit(4.35, 0, 0.50, 9.32),
 }
 
 
@@ -112,7 +112,7 @@ def gpu_fraction_of(kind: str) -> GpuFraction:
 def latency_ms(model: str, kind: str, batch: int) -> float:
     """The fitted median latency of one batch, in milliseconds; raises ConfigError for an unknown model or kind."""
     share = gpu_fraction_of(kind)
-    fits: dict[str, Launch] | dict[str, Launch | Quotient] = MPS if kind.startswith("mps-") else MIG
+    fits: dict[str, LaunchBoundFit] | dict[str, LaunchBoundFit | QuotientFit] = MPS if kind.startswith("mps-") else MIG
     if model not in fits:
         raise ConfigError(f"model {model}: cannot be simulated on {kind}; expected one of {', '.join(sorted(fits))}")
     return fits[model].latency_ms(batch, share)

@@ -17,7 +17,7 @@ from sluice.models.repository.names import check_name
 from sluice.models.spec import ModelSpec
 from sluice.models.triton_config import onnx_file, timed_file
 from sluice.models.triton_config.check import PLATFORMS, check_config
-from sluice.models.triton_config.ensemble_nesting import inner_first
+from sluice.models.triton_config.ensemble_nesting import nesting_order
 from sluice.models.triton_config.file_tensors import FileTensors
 from sluice.models.triton_config.instance_groups import CPU
 from sluice.models.triton_config.model_config import TritonModelConfig, VersionPolicy
@@ -144,7 +144,7 @@ class Repository:
             except ConfigError as error:
                 broken.append(BrokenEntry.of(entry.name, error))
         inner: dict[str, Pipeline | None] = {}
-        for name, problem in inner_first({name: config for name, (_, config) in ensembles.items()}).items():
+        for name, problem in nesting_order({name: config for name, (_, config) in ensembles.items()}).items():
             entry, config = ensembles[name]
             inner[name] = None
             try:

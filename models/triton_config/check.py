@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 
 from sluice.models.dynamic_batching import DynamicBatching, QueuePolicy, TimeoutAction
 from sluice.models.errors import ConfigError
+from sluice.models.pipelines.model_reference import expected_one_of
 from sluice.models.tensors.spec import VARIABLE, element_count
 from sluice.models.triton_config.instance_groups import CPU, check_groups
 from sluice.models.triton_config.model_config import (
@@ -104,7 +105,7 @@ def check_warm_up(warm_up: WarmUp, inputs: Sequence[InputConfig], max_batch_size
     for name, given in warm_up.inputs.items():
         tensor = by_name.get(name)
         if tensor is None:
-            raise ConfigError(f"{at}: input '{name}': the model has no such input; there is {', '.join(by_name)}")
+            raise ConfigError(f"{at}: input '{name}': the model has no such input; {expected_one_of(by_name)}")
         if given.data_type != tensor.data_type:
             raise ConfigError(f"{at}: input '{name}': data_type: expected {tensor.data_type}, got {given.data_type}")
         fits = len(given.dims) == len(tensor.dims) and all(

@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from sluice.models.errors import ConfigError
+from sluice.models.pipelines.model_reference import expected_one_of
 from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec
@@ -18,7 +19,7 @@ from sluice.models.triton_config.model_config import (
     DATA_TYPE,
     UNTYPED,
     InputConfig,
-    Latest,
+    LatestVersions,
     OutputConfig,
     TensorConfig,
     TritonModelConfig,
@@ -63,7 +64,7 @@ def configured_spec(
         name=name,
         backend=backend,
         platform=file.platform if file is not None and file.platform in PLATFORMS else config.platform,
-        version_policy=config.version_policy or VersionPolicy(latest=Latest(1)),
+        version_policy=config.version_policy or VersionPolicy(latest=LatestVersions(1)),
         instance_group=completed_groups(config.instance_group, name, backend, kinds),
     )
     return ModelSpec(
@@ -95,7 +96,7 @@ def complete_ensemble(
     """
     labels = {tensor.name: read_labels(path, tensor.label_filename) for tensor in config.output}
     full = msgspec.structs.replace(
-        config, name=name, version_policy=config.version_policy or VersionPolicy(latest=Latest(1))
+        config, name=name, version_policy=config.version_policy or VersionPolicy(latest=LatestVersions(1))
     )
     return EnsembleCheck(config, models, ensembles, path).pipeline(name, version, labels, encode_config(full))
 
@@ -182,7 +183,7 @@ def _settle(
         at = f"{place} '{each.name}'"
         known = by_name.get(each.name)
         if known is None:
-            raise ConfigError(f"{at}: there is no such tensor in the model's file; there is {', '.join(by_name)}")
+            raise ConfigError(f"{at}: there is no such tensor in the model's file; {expected_one_of(by_name)}")
         typed = DATA_TYPE[known.datatype] if each.data_type == UNTYPED else each.data_type
         tensor = msgspec.structs.replace(each, data_type=typed, dims=each.dims or known.shape)
         if tensor.datatype != known.datatype:

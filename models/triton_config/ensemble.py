@@ -6,11 +6,11 @@ from typing import NamedTuple, NoReturn
 
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.graph import find_cycle, reachable, topological_order
-from sluice.models.pipelines.model_reference import find_model, there_are
+from sluice.models.pipelines.model_reference import expected_one_of, find_model
 from sluice.models.pipelines.pipeline import REQUEST, Pipeline, Stage, TensorSource
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import TensorSpec, describe, joined_shape
-from sluice.models.triton_config.ensemble_nesting import MAX_STAGES, inlined
+from sluice.models.triton_config.ensemble_nesting import MAX_STAGES, inline_ensemble
 from sluice.models.triton_config.model_config import ENSEMBLE, EnsembleStep, TensorConfig, TritonModelConfig
 
 
@@ -111,7 +111,9 @@ class EnsembleCheck:
             names = {tensor.name for tensor in tensors}
             for name, to in given.items():
                 if name not in names:
-                    self._fail(self._at(index), f"{field}_map: the model has no {field} '{name}'; {there_are(names)}")
+                    self._fail(
+                        self._at(index), f"{field}_map: the model has no {field} '{name}'; {expected_one_of(names)}"
+                    )
                 if not to:
                     self._fail(self._at(index), f"{field}_map: {field} '{name}': expected the name of a tensor")
         for tensor in spec.inputs:
@@ -243,7 +245,7 @@ class EnsembleCheck:
                 if tensor.name in step.input_map
             }
             if isinstance(spec, Pipeline):
-                stages += inlined(spec, inputs, names[index])
+                stages += inline_ensemble(spec, inputs, names[index])
             else:
                 stages.append(Stage(names[index][""], inputs, model=spec.key))
         return stages

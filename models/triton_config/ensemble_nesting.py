@@ -12,7 +12,7 @@ MAX_STAGES = 256
 """Stages of an ensemble, including those of the ensembles among its steps."""
 
 
-def inner_first(ensembles: Mapping[str, TritonModelConfig]) -> dict[str, str]:
+def nesting_order(ensembles: Mapping[str, TritonModelConfig]) -> dict[str, str]:
     """Return the names of all ensembles, each after those among its steps, with the problem of their nesting, or ""."""
     needs = {
         name: [] if config.ensemble_scheduling is None else _inner(config.ensemble_scheduling.step, ensembles)
@@ -34,7 +34,7 @@ def inner_first(ensembles: Mapping[str, TritonModelConfig]) -> dict[str, str]:
     return problems
 
 
-def inlined(inner: Pipeline, inputs: Mapping[str, TensorSource], names: Mapping[str, str]) -> list[Stage]:
+def inline_ensemble(inner: Pipeline, inputs: Mapping[str, TensorSource], names: Mapping[str, str]) -> list[Stage]:
     """Return the stages of an ensemble as stages of another one, under other `names`.
 
     `inputs` are the sources of its inputs there; missing ones are left out.

@@ -66,17 +66,17 @@ class OutputConfig(TensorConfig, frozen=True, kw_only=True, omit_defaults=True):
     label_filename: str = ""
 
 
-class Latest(msgspec.Struct, frozen=True, omit_defaults=True):
+class LatestVersions(msgspec.Struct, frozen=True, omit_defaults=True):
     """The `num_versions` highest versions."""
 
     num_versions: int = 0
 
 
-class All(msgspec.Struct, frozen=True, omit_defaults=True):
+class AllVersions(msgspec.Struct, frozen=True, omit_defaults=True):
     """All versions."""
 
 
-class Specific(msgspec.Struct, frozen=True, omit_defaults=True):
+class SpecificVersions(msgspec.Struct, frozen=True, omit_defaults=True):
     """These versions."""
 
     versions: tuple[int, ...] = ()
@@ -85,9 +85,9 @@ class Specific(msgspec.Struct, frozen=True, omit_defaults=True):
 class VersionPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
     """The versions of a model to serve; at most one field is set, and by default it is the latest version."""
 
-    latest: Latest | None = None
-    all: All | None = None
-    specific: Specific | None = None
+    latest: LatestVersions | None = None
+    all: AllVersions | None = None
+    specific: SpecificVersions | None = None
 
 
 class EnsembleStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -99,7 +99,7 @@ class EnsembleStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     output_map: dict[str, str] = {}
 
 
-class Ensembling(msgspec.Struct, frozen=True, omit_defaults=True):
+class EnsembleScheduling(msgspec.Struct, frozen=True, omit_defaults=True):
     """The steps of an ensemble, which run as soon as their inputs exist."""
 
     step: tuple[EnsembleStep, ...] = ()
@@ -167,7 +167,7 @@ class TritonModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     input: tuple[InputConfig, ...] = ()
     output: tuple[OutputConfig, ...] = ()
     dynamic_batching: DynamicBatching | None = None
-    ensemble_scheduling: Ensembling | None = None
+    ensemble_scheduling: EnsembleScheduling | None = None
     instance_group: tuple[InstanceGroup, ...] = ()
     default_model_filename: str = ""
     parameters: dict[str, Parameter] = {}

@@ -1,7 +1,7 @@
 """Meters of the memory of a GPU or MIG instance while a model is measured there."""
 
 from sluice.models.errors import ControlFailed
-from sluice.models.measuring.memory_meter import HostMemory, MemoryMeter
+from sluice.models.measuring.memory_meter import HostMemoryMeter, MemoryMeter
 from sluice.mps.nvidia.cuda import visible_gpu
 from sluice.mps.nvidia.nvml import open_nvml
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition, Partition
@@ -9,7 +9,7 @@ from sluice.mps.partitions.partition import CpuPartition, MpsPartition, Partitio
 _MIB = 1 << 20
 
 
-class DeviceMemory:
+class DeviceMemoryMeter:
     """The memory in use on a device, by its UUID, by any process; a MemoryMeter.
 
     Libraries keep the memory that they have taken, so that the current use is the peak. The driver reports it in MiB.
@@ -38,9 +38,9 @@ class DeviceMemory:
 def memory_meter(partition: Partition) -> MemoryMeter:
     """Return a meter of the memory by which models are placed on a partition, for this process, bound to it."""
     if isinstance(partition, CpuPartition):
-        return HostMemory()
+        return HostMemoryMeter()
     visible_gpu(attach=True)  # the context belongs to the worker, not to a model
-    return DeviceMemory(partition.uuid)
+    return DeviceMemoryMeter(partition.uuid)
 
 
 def load_meter(partition: Partition) -> MemoryMeter | None:

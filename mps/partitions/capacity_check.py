@@ -58,24 +58,24 @@ def check_capacity(partitions: Iterable[Partition], free: Mapping[str, FreeCapac
                     f"{partition.uuid}: partition {partition.name} is {partition.mode}, other partitions are not; "
                     "expected mode static for all partitions of a device, or for none"
                 )
-    for device, asked in demands.items():
-        _check_device(device, asked, free.get(device, FreeCapacity()))
+    for device, requested in demands.items():
+        _check_device(device, requested, free.get(device, FreeCapacity()))
 
 
-def _check_device(device: str, asked: list[CapacityGuarantee], free: FreeCapacity) -> None:
-    share = sum(each.share_percent for each in asked)
+def _check_device(device: str, requested: list[CapacityGuarantee], free: FreeCapacity) -> None:
+    share = sum(each.share_percent for each in requested)
     if share > free.share_percent:
-        listed = ", ".join(f"{each.share_percent:g} % for {each.partition}" for each in asked if each.share_percent)
+        listed = ", ".join(f"{each.share_percent:g} % for {each.partition}" for each in requested if each.share_percent)
         raise InfeasibleLayout(f"{device}: {share:g} % are requested ({listed}), {free.share_percent:g} % are free")
-    memory = sum(each.memory_mb for each in asked)
+    memory = sum(each.memory_mb for each in requested)
     if free.memory_mb is not None and memory > free.memory_mb:
-        listed = ", ".join(f"{_mib(each.memory_mb)} for {each.partition}" for each in asked if each.memory_mb)
+        listed = ", ".join(f"{_mib(each.memory_mb)} for {each.partition}" for each in requested if each.memory_mb)
         by = " by hard_memory_mb" if device == HOST else ""
         raise InfeasibleLayout(
             f"{device}: {_mib(memory)} of memory are requested{by} ({listed}), {_mib(free.memory_mb)} are free"
         )
-    unbounded = [each.partition for each in asked if not each.memory_mb]
-    if device != HOST and len(asked) > 1 and unbounded:
+    unbounded = [each.partition for each in requested if not each.memory_mb]
+    if device != HOST and len(requested) > 1 and unbounded:
         raise InfeasibleLayout(
             f"{device}: partition {unbounded[0]} shares the device without memory_mb, so that it might take "
             "the memory of the others; expected memory_mb"

@@ -110,7 +110,7 @@ class Worker:
                         BatchRefused(message.batch, f"worker: expected at most {QUEUE_LIMIT} waiting batches")
                     )
             case WithdrawBatch():
-                self._revoke(message.batch)
+                self._withdraw(message.batch)
             case MapRegion():
                 self._tensors.map(message.region, Region.attach(fds[0], message.nbytes))
             case UnmapRegion():
@@ -146,7 +146,7 @@ class Worker:
         evidence = gather_evidence(self._partition, self._runner, self._evidence)
         return ModelAdded(msgspec.structs.replace(change.model, evidence=evidence))
 
-    def _revoke(self, batch: int) -> None:
+    def _withdraw(self, batch: int) -> None:
         for run in self._queue:
             if run.batch == batch:
                 self._queue.remove(run)

@@ -110,7 +110,7 @@ def test_a_model_with_external_data_is_a_directory(tmp_path: Path) -> None:
 
 
 BAD = [
-    ('input { name: "z" }', "input 'z': there is no such tensor in the model's file; there is x"),
+    ('input { name: "z" }', "input 'z': there is no such tensor in the model's file; expected x"),
     ('input { name: "x" data_type: TYPE_INT32 }', "input 'x': data_type is TYPE_INT32, but TYPE_FP32 in the model's"),
     (
         'max_batch_size: 2 input { name: "x" dims: 5 }',
@@ -125,7 +125,7 @@ BAD = [
         'input { name: "x" dims: [ 1, 5 ] reshape { shape: [ 5 ] } }',
         r"input 'x': reshape is \[5\], but \[4\] in the model's file",
     ),
-    ('output { name: "z" }', "output 'z': there is no such tensor in the model's file; there is y"),
+    ('output { name: "z" }', "output 'z': there is no such tensor in the model's file; expected y"),
     ('output { name: "y" label_filename: "none.txt" }', "label_filename: none.txt: cannot be read"),
     ('output { name: "y" label_filename: "../x" }', r"label_filename: \.\./x: expected a file in the directory of the"),
     (
@@ -140,7 +140,7 @@ BAD = [
     ('model_warmup { name: "w" batch_size: 1 }', "model_warmup 'w': input 'x' is missing"),
     (
         'model_warmup { batch_size: 1 inputs { key: "z" value { } } }',
-        "model_warmup '': input 'z': the model has no such input; there is x",
+        "model_warmup '': input 'z': the model has no such input; expected x",
     ),
     (
         'model_warmup { batch_size: 1 inputs { key: "x" value { data_type: TYPE_INT8 } } }',

@@ -124,7 +124,7 @@ def test_ensembles_that_need_each_other_are_refused_and_those_that_need_them(tmp
     assert list(found.pipelines) == ["good"]
     expected = "expected steps that do not need the ensemble itself"
     assert {each.name: each.reason.removeprefix(f"{tmp_path}/{each.name}/config.pbtxt: ") for each in found.broken} == {
-        "bad": "step 0.model: no model 'nowhere'; there is net",
+        "bad": "step 0.model: no model 'nowhere'; expected net",
         "outer": "step 0 ('bad'): the ensemble cannot be served itself",
         "a": f"ensemble_scheduling: cycle of ensembles b -> c -> b; {expected}",
         "b": f"ensemble_scheduling: cycle of ensembles b -> c -> b; {expected}",

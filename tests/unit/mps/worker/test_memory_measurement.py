@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sluice.models.backends.base import Backend
-from sluice.models.measuring.memory_meter import HostMemory, share_one_arena
+from sluice.models.measuring.memory_meter import HostMemoryMeter, share_one_arena
 from sluice.mps.ipc.channel import Channel
 from sluice.mps.ipc.messages import AddModel, DropModel, LoadResult, ModelAdded, ModelFile, ToWorker
 from sluice.mps.nvidia.device_memory import load_meter
@@ -32,7 +32,7 @@ def file(path: Path, *, memory_measured: bool = False) -> ModelFile:
 
 
 def runner() -> Runner:
-    return Runner(WorkerTensors(1, 4096), 1, meter=HostMemory)
+    return Runner(WorkerTensors(1, 4096), 1, meter=HostMemoryMeter)
 
 
 def weights_mib(model: LoadResult) -> float:
@@ -162,7 +162,7 @@ class Meeting(Runner):
     """Makes two models at a time only: each waits for the other one."""
 
     def __init__(self) -> None:
-        super().__init__(WorkerTensors(1, 4096), 1, meter=HostMemory)
+        super().__init__(WorkerTensors(1, 4096), 1, meter=HostMemoryMeter)
         self._both = threading.Barrier(2)
 
     def backend(self, file: ModelFile) -> Backend:
@@ -209,4 +209,4 @@ def test_models_that_were_weighed_before_wait_for_nobody(
 
 def test_on_a_share_of_a_gpu_nobody_tells_models_apart() -> None:
     assert load_meter(MpsPartition("half", "GPU-1", 50)) is None
-    assert isinstance(load_meter(CpuPartition("cpu0", (0,))), HostMemory)
+    assert isinstance(load_meter(CpuPartition("cpu0", (0,))), HostMemoryMeter)
