@@ -15,7 +15,6 @@ from pathlib import Path
 from sluice.models.errors import ControlFailed
 from sluice.mps.daemon.channel import MpsChannel, NoAnswer, mps_variables, quoted_output
 from sluice.mps.daemon.control import MpsControl
-from sluice.mps.daemon.log_files import truncate_log
 from sluice.mps.daemon.processes import PROGRAM, end_processes, mps_processes
 from sluice.mps.daemon.protocol2 import Protocol2
 from sluice.mps.daemon.protocol3 import Protocol3
@@ -31,11 +30,16 @@ READY_S = 15.0
 """Time for a daemon to answer after its start."""
 QUIT_S = 10.0
 """Time for a daemon to end its servers by itself."""
+LOG_LIMIT_BYTES = 8 << 20
+"""Size of a log on disk from which it is truncated: daemons and servers write for as long as they run."""
+LOG_KEPT_BYTES = 1 << 20
+"""End of a truncated log that is kept."""
 
 _LOOK_S = 0.02
 _SOCKET = "control"
 _LOG = "control.log"
 _TAIL = 2000
+_BLOCK_BYTES = 512
 _OTHERS = 0o077
 """The permissions of everyone but the owner."""
 
@@ -135,7 +139,7 @@ class MpsDaemon:
     def truncate_logs(self) -> None:
         """Truncate the logs of the daemon and its servers when they have become long."""
         for log in self.logs.glob("*.log"):
-            truncate_log(log)
+            _truncate_log(log)
 
     def stop(self) -> None:
         """Stop the daemon, its servers and so its clients' contexts, within a time limit and by force if necessary."""
@@ -262,3 +266,18 @@ class MpsDaemon:
                 pid = self._process.pid
                 raise ControlFailed(f"the MPS daemon of {self.device} (pid {pid}) does not end") from None
             self._process = None
+
+
+def _truncate_log(log: Path) -> None:
+    """Empty a log that takes more than LOG_LIMIT_BYTES, and keep its end as `NAME.old`; its writer goes on as before.
+
+    Lines that are written at that moment may be lost. A writer that does not append leaves a hole where the file was,
+    which takes no space.
+    """
+    with contextlib.suppress(OSError), log.open("r+b") as file:
+        about = log.stat()
+        if about.st_blocks * _BLOCK_BYTES > LOG_LIMIT_BYTES:
+            file.seek(max(0, about.st_size - LOG_KEPT_BYTES))
+            with contextlib.suppress(OSError):  # a full disk has no room for the old lines
+                log.with_name(f"{log.name}.old").write_bytes(file.read(LOG_KEPT_BYTES))
+            file.truncate(0)

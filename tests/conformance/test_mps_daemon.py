@@ -14,7 +14,6 @@ import pytest
 
 from sluice.models.errors import ControlFailed, PartitionError
 from sluice.mps.daemon import daemon as mps_daemon
-from sluice.mps.daemon import log_files
 from sluice.mps.daemon.channel import MpsChannel
 from sluice.mps.daemon.daemon import MpsDaemon
 from sluice.mps.daemon.processes import mps_processes
@@ -285,8 +284,8 @@ def test_a_daemon_that_answers_is_left_alone_whatever_it_answers(fake: MpsDaemon
 
 
 def test_logs_do_not_grow_for_ever(fake: MpsDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_files, "LIMIT_BYTES", 1 << 16)
-    monkeypatch.setattr(log_files, "KEPT_BYTES", 1 << 10)
+    monkeypatch.setattr(mps_daemon, "LOG_LIMIT_BYTES", 1 << 16)
+    monkeypatch.setattr(mps_daemon, "LOG_KEPT_BYTES", 1 << 10)
     log = fake.logs / "control.log"
     with log.open("ab") as file:
         file.write(b"x" * (1 << 17))

@@ -119,7 +119,7 @@ def test_what_was_not_enforced_is_said_and_taken_by_no_server(models: Path, caps
 
 def test_with_strict_it_is_refused(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert profile(models, SHARE, strict=True) == 1
-    assert "sluice: taker:1: partition share is not enforced: CUDA does not tell" in capsys.readouterr().err
+    assert "sluice: taker:1: partition share is not enforced: CUDA does not report" in capsys.readouterr().err
     assert entries(models) == {}
 
 
