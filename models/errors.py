@@ -106,3 +106,8 @@ class InfeasibleLayout(PartitionError):
 
 class ControlFailed(PartitionError):
     """A driver or daemon refused to change a partition, or could not be reached."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or the name of its type if it has no text."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime as ort
 
 from sluice.models.backends.base import GpuOptions
-from sluice.models.errors import BackendFailed, PartitionError
+from sluice.models.errors import BackendFailed, PartitionError, first_line
 from sluice.models.tensors.arrays import Array, datatype_of
 from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec, element_count
 from sluice.models.triton_config.model_config import decode_config
@@ -83,7 +83,7 @@ class OnnxRuntimeBackend:
                 outputs = self._session.run(self._names, feed, self._run_options)
             return dict(zip(self._names, outputs, strict=True))
         except Exception as error:  # the runtime's errors have no base class of their own
-            raise BackendFailed(_first_line(error)) from error
+            raise BackendFailed(first_line(error)) from error
 
     def _run_values(self, feed: Mapping[str, Array]) -> list[Array]:
         """Run the session with BF16 as raw bits, since numpy has no such type."""
@@ -119,7 +119,7 @@ def load(path: str, threads: int, config: str = "", gpu: GpuOptions | None = Non
     try:
         session = ort.InferenceSession(path, _options(asked, threads), providers=[(provider, _provider_options(gpu))])
     except Exception as error:  # as above
-        raise BackendFailed(f"{path}: ONNX Runtime cannot load the model: {_first_line(error)}") from error
+        raise BackendFailed(f"{path}: ONNX Runtime cannot load the model: {first_line(error)}") from error
     active = session.get_providers()
     if active[0] != provider:
         raise PartitionError(f"{path}: ONNX Runtime: expected {provider}, but it runs on {', '.join(active)}")
@@ -189,7 +189,3 @@ def _text(name: str, array: Array) -> Array:
                 f"input '{name}': element {index} is not UTF-8; expected UTF-8, as ONNX strings are"
             ) from error
     return decoded.reshape(array.shape)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -62,7 +62,7 @@ class PythonBackend:
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run one batch; raises BackendFailed for an error of the model, and when its process ends."""
         if self._retry_at and time.monotonic() < self._retry_at:
-            raise BackendFailed("the process of the model could not be started again; it will be tried soon")
+            raise BackendFailed("the process of the model could not be restarted; it will be retried soon")
         process = self._process or self._begin()
         try:
             if not self._hand_over(process, inputs):
@@ -150,7 +150,7 @@ class _Process:
         except TimeoutError:
             if time.monotonic() - self.started_s >= LOAD_TIMEOUT_S:
                 raise _NotLoaded(f"it was not loaded within {LOAD_TIMEOUT_S:g} s") from None
-            raise BackendFailed("the process of the model is being started again") from None
+            raise BackendFailed("the process of the model is being restarted") from None
         if isinstance(answer, ModelFailed):
             raise _NotLoaded(answer.message)
         self.was_loaded = True

@@ -155,7 +155,7 @@ def read_profile(path: Path) -> ModelProfile:
         match = _PLACE.fullmatch(str(error))
         raise ConfigError(f"{path}: {match['where']}: {match['what']}" if match else f"{path}: {error}") from error
     except (UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: not JSON that can be read: {error}") from error
+        raise ConfigError(f"{path}: not valid JSON: {error}") from error
 
 
 def write_profile(path: Path, profile: ModelProfile) -> None:

@@ -60,9 +60,11 @@ def check_options(config: TritonModelConfig, path: str) -> None:
         session_options(config, path)
         return
     if config.optimization is not None:
-        raise ConfigError(f"{path}: optimization.graph: only backend onnxruntime has it; leave it out")
+        raise ConfigError(f"{path}: optimization.graph: expected it with backend onnxruntime only; leave it out")
     if config.parameters and config.backend != "python":
-        raise ConfigError(f"{path}: parameters: only backends onnxruntime and python take them; leave them out")
+        raise ConfigError(
+            f"{path}: parameters: expected them with backends onnxruntime and python only; leave them out"
+        )
     if _ENVIRONMENT in config.parameters:
         raise ConfigError(
             f"{path}: parameters '{_ENVIRONMENT}': not supported: models run in the environment of the server; "
@@ -122,9 +124,9 @@ def check_warm_up(warm_up: WarmUp, inputs: Sequence[InputConfig], max_batch_size
 
 def _check_backend(config: TritonModelConfig, path: str) -> None:
     if config.platform and config.platform not in PLATFORMS:
-        raise ConfigError(f"{path}: platform: '{config.platform}' is not served; expected {' or '.join(PLATFORMS)}")
+        raise ConfigError(f"{path}: platform: '{config.platform}' is not supported; expected {' or '.join(PLATFORMS)}")
     if config.backend and config.backend not in BACKENDS:
-        raise ConfigError(f"{path}: backend: '{config.backend}' is not served; expected {', '.join(BACKENDS)}")
+        raise ConfigError(f"{path}: backend: '{config.backend}' is not supported; expected {', '.join(BACKENDS)}")
     if config.platform and config.backend not in {"", PLATFORMS[config.platform]}:
         wanted = PLATFORMS[config.platform] or "none"
         raise ConfigError(f"{path}: backend: platform {config.platform} goes with {wanted}, not with {config.backend}")
@@ -150,7 +152,7 @@ def _check_tensors(kind: str, tensors: Sequence[TensorConfig], path: str) -> Non
         names.add(tensor.name)
         if tensor.data_type != UNTYPED and tensor.datatype is None:
             raise ConfigError(
-                f"{at}: data_type {tensor.data_type} is not served; expected one of {', '.join(DATA_TYPE.values())}"
+                f"{at}: data_type {tensor.data_type} is not supported; expected one of {', '.join(DATA_TYPE.values())}"
             )
         if any(dim < 1 and dim != VARIABLE for dim in tensor.dims):
             raise ConfigError(f"{at}: dims: expected numbers of at least 1, or -1, got {list(tensor.dims)}")
@@ -167,4 +169,4 @@ def _check_reshape(at: str, dims: tuple[int, ...], shape: tuple[int, ...]) -> No
     if dims.count(VARIABLE) > 1 or dims.count(VARIABLE) != shape.count(VARIABLE):
         raise ConfigError(f"{at}: reshape: expected one -1 in both or in none of {list(dims)} and {list(shape)}")
     if element_count(dims) != element_count(shape):
-        raise ConfigError(f"{at}: reshape: {list(shape)} has not as many elements as {list(dims)}")
+        raise ConfigError(f"{at}: reshape: {list(shape)} has another number of elements than {list(dims)}")

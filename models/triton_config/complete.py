@@ -129,7 +129,9 @@ def _complete(config: TritonModelConfig, file: FileTensors | None, path: str, de
                 if tensor.data_type == UNTYPED or not tensor.dims:
                     raise ConfigError(f"{path}: {kind} '{tensor.name}': expected data_type and dims")
                 if tensor.datatype is DataType.BF16:
-                    raise ConfigError(f"{path}: {kind} '{tensor.name}': TYPE_BF16 is not one that numpy has")
+                    raise ConfigError(
+                        f"{path}: {kind} '{tensor.name}': TYPE_BF16 is not supported: numpy has no such type"
+                    )
         return msgspec.structs.replace(config, max_batch_size=config.max_batch_size or 0)
     if optional := [tensor.name for tensor in config.input if tensor.optional]:
         raise ConfigError(

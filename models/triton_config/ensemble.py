@@ -126,7 +126,7 @@ class EnsembleCheck:
             return find_model(self._models, name, version, str(self._path), f"step {index}")
         inner = self._ensembles[name]
         if inner is None:
-            self._fail(self._at(index), "the ensemble cannot be served itself")
+            self._fail(self._at(index), "the ensemble of this step cannot be served")
         if version not in (None, inner.version):
             self._fail(self._at(index), f"model_version: the ensemble has version {inner.version}, not {version}")
         return inner
@@ -155,7 +155,7 @@ class EnsembleCheck:
                     )
                 if to in self._made:
                     other = self._at(self._made[to].step)
-                    self._fail(self._at(index), f"output_map: '{to}' is written by {other} already")
+                    self._fail(self._at(index), f"output_map: '{to}' is already written by {other}")
                 self._made[to] = _Made(index, tensors[name])
 
     def _needs(self) -> dict[str, list[str]]:

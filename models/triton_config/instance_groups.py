@@ -20,7 +20,7 @@ def check_groups(groups: Sequence[InstanceGroup], path: str, kinds: Collection[s
     for number, group in enumerate(groups):
         at = f"{path}: instance_group {number}" + (f" ('{group.name}')" if group.name else "")
         if group.kind not in {CPU, GPU, AUTO, MODEL}:
-            raise ConfigError(f"{at}: kind {group.kind} is not known; expected {CPU}, {GPU}, {AUTO} or {MODEL}")
+            raise ConfigError(f"{at}: unknown kind {group.kind}; expected {CPU}, {GPU}, {AUTO} or {MODEL}")
         if group.kind == GPU and GPU not in kinds:
             listed = f" for gpus {list(group.gpus)}" if group.gpus else ""
             raise ConfigError(

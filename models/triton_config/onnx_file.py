@@ -65,7 +65,7 @@ def _tensor(path: Path, role: str, value: onnx.ValueInfoProto) -> TensorSpec:
     if datatype is None:
         known = onnx.TensorProto.DataType.values()
         got = onnx.TensorProto.DataType.Name(tensor.elem_type) if tensor.elem_type in known else tensor.elem_type
-        raise ConfigError(f"{where}: ONNX type {got} is not served; expected one that maps to {', '.join(DataType)}")
+        raise ConfigError(f"{where}: ONNX type {got} is not supported; expected one that maps to {', '.join(DataType)}")
     if not tensor.HasField("shape"):
         raise ConfigError(
             f"{where}: its rank is not declared; run onnx.shape_inference on the model or declare the shape"

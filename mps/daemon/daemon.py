@@ -244,7 +244,7 @@ class MpsDaemon:
         except OSError:
             owner = os.read(lock, 20).decode(errors="replace").strip()
             os.close(lock)
-            raise DaemonInUse(f"the MPS daemon of {self.device} is kept by another process (pid {owner})") from None
+            raise DaemonInUse(f"the MPS daemon of {self.device} is run by another process (pid {owner})") from None
         os.truncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         self._lock = lock
@@ -264,7 +264,7 @@ class MpsDaemon:
                 self._process.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 pid = self._process.pid
-                raise ControlFailed(f"the MPS daemon of {self.device} (pid {pid}) does not end") from None
+                raise ControlFailed(f"the MPS daemon of {self.device} (pid {pid}) does not exit") from None
             self._process = None
 
 

@@ -129,7 +129,7 @@ class Supervisor:
         if self._draining:
             raise PartitionError("the server is stopping")
         if not slot.ready:
-            raise PartitionError(f"partition {slot.name}: its worker is not up")
+            raise PartitionError(f"partition {slot.name}: its worker is not ready")
         if slot.name in self._hand_overs:
             raise PartitionError(f"partition {slot.name}: a resize is already under way")
         for slots in (self._by_name.values(), [each.successor for each in self._hand_overs.values()]):

@@ -10,7 +10,7 @@ from sluice.models.backends.base import Backend, GpuOptions
 from sluice.models.backends.configured import load_backend, prepare, warm_up_runs, warm_up_shapes
 from sluice.models.backends.device_errors import is_context_lost, is_out_of_memory
 from sluice.models.backends.timed import SlowedBackend
-from sluice.models.errors import BackendFailed, PartitionError
+from sluice.models.errors import BackendFailed, PartitionError, first_line
 from sluice.models.measuring.memory_meter import MemoryMeter, trim
 from sluice.models.measuring.memory_peaks import MemoryPeaks
 from sluice.models.measuring.quick import measure_steps, run_to_end, warm_up_steps
@@ -101,8 +101,8 @@ class Runner:
                 yield from warm_up_steps(backend, file.batchable, file.menu, shapes, peaks)
         except Exception as error:
             if isinstance(error, PartitionError):
-                self._refusals[file.key] = f"model {file.key}: {_first_line(error)}"
-            return LoadResult(file.key, None, _first_line(error))
+                self._refusals[file.key] = f"model {file.key}: {first_line(error)}"
+            return LoadResult(file.key, None, first_line(error))
         self._models[file.key] = _Model(file, backend, table)
         self._refusals.pop(file.key, None)
         return LoadResult(file.key, table, memory=peaks.model_memory())
@@ -120,7 +120,7 @@ class Runner:
             prepare(file.backend, self._gpu)
             measurement = yield from profile_steps(load, file.batchable, file.menu, meter(), shapes)
         except Exception as error:
-            return ModelMeasured(error=_first_line(error))
+            return ModelMeasured(error=first_line(error))
         self._models[file.key] = _Model(file, made[0], measurement.table(50))
         return ModelMeasured(measurement)
 
@@ -155,7 +155,7 @@ class Runner:
         try:
             return self._run(run)
         except Exception as error:  # An error of the backend, MemoryError included, fails this batch alone.
-            return BatchRefused(run.batch, f"{run.model}: {_first_line(error)}", self._fault(error)), None
+            return BatchRefused(run.batch, f"{run.model}: {first_line(error)}", self._fault(error)), None
 
     def _fault(self, error: Exception) -> BatchFault:
         if is_out_of_memory(error):
@@ -181,8 +181,3 @@ def _check_rows(outputs: dict[str, Array], rows: int) -> None:
     for name, array in outputs.items():
         if not array.ndim or array.shape[0] != rows:
             raise BackendFailed(f"output {name} has shape {list(array.shape)}, expected {rows} rows as in the batch")
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

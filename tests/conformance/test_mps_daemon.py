@@ -110,7 +110,7 @@ def test_a_daemon_ends_with_the_process_that_started_it(root: Path, program: str
     assert owner.stdout is not None
     pids = [int(word) for word in owner.stdout.readline().split()]
     daemon = MpsDaemon(GPU, root, program=program)
-    with pytest.raises(ControlFailed, match=rf"of {GPU} is kept by another process \(pid {owner.pid}\)"):
+    with pytest.raises(ControlFailed, match=rf"of {GPU} is run by another process \(pid {owner.pid}\)"):
         daemon.start()
     descriptors = [os.pidfd_open(pid) for pid in pids]
     owner.kill()
@@ -261,7 +261,7 @@ def test_a_daemon_that_nobody_can_reach_is_started_again_also_when_it_does_not_e
     pid = daemon.pid
     (daemon.pipes / "control").unlink()
     assert told.get(timeout=60) == f"the MPS daemon of {GPU} does not answer; restarting it"
-    assert told.get(timeout=60) == f"the MPS daemon of {GPU} (pid {pid}) does not end"
+    assert told.get(timeout=60) == f"the MPS daemon of {GPU} (pid {pid}) does not exit"
     assert told.get(timeout=60) == f"the MPS daemon of {GPU} runs again (pid {daemon.pid})"
     keeper.stop()
 

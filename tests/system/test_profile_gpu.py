@@ -129,7 +129,7 @@ def test_the_daemon_of_a_server_is_used(models: Path, capsys: pytest.CaptureFixt
     daemon.start()
     try:
         assert profile(models, SHARE, strict=True) == 0
-        assert f"sluice: the MPS daemon of {GPU} is kept by another process" in capsys.readouterr().err
+        assert f"sluice: the MPS daemon of {GPU} is run by another process" in capsys.readouterr().err
         assert entries(models).keys() == {"mps-25"}
         assert daemon.pid is not None
     finally:

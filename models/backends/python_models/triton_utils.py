@@ -226,7 +226,7 @@ class TritonModel:
             raise BackendFailed("execute: expected a list of one response for one request")
         response = responses[0]
         if response is None:
-            raise BackendFailed("execute: expected a response, got None: decoupled models are not served")
+            raise BackendFailed("execute: expected a response, got None: decoupled models are not supported")
         if (error := response.error()) is not None:
             raise BackendFailed(error.message())
         return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}

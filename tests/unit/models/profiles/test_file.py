@@ -188,8 +188,8 @@ def test_a_simulated_entry_cannot_pass_for_a_measured_one(tmp_path: Path) -> Non
     ("content", "expected"),
     [
         (b"{", "Input data was truncated"),
-        (b'{"format": 1, "\xff": 2}', "not JSON that can be read: 'utf-8' codec can't decode byte 0xff"),
-        (b'{"format":1,"entries":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "not JSON that can be read: maximum rec"),
+        (b'{"format": 1, "\xff": 2}', "not valid JSON: 'utf-8' codec can't decode byte 0xff"),
+        (b'{"format":1,"entries":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "not valid JSON: maximum rec"),
     ],
 )
 def test_what_is_not_json_is_refused(tmp_path: Path, content: bytes, expected: str) -> None:

@@ -226,14 +226,17 @@ def test_a_python_model_is_what_its_configuration_says(tmp_path: Path) -> None:
     assert entry.spec.inputs == (TensorSpec("words", DataType.BYTES, (-1,)),)
     assert json.loads(entry.spec.config)["parameters"] == {"limit": {"string_value": "3"}}
     (tmp_path / "pre" / "config.pbtxt").write_text(PYTHON.replace("INT64", "BF16"))
-    with pytest.raises(ConfigError, match="output 'y': TYPE_BF16 is not one that numpy has"):
+    with pytest.raises(ConfigError, match="output 'y': TYPE_BF16 is not supported: numpy has no such type"):
         only(tmp_path)
     for more, message in (
         (
             'parameters { key: "EXECUTION_ENV_PATH" value { } }',
             "parameters 'EXECUTION_ENV_PATH': not supported: models run",
         ),
-        ("optimization { graph { level: 1 } }", r"optimization\.graph: only backend onnxruntime has it; leave it out"),
+        (
+            "optimization { graph { level: 1 } }",
+            r"optimization\.graph: expected it with backend onnxruntime only; leave it out",
+        ),
     ):
         (tmp_path / "pre" / "config.pbtxt").write_text(PYTHON + more)
         with pytest.raises(ConfigError, match=message):

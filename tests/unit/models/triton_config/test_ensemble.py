@@ -126,12 +126,12 @@ BAD_STEPS = [
     (
         "two outputs to one tensor, of two steps",
         PREP + NET + NET,
-        r"step 2 \('net'\): output_map: 'OUT' is written by step 1 \('net'\) already",
+        r"step 2 \('net'\): output_map: 'OUT' is already written by step 1 \('net'\)",
     ),
     (
         "two outputs to one tensor, of one step",
         PREP.replace("output_map", 'output_map { key: "n" value: "mid" } output_map') + NET,
-        r"step 0 \('prep'\): output_map: 'mid' is written by step 0 \('prep'\) already",
+        r"step 0 \('prep'\): output_map: 'mid' is already written by step 0 \('prep'\)",
     ),
     (
         "output to an input of the ensemble",

@@ -379,7 +379,7 @@ def test_cores_of_others_and_a_second_worker_at_a_time_are_refused(benched: Run)
         bench.supervisor.cancel_replacement("cpu0", "it was given up")
         assert done.exception() is not None
         bench.made[0].end("it crashed")
-        with pytest.raises(PartitionError, match="partition cpu0: its worker is not up"):
+        with pytest.raises(PartitionError, match="partition cpu0: its worker is not ready"):
             bench.resize()
 
     benched(conversation)
