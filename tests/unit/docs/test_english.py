@@ -17,7 +17,7 @@ from tests.support.documents import ROOT, prose, without_spans
 
 CHECKED = (
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs"),
-    *("loadgen", "examples", "benchmarks", "scripts"),
+    *("models", "mps", "loadgen", "examples", "benchmarks", "scripts"),
     *("tests/support", "tests/simulation", "tests/properties", "tests/unit/loadgen", "tests/unit/scripts"),
 )
 OUTDATED = {ROOT / "docs/configuration.md"}
