@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from sluice.loadgen.papers.engines.packing_replay import PackingJob, PackingResult, SchedulerTiming, replay
+from sluice.loadgen.papers.engines.packing_replay import PackingJob, ReplayResult, SchedulerTiming, replay
 from sluice.loadgen.papers.experiment import PaperExperiment
 from sluice.models.units import NS_PER_S
 from sluice.mps.packing.best_fit import BestFit
@@ -62,7 +62,7 @@ class PackingCase(msgspec.Struct, frozen=True):
     policy: str
     extra_percent: int
     published: PublishedRun
-    replayed: PackingResult
+    replayed: ReplayResult
 
 
 _DEFAULT = ((131.5, 1510, 4077), (140.2, 1627, 4351), (148.8, 1708, 4626), (153.0, 1799, 4787), (157.3, 1909, 4905),
@@ -100,7 +100,7 @@ def cases() -> Iterator[PackingCase]:
 
 def replay_engines(
     policy: PackingPolicy, timing: SchedulerTiming, extra_percent: int, run_s: float, spread_s: float = 0.0
-) -> PackingResult:
+) -> ReplayResult:
     """Replay thirty engines with run times of mean `run_s` and standard deviation `spread_s`."""
     # Policies see the mean life of an engine, as measurements would give it; only `peak_safe` uses it.
     chance = random.Random(SEED + extra_percent)

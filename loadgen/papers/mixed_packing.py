@@ -13,7 +13,7 @@ from statistics import fmean
 
 import msgspec
 
-from sluice.loadgen.papers.engines.packing_replay import PackingJob, PackingResult, SchedulerTiming, replay
+from sluice.loadgen.papers.engines.packing_replay import PackingJob, ReplayResult, SchedulerTiming, replay
 from sluice.loadgen.papers.experiment import PaperExperiment
 from sluice.loadgen.papers.memory_packing import (
     DEVICE_MIB,
@@ -62,7 +62,7 @@ _POLICIES: dict[str, tuple[PackingPolicy, SchedulerTiming]] = {
 }
 
 
-def cases() -> dict[str, list[PackingResult]]:
+def cases() -> dict[str, list[ReplayResult]]:
     """By policy, the result for each of `EXTRA_PERCENT`."""
     return {
         name: [
@@ -86,13 +86,13 @@ def jobs(policy: PackingPolicy, extra_percent: int) -> list[PackingJob]:
     return found
 
 
-def ratios(replayed: Sequence[PackingResult], others: Sequence[PackingResult]) -> tuple[float, float]:
+def ratios(replayed: Sequence[ReplayResult], others: Sequence[ReplayResult]) -> tuple[float, float]:
     """Mean wait and mean 99th percentile of completion times, each as a multiple of the others'."""
     pending = fmean(run.pending_s for run in replayed) / fmean(run.pending_s for run in others)
     return pending, fmean(run.p99_s for run in replayed) / fmean(run.p99_s for run in others)
 
 
-def table(runs: Mapping[str, Sequence[PackingResult]]) -> str:
+def table(runs: Mapping[str, Sequence[ReplayResult]]) -> str:
     """A Markdown table with a line for each policy; cells are mean wait / 99th percentile in seconds."""
     lines = [
         "| policy | "

@@ -51,7 +51,7 @@ class FinishedJob(msgspec.Struct, frozen=True):
     end_ns: int
 
 
-class PackingResult(msgspec.Struct, frozen=True):
+class ReplayResult(msgspec.Struct, frozen=True):
     """All jobs in the order of their ends, and the peak memory in use on a device."""
 
     jobs: tuple[FinishedJob, ...]
@@ -81,12 +81,12 @@ class PackingResult(msgspec.Struct, frozen=True):
 
 def replay(
     policy: PackingPolicy, jobs: Sequence[PackingJob], devices: dict[str, int], timing: SchedulerTiming
-) -> PackingResult:
+) -> ReplayResult:
     """Run jobs on devices, given with their memory in MiB; raises ValueError for jobs that can never end there."""
     replay = _Replay(policy, jobs, devices, timing)
     while replay.step():
         pass
-    return PackingResult(tuple(replay.finished), max(replay.peaks.values()))
+    return ReplayResult(tuple(replay.finished), max(replay.peaks.values()))
 
 
 class _Running:
