@@ -11,7 +11,7 @@ from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.residency.reconciler import ResidencyReconciler
 from sluice.batcher.state import ModelState, PartitionState
-from sluice.models.profiles.model_memory import ModelMemory
+from sluice.models.profiles.measurement import ModelMemory
 from sluice.models.units import INFINITE_NS
 
 LOAD_WEIGHT = 0.3

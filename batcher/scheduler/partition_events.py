@@ -19,7 +19,7 @@ from sluice.batcher.residency.on_demand import NoOnDemandLoading, OnDemandLoader
 from sluice.batcher.residency.partition_memory import record_measured_memory
 from sluice.batcher.residency.reconciler import ResidencyReconciler
 from sluice.batcher.scheduler.replanner import NoReplanner, Replanner
-from sluice.models.profiles.model_memory import ModelMemory
+from sluice.models.profiles.measurement import ModelMemory
 
 
 class PartitionEvents:
