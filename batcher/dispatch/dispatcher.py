@@ -101,12 +101,16 @@ class Dispatcher:
         rows, row_index = request.rows, None
         if run is not None:
             rows, row_index = run.rows, run.row_index
-        flow, sequence = request.pipeline.number, self._next_sequence
-        entry = Entry(request, stage.index, rows, row_index, queue.key, stage_deadline_ns, now_ns, sequence, flow)
+        pipeline, sequence = request.pipeline, self._next_sequence
+        entry = Entry(
+            request, stage.index, rows, row_index, queue.key, stage_deadline_ns, now_ns, sequence, pipeline.number
+        )
         if slot is None:
             self._push(entry, queue, model, now_ns)
         else:
             self.reserved.park(entry, now_ns)
+        if pipeline.evicts:
+            self.timeouts.plan(entry, now_ns)
         return entry
 
     def _push(self, entry: Entry, queue: Queue, model: ModelState, now_ns: int) -> None:

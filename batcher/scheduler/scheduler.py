@@ -197,7 +197,7 @@ class Scheduler:
         promise(work.total, rows)
         try:
             if pipeline.single:
-                self._queue(request, pipeline.stages[0], None, now_ns)
+                request.entries.append(self.dispatcher.enqueue(request, pipeline.stages[0], None, now_ns))
             else:
                 request.missing = list(pipeline.missing)
                 request.runs = [None if stage.waits_for else StageRun(None, rows) for stage in pipeline.stages]
@@ -319,13 +319,7 @@ class Scheduler:
             self._combining[request.identity, stage.index] = request
             decisions.append(LookUpCache(Member(request.identity, stage.index, run.rows, run.row_index)))
             return
-        self._queue(request, stage, run, now_ns)
-
-    def _queue(self, request: Request, stage: StageState, run: StageRun | None, now_ns: int) -> None:
-        entry = self.dispatcher.enqueue(request, stage, run, now_ns)
-        request.entries.append(entry)
-        if request.pipeline.evicts:
-            self._timeouts.plan(entry, now_ns)
+        request.entries.append(self.dispatcher.enqueue(request, stage, run, now_ns))
 
     def _combined(
         self, event: OutputsCombined | CacheHit | CacheMiss, now_ns: int, decisions: list[AnyDecision]
