@@ -49,7 +49,7 @@ class Finding(msgspec.Struct, frozen=True):
     text: str
 
 
-def examine(config: ServerConfig, *, with_layout: bool = True) -> Iterator[Finding]:
+def run_checks(config: ServerConfig, *, with_layout: bool = True) -> Iterator[Finding]:
     """All findings about this machine for a server with that configuration; `with_layout`, its partitions are tried."""
     try:
         partitions = configured_partitions(config)

@@ -18,15 +18,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from sluice.gateway.cli.checks import Severity, examine
-    from sluice.gateway.cli.running_server import served
+    from sluice.gateway.cli.checks import Severity, run_checks
+    from sluice.gateway.cli.running_server import partition_findings
     from sluice.gateway.cli.text.text_table import aligned
     from sluice.gateway.config.server_config import ServerConfig, read_config
 
     config = ServerConfig() if options.config is None else read_config(options.config)
-    findings = list(examine(config, with_layout=options.url is None))
+    findings = list(run_checks(config, with_layout=options.url is None))
     if options.url is not None:
-        findings += served(options.url)
+        findings += partition_findings(options.url)
     wrong = any(each.verdict is Severity.WRONG for each in findings)
     if options.json:
         print(msgspec.json.encode({"ok": not wrong, "findings": findings}).decode())

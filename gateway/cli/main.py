@@ -129,7 +129,7 @@ def _sizes(text: str) -> list[int]:
 
 def _serve(options: argparse.Namespace) -> int:
     from sluice.gateway.config.configured_partitions import configured_partitions
-    from sluice.gateway.config.server_config import Control
+    from sluice.gateway.config.server_config import ModelControlMode
     from sluice.gateway.executors.triton.process import launched
     from sluice.gateway.observability.logs import LogFormat, configure
     from sluice.gateway.partitions.mps_daemons import mps_daemons
@@ -138,7 +138,12 @@ def _serve(options: argparse.Namespace) -> int:
     config = _config(options)
     if config.repositories and options.files:
         raise ConfigError("expected either --repository DIR or model files")
-    if not config.repositories and not options.files and not config.triton and config.control is not Control.EXPLICIT:
+    if (
+        not config.repositories
+        and not options.files
+        and not config.triton
+        and config.control is not ModelControlMode.EXPLICIT
+    ):
         raise ConfigError(
             "expected --repository DIR, model files, a triton server in the configuration, or --control explicit, "
             "for models that clients register"
@@ -160,13 +165,13 @@ def _serve_with(
 
     import uvloop
 
-    from sluice.gateway.config.server_config import Control
+    from sluice.gateway.config.server_config import ModelControlMode
     from sluice.gateway.server.wiring import build_server, find_triton_models, read_models
     from sluice.models.errors import ConfigError
 
     triton = find_triton_models(config, processes)
     repository = read_models(config.repositories, options.files, config, triton)
-    if not repository.models and config.control is Control.NONE:
+    if not repository.models and config.control is ModelControlMode.NONE:
         reasons = "".join(f"\n  {each.reason}" for each in repository.broken)
         raise ConfigError(f"there is no model that can be served{reasons}")
 

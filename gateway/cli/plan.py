@@ -16,7 +16,7 @@ from sluice.gateway.deployment.stored_profiles import look_up, model_memory
 from sluice.gateway.server.wiring import read_models
 from sluice.gateway.what_if.latency_tables import latency_tables, planned_partitions
 from sluice.gateway.what_if.planning import PLANNERS, WhatIf
-from sluice.gateway.what_if.question import Question, answer
+from sluice.gateway.what_if.question import PlanQuestion, answer_question
 from sluice.models.errors import ConfigError, ModelNotFound
 from sluice.models.pipelines.check import single_model
 from sluice.models.pipelines.pipeline import Pipeline
@@ -85,8 +85,10 @@ def _plan(options: argparse.Namespace) -> int:
     tables, used = latency_tables(models, partitions, options.repository, _tell)
     spec = _spec(config, models, pipeline, partitions, assumptions)
     what_if = WhatIf(spec, tables, {pipeline_key(pipeline): probabilities}, options.percentile / 100)
-    question = Question(ms_to_ns(slo_ms), options.rate, options.planner, options.seed, tuple(assumptions), tuple(used))
-    found = answer(what_if, question)
+    question = PlanQuestion(
+        ms_to_ns(slo_ms), options.rate, options.planner, options.seed, tuple(assumptions), tuple(used)
+    )
+    found = answer_question(what_if, question)
     print(msgspec.json.encode(found).decode() if options.json else report(found, explain=options.explain))
     return 0 if found.feasible else INFEASIBLE
 

@@ -24,7 +24,7 @@ class _Partitions(msgspec.Struct):
     partitions: tuple[PartitionStatus, ...]
 
 
-def served(url: str) -> Iterator[Finding]:
+def partition_findings(url: str) -> Iterator[Finding]:
     """How the partitions of the server at `url` are; raises ServingError when it cannot be asked."""
     check_url(url)
     try:

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from sluice.gateway.protocol.json_data import decode_data, encode_data
-from sluice.gateway.protocol.request import InferRequest, InferResponse, Placed, WireTensor
+from sluice.gateway.protocol.request import InferRequest, InferResponse, SharedMemoryOutput, WireTensor
 from sluice.gateway.protocol.shared_memory import SharedMemoryRef
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.errors import BadTensor, RequestError
@@ -137,7 +137,7 @@ def decode_request(
     binary = bool(parameters) and parameters.pop("binary_data_output", False)
     if not isinstance(binary, bool):
         raise RequestError(f"parameter 'binary_data_output' must be true or false, got {binary!r:.80}")
-    flags, deliveries = _wishes(message.outputs, binary, signature)
+    flags, deliveries = _output_options(message.outputs, binary, signature)
     names = [output.name for output in message.outputs] if message.outputs else ()
     return InferRequest(inputs, names, message.id, parameters, shared, deliveries), flags
 
@@ -150,7 +150,7 @@ def encode_response(response: InferResponse, flags: tuple[bool, ...], signature:
     for (name, values), binary in zip(response.outputs, flags, strict=True):
         datatype = signature.datatypes[name]
         if not isinstance(values, np.ndarray):
-            if isinstance(values, Placed):
+            if isinstance(values, SharedMemoryOutput):
                 # Without parameters: Triton's client in C++ takes any for those of binary data.
                 tensors.append(_Tensor(name, datatype, values.shape))
                 continue
@@ -195,15 +195,15 @@ def _blob_size(tensor: _Input) -> int | SharedMemoryRef | None:
     It must have exactly one of them.
     """
     given = not isinstance(tensor.data, msgspec.Raw) or len(tensor.data) > 0
-    size = place = None
+    size = ref = None
     parameters = tensor.parameters
     if parameters is not None:
         size = parameters.binary_data_size
         if parameters.shared_memory_region is not None or parameters.shared_memory_byte_size is not None:
-            place = _place(f"input '{tensor.name}'", parameters)
+            ref = _shared_memory_ref(f"input '{tensor.name}'", parameters)
             if size is None and not given:
-                return place
-    if given == (size is not None) or place is not None:
+                return ref
+    if given == (size is not None) or ref is not None:
         raise BadTensor(
             f"input '{tensor.name}' must have exactly one of 'data' and the parameters 'binary_data_size' and "
             "'shared_memory_region'"
@@ -211,7 +211,7 @@ def _blob_size(tensor: _Input) -> int | SharedMemoryRef | None:
     return size
 
 
-def _place(tensor: str, parameters: _InputParameters | _OutputParameters) -> SharedMemoryRef | None:
+def _shared_memory_ref(tensor: str, parameters: _InputParameters | _OutputParameters) -> SharedMemoryRef | None:
     region, byte_size = parameters.shared_memory_region, parameters.shared_memory_byte_size
     if region is None and byte_size is None:
         return None
@@ -220,7 +220,7 @@ def _place(tensor: str, parameters: _InputParameters | _OutputParameters) -> Sha
     return SharedMemoryRef(region, byte_size, parameters.shared_memory_offset)
 
 
-def _wishes(
+def _output_options(
     outputs: list[_Output], binary: bool, signature: Signature
 ) -> tuple[tuple[bool, ...], dict[str, SharedMemoryRef | int]]:
     """Whether each output is wanted in wire form, and what is wanted of those that are not to be given as they are."""
@@ -242,11 +242,11 @@ def _flag(output: _Output, binary: bool, deliveries: dict[str, SharedMemoryRef |
     parameters = output.parameters
     if parameters is None:
         return binary
-    place = _place(f"output '{output.name}'", parameters)
+    ref = _shared_memory_ref(f"output '{output.name}'", parameters)
     if parameters.classification:
-        if place is not None:
+        if ref is not None:
             raise RequestError(f"output '{output.name}': classification is not possible for an output in shared memory")
         deliveries[output.name] = parameters.classification
-    elif place is not None:
-        deliveries[output.name] = place
+    elif ref is not None:
+        deliveries[output.name] = ref
     return binary if parameters.binary_data is None else parameters.binary_data

@@ -19,7 +19,13 @@ from sluice.gateway.http.compression import (
     decompress,
     is_encoded,
 )
-from sluice.gateway.inference.dataplane import EXPLAIN_HEADER, REQUEST_HEADER, DataPlane, asks_for_explanation, respond
+from sluice.gateway.inference.dataplane import (
+    EXPLAIN_HEADER,
+    REQUEST_HEADER,
+    DataPlane,
+    asks_for_explanation,
+    build_response,
+)
 from sluice.gateway.inference.request_template import JsonTemplate, RequestTemplate
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request import MAX_VERSION_DIGITS
@@ -50,7 +56,7 @@ class ClientConnection(Protocol):
     """What an exchange needs of its client's connection."""
 
     transport: asyncio.Transport
-    form: RequestTemplate | JsonTemplate | None
+    template: RequestTemplate | JsonTemplate | None
     """That of the request before, if the next one may have it again."""
 
     def common_headers(self) -> bytes:
@@ -98,11 +104,11 @@ class Exchange:
         "_encoded",
         "_error",
         "_explain",
-        "_form",
         "_json_length",
         "_name",
         "_route",
         "_submission",
+        "_template",
         "_version",
         "disconnected",
         "expects_continue",
@@ -184,13 +190,13 @@ class Exchange:
             if self._error is not None:
                 raise self._error
             signature = dataplane.signature(self._name, self._version)
-            form, inputs = self._client.form, None
-            if form is not None and form.fits(body, self._json_length, signature):
-                inputs = form.tensors(body)
-            if form is None or inputs is None:
-                form, inputs = self._read(body, signature)
-            self._form = form
-            self._submission = dataplane.submit(signature, inputs, form.terms)
+            template, inputs = self._client.template, None
+            if template is not None and template.matches(body, self._json_length, signature):
+                inputs = template.tensors(body)
+            if template is None or inputs is None:
+                template, inputs = self._read(body, signature)
+            self._template = template
+            self._submission = dataplane.submit(signature, inputs, template.options)
         except Exception as error:
             self._error = None
             self._send(self._error_response(error))
@@ -201,14 +207,14 @@ class Exchange:
         self, body: bytes | bytearray, signature: Signature
     ) -> tuple[RequestTemplate | JsonTemplate, dict[str, Tensor]]:
         request, flags = decode_request(body, self._json_length, signature)
-        inputs, terms = self._route.dataplane.check(signature, request)
-        form: RequestTemplate | JsonTemplate
+        inputs, options = self._route.dataplane.check(signature, request)
+        template: RequestTemplate | JsonTemplate
         if self._json_length is None and not request.shared:
-            form = JsonTemplate(body, signature, inputs, terms, flags)
+            template = JsonTemplate(body, signature, inputs, options, flags)
         else:
-            form = RequestTemplate(body, self._json_length, signature, inputs, terms, flags)
-        self._client.form = form if form.repeatable else None
-        return form, inputs
+            template = RequestTemplate(body, self._json_length, signature, inputs, options, flags)
+        self._client.template = template if template.repeatable else None
+        return template, inputs
 
     def disconnect(self) -> None:
         """Take note that the client has gone."""
@@ -230,9 +236,11 @@ class Exchange:
         try:
             if self.disconnected:
                 return
-            form = self._form
+            template = self._template
             encoded = encode_response(
-                respond(answer, form.terms, self._route.dataplane.statuses), form.flags, form.signature
+                build_response(answer, template.options, self._route.dataplane.statuses),
+                template.flags,
+                template.signature,
             )
             if self._accepted and encoded.length >= MIN_BYTES:
                 self._compress(encoded)
@@ -274,18 +282,18 @@ class Exchange:
 
     def _last_headers(self) -> bytes:
         end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
-        return self._client.common_headers() + self._told() + end
+        return self._client.common_headers() + self._request_headers() + end
 
-    def _told(self) -> bytes:
+    def _request_headers(self) -> bytes:
         """The header lines that belong to this request; none when the runtime never had it."""
         submission = self._submission
         if submission is None:
             return b""
-        if self._explain or self._form.terms.explain:
-            headers = self._route.dataplane.told(submission, explain=True)
+        if self._explain or self._template.options.explain:
+            headers = self._route.dataplane.response_headers(submission, explain=True)
             return b"".join([f"{name}: {value}\r\n".encode() for name, value in headers])
         trace = submission.trace
-        return b"" if trace.given_id else _REQUEST_LINE % trace.id.encode()
+        return b"" if trace.client_id else _REQUEST_LINE % trace.id.encode()
 
     def _send(self, response: bytes) -> None:
         client, self._submission = self._client, None

@@ -6,7 +6,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
-from sluice.gateway.http.routes import documented, json_body, router
+from sluice.gateway.http.routes import body_schema, json_body, router
 from sluice.gateway.partitions.states import PartitionStates
 from sluice.gateway.resizing.resizing import Resizing
 from sluice.models.errors import RequestError
@@ -33,7 +33,7 @@ def resize_router(resizing: Resizing, restrictions: Restrictions) -> APIRouter:
     """The route that gives a partition another share of the machine; it is answered when it serves there."""
     routes = router(ApiGroup.PARTITIONS, restrictions)
 
-    @routes.post("/v2/sluice/partitions/{name}/resize", openapi_extra=documented(_SHARE))
+    @routes.post("/v2/sluice/partitions/{name}/resize", openapi_extra=body_schema(_SHARE))
     async def resize(name: str, request: Request) -> Response:
         partition = await resizing.resize(name, *_share(await json_body(request)))
         return Response(msgspec.json.encode(partition), media_type="application/json")

@@ -47,7 +47,7 @@ async def json_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> dict[s
     return document
 
 
-def documented(properties: dict[str, Any], required: tuple[str, ...] = ()) -> dict[str, Any]:
+def body_schema(properties: dict[str, Any], required: tuple[str, ...] = ()) -> dict[str, Any]:
     """What the OpenAPI document says of the body of a route that reads it itself."""
     schema = {"type": "object", "properties": properties, "required": list(required)}
     return {"requestBody": {"required": bool(required), "content": {"application/json": {"schema": schema}}}}

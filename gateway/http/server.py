@@ -35,7 +35,7 @@ class Connection(HttpToolsProtocol):
         self._restrictions = restrictions
         self._turn: Exchange | None = None
         self._last_path: tuple[bytes, tuple[str, str] | None] = b"", None
-        self.form: RequestTemplate | JsonTemplate | None = None
+        self.template: RequestTemplate | JsonTemplate | None = None
         self._default_headers: list[tuple[bytes, bytes]] = []
         self._common_headers = b""
 

@@ -39,7 +39,7 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.executors.base import Executor
 from sluice.gateway.observability.metrics import ServerMetrics
-from sluice.gateway.observability.trace import TRACE_REQUESTS, Trace, Traces
+from sluice.gateway.observability.trace import TRACE_REQUESTS, RecentTraces, Trace
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.runtime import turn_budget as intake
 from sluice.gateway.runtime.batch_log import BatchRuns
@@ -101,7 +101,7 @@ class Runtime:
         self._runs = BatchRuns(metrics, lambda name: scheduler.dispatcher.fleet.partitions[name].price / NS_PER_S)
         self._stages = {pipeline.name: pipeline.stages for pipeline in scheduler.spec.pipelines}
         self._hard = {pipeline.name for pipeline in scheduler.spec.pipelines if pipeline.late is Late.EVICT}
-        self.traces = Traces(trace_requests)
+        self.traces = RecentTraces(trace_requests)
         self._plans = PlanBuilding(build_plan, planning, self.post)
         self._memory_limit = scheduler.spec.limits.memory_bytes
         self._next_request = 0
@@ -166,7 +166,7 @@ class Runtime:
         request = self._next_request = self._next_request + 1
         memory_bytes += self._executor.admit(request, pipeline, inputs, rows, memory_bytes)
         if memory_bytes > self._memory_limit:
-            self._executor.forget(request)
+            self._executor.discard(request)
             raise RequestError(
                 f"the tensors of the request need {memory_bytes} bytes, but the limit for all requests together is "
                 f"{self._memory_limit} bytes"
@@ -247,7 +247,7 @@ class Runtime:
         given_up = list(self._open)
         for request in given_up:
             self._settle(request, Answer(Outcome.FAILED_UNAVAILABLE, "the server stopped before the request was done"))
-            self._executor.forget(request)
+            self._executor.discard(request)
         return len(given_up)
 
     def _alarm(self) -> None:
@@ -350,10 +350,10 @@ class Runtime:
 
     def _complete(self, decision: CompleteRequest) -> None:
         try:
-            tensors, release = self._executor.take(decision.request)
+            tensors, release = self._executor.take_outputs(decision.request)
         except Exception as error:  # the request is settled all the same
             logger.exception("the outputs of request %d could not be put together", decision.request)
-            self._executor.forget(decision.request)
+            self._executor.discard(decision.request)
             self._settle(decision.request, Answer(Outcome.FAILED_BACKEND, f"the answer could not be built: {error}"))
         else:
             # Each stage may have been known.
@@ -361,17 +361,17 @@ class Runtime:
             self._settle(decision.request, Answer(decision.outcome, reason, outputs=tensors, release=release))
 
     def _refuse(self, decision: RejectRequest | EvictRequest) -> None:
-        self._executor.forget(decision.request)
+        self._executor.discard(decision.request)
         wait_ns = decision.retry_after_ns
         retry_after_s = None if wait_ns is None else max(1, -(-wait_ns // NS_PER_S))
         self._settle(decision.request, Answer(decision.outcome, decision.reason, retry_after_s))
 
     def _fail(self, decision: FailRequest) -> None:
-        self._executor.forget(decision.request)
+        self._executor.discard(decision.request)
         self._settle(decision.request, Answer(decision.outcome, decision.reason))
 
     def _cancelled(self, decision: CancelRequest) -> None:
-        self._executor.forget(decision.request)
+        self._executor.discard(decision.request)
         self._settle(decision.request, Answer(decision.outcome, "the client cancelled the request"))
 
     def _settle(self, request: int, answer: Answer, *, counted: bool = False) -> None:
@@ -381,7 +381,7 @@ class Runtime:
         if answer.outcome is not Outcome.COMPLETED:
             self.traces.add_missed(trace)
         opened.meter.request_ended(answer.outcome, self._now_ns - trace.arrived_ns)
-        if answer.outcome is not Outcome.COMPLETED or (trace.composed and not counted):
+        if answer.outcome is not Outcome.COMPLETED or (trace.is_pipeline and not counted):
             self._metrics.statistics.request_ended(trace)
         if self._on_ended is not None:
             self._on_ended(trace)

@@ -15,7 +15,7 @@ from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.spec_builder import build_spec
 from sluice.gateway.config.arenas import check_arenas
 from sluice.gateway.config.configured_partitions import configured_partitions, partition_config, triton_config
-from sluice.gateway.config.server_config import Control, ServerConfig
+from sluice.gateway.config.server_config import ModelControlMode, ServerConfig
 from sluice.gateway.deployment.dependencies import DependencyGraph
 from sluice.gateway.deployment.deployer import Deployer
 from sluice.gateway.deployment.held_memory import held_memory
@@ -46,7 +46,7 @@ from sluice.gateway.resizing.resizing import Resizing
 from sluice.gateway.runtime.driver import Runtime
 from sluice.gateway.server.front_ends import front_ends, response_cache
 from sluice.gateway.server.server import PartitionWatch, Server
-from sluice.gateway.tensors.pipeline_wiring import PipelineWiring, plan_pipeline
+from sluice.gateway.tensors.pipeline_wiring import PipelineWiring, wire_pipeline
 from sluice.gateway.tensors.stage_cache import StageCache
 from sluice.gateway.version import server_version
 from sluice.models.errors import ConfigError
@@ -131,7 +131,7 @@ def model_source(directories: Sequence[Path], config: ServerConfig, triton: Disc
 
 def _selection(source: RevisionSource, config: ServerConfig) -> tuple[Selection, list[Broken]]:
     """What a server begins with, and what of that is not there."""
-    if config.control is not Control.EXPLICIT or "*" in config.load_models:
+    if config.control is not ModelControlMode.EXPLICIT or "*" in config.load_models:
         return ALL, []
     names = source.needed(config.load_models, {}, {})
     missing = [name for name in config.load_models if name not in names]
@@ -264,7 +264,7 @@ def build_server(
         address=(config.host, http.port, grpc_port),
         drain_timeout_s=config.drain_timeout_s,
         lifecycle=lifecycle,
-        poll=Poll(lifecycle, config.poll_s) if config.control is Control.POLL else None,
+        poll=Poll(lifecycle, config.poll_s) if config.control is ModelControlMode.POLL else None,
         auto_resize=auto_resize,
         metrics=None if config.metrics_port is None else MetricsServer(metrics, config.host, config.metrics_port),
     )
@@ -281,7 +281,7 @@ def _corrections(scheduler: Scheduler) -> dict[tuple[str, str], float]:
 
 def _check_names(config: ServerConfig, repository: Repository) -> None:
     """Raise ConfigError for settings of a model that is not there, not even as a broken one, nor may come."""
-    if config.control is not Control.NONE:
+    if config.control is not ModelControlMode.NONE:
         return
     served = sorted({entry.spec.name for entry in repository.models.values()})
     broken = {each.name for each in repository.broken}
@@ -320,7 +320,7 @@ def _pipeline_plans(
 ) -> dict[str, PipelineWiring]:
     """What executors need to know of each pipeline."""
     return {
-        scheduled.name: plan_pipeline(pipeline, specs, [stage.verdicts for stage in scheduled.stages])
+        scheduled.name: wire_pipeline(pipeline, specs, [stage.verdicts for stage in scheduled.stages])
         for pipeline, scheduled in zip(pipelines, spec.pipelines, strict=True)
     }
 

@@ -81,10 +81,10 @@ class Refusing(TimedExecutor):
             raise ValueError("answers of the shapes [1, 2], [1, 3] cannot be joined")
         return super().combine(member)
 
-    def take(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
+    def take_outputs(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
         if self.torn:
             raise KeyError("probs")
-        return super().take(request)
+        return super().take_outputs(request)
 
 
 class Steps:

@@ -8,7 +8,7 @@ UNWATCHED_S = 0.05
 """How long a call is not watched: that takes about a tenth of its processor time, and most are over by then."""
 
 
-class LateWatch:
+class CancellationWatch:
     """Watches each call that is still open when it has been for `UNWATCHED_S`, or for up to twice as long.
 
     There is one timer, which runs while there are calls.

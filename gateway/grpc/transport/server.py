@@ -12,14 +12,14 @@ from typing import Any
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-from sluice.gateway.grpc.errors import status_of
+from sluice.gateway.grpc.errors import call_status
 from sluice.gateway.grpc.transport.call import Aborted, Metadata, ServerCall, message_of
-from sluice.gateway.grpc.transport.cancellation import LateWatch
+from sluice.gateway.grpc.transport.cancellation import CancellationWatch
 from sluice.models.errors import RejectedError
 
 logger = logging.getLogger(__name__)
 
-ACCEPTING = 64
+PENDING_ACCEPTS = 64
 """Calls that are taken at once, at most."""
 MAX_EVENTS = 256
 """Events taken in one turn before other callbacks of the loop get theirs."""
@@ -55,7 +55,7 @@ class GrpcServer:
         self._taken = threading.Lock()
         self._serving = False
         self._loop: asyncio.AbstractEventLoop
-        self._watch: LateWatch
+        self._watch: CancellationWatch
         self._ended: asyncio.Event
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Any]) -> None:
@@ -80,11 +80,11 @@ class GrpcServer:
     async def start(self) -> None:
         """Take calls from now on."""
         self._loop = asyncio.get_running_loop()
-        self._watch = LateWatch(self._loop)
+        self._watch = CancellationWatch(self._loop)
         self._ended = asyncio.Event()
         self._server.start()
         self._serving = True
-        for _ in range(ACCEPTING):
+        for _ in range(PENDING_ACCEPTS):
             self._accept()
         self._taken.acquire()
         threading.Thread(target=self._wait, name="grpc", daemon=True).start()
@@ -232,4 +232,4 @@ class GrpcServer:
 
 
 def _refuse(call: ServerCall) -> None:
-    call.end(*status_of(RejectedError("the server is stopping")))
+    call.end(*call_status(RejectedError("the server is stopping")))

@@ -25,7 +25,7 @@ from sluice.gateway.management.repository_api import RepositoryApi
 from sluice.gateway.observability.log_settings import LogSettings
 from sluice.gateway.observability.metrics import PipelineMeter, ServerMetrics
 from sluice.gateway.observability.statistics import Statistics
-from sluice.gateway.observability.trace import Trace, Traces
+from sluice.gateway.observability.trace import RecentTraces, Trace
 from sluice.gateway.observability.trace_settings import TraceFileSettings, TraceSettings
 from sluice.gateway.partitions.states import PartitionStates
 from sluice.gateway.protocol.answer import Answer, Tensor
@@ -50,7 +50,7 @@ class InstantRuntime:
     def __init__(self) -> None:
         self.submitted: list[dict[str, Any]] = []
         self.cancelled: list[int] = []
-        self.traces = Traces(8)
+        self.traces = RecentTraces(8)
         self.arrived = asyncio.Event()
         self.gone = asyncio.Event()
         self.released = 0

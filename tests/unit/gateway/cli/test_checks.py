@@ -125,7 +125,7 @@ def test_a_server_tells_of_its_partitions_and_why_one_has_no_worker(monkeypatch:
     ]
     body = msgspec.json.encode({"partitions": states})
     monkeypatch.setattr(doctor_server, "open_url", lambda url, timeout: io.BytesIO(body))
-    assert [(each.verdict, each.text) for each in doctor_server.served("http://127.0.0.1:8000")] == [
+    assert [(each.verdict, each.text) for each in doctor_server.partition_findings("http://127.0.0.1:8000")] == [
         (Severity.OK, "a: enforced (worker 4242)"),
         (Severity.WRONG, "b: unenforced; it may run anywhere (worker 4243)"),
         (Severity.NOTE, "c: unknown (no worker is up)"),

@@ -113,13 +113,13 @@ class InstantExecutor:
     def combine(self, member: Member) -> Combined:
         raise NotImplementedError
 
-    def recall(self, member: Member) -> str | None:
+    def look_up_cache(self, member: Member) -> str | None:
         raise NotImplementedError
 
-    def take(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
+    def take_outputs(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
         return {}, lambda: None
 
-    def forget(self, request: int) -> None: ...
+    def discard(self, request: int) -> None: ...
 
 
 class NoTimer:

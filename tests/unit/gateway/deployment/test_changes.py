@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.gateway.config.server_config import Control
+from sluice.gateway.config.server_config import ModelControlMode
 from sluice.gateway.deployment.override import read_override
 from sluice.gateway.management.repository_api import RepositoryApi
 from sluice.gateway.runtime.submission import Submission
@@ -321,7 +321,7 @@ def test_files_that_cannot_be_kept_are_refused(files: list[str], reason: str) ->
 def refused(name: str, parameters: dict[str, object], reason: str) -> None:
     async def main() -> None:
         gateway = Served()
-        api = RepositoryApi(gateway.catalogue, gateway.lifecycle, Control.EXPLICIT)
+        api = RepositoryApi(gateway.catalogue, gateway.lifecycle, ModelControlMode.EXPLICIT)
         with pytest.raises(RequestError, match=reason):
             await api.load("", name, parameters)
         gateway.lifecycle.close()

@@ -10,7 +10,7 @@ from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.cli.why import table
 from sluice.gateway.observability.explanation import Explanation, StageTrace, explain
-from sluice.gateway.observability.trace import BatchTrace, Trace, Traces
+from sluice.gateway.observability.trace import BatchTrace, RecentTraces, Trace
 from sluice.models.errors import NotFoundError
 
 MS = 1_000_000
@@ -49,7 +49,7 @@ def ran(
         expected_ns=ns(max(expected, dispatched)),
         started_ns=ns(started),
         ended_ns=ns(ended),
-        told_ns=ns(told),
+        reported_ns=ns(told),
         cost=cost,
     )
 
@@ -156,7 +156,7 @@ ME = Member(7, 0, 1)
         ),
         (
             [
-                BatchTrace(batch(1, ME), 1 * MS, told_ns=9 * MS, failed="worker_lost"),
+                BatchTrace(batch(1, ME), 1 * MS, reported_ns=9 * MS, failed="worker_lost"),
                 ran(batch(2, ME), 10, 10, 12, 12),
             ],
             12,
@@ -251,7 +251,7 @@ def test_headers_are_short_and_ascii() -> None:
 
 def test_the_table_has_a_line_a_stage_and_the_sentence() -> None:
     runs = [
-        BatchTrace(batch(1, ME), 1 * MS, told_ns=2 * MS, failed="backend"),
+        BatchTrace(batch(1, ME), 1 * MS, reported_ns=2 * MS, failed="backend"),
         ran(batch(2, Member(6, 0, 2), ME, predicted_ms=4.5), 2, 2.25, 4, 4.5, cost=0.75),
     ]
     assert table(explain(trace(runs, Outcome.COMPLETED, 4.5), 0)).splitlines() == [
@@ -266,7 +266,7 @@ def test_the_table_has_a_line_a_stage_and_the_sentence() -> None:
 
 
 def test_only_the_last_requests_are_remembered_and_of_equal_ids_the_latest() -> None:
-    traces = Traces(2)
+    traces = RecentTraces(2)
     for number, id in enumerate(("first", "same", "same"), start=1):
         traces.add(Trace(id, RequestArrived(number, "mlp:1", 1, 0), 0, ONE))
     assert traces.find("same").arrival.request == 3

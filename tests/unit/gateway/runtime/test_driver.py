@@ -234,7 +234,7 @@ def test_what_a_request_went_through_is_remembered_and_its_cost_shared_by_rows()
         trace = bench.runtime.traces.find("sluice-2")
         (run,) = trace.runs
         assert (trace.outcome, trace.arrived_ns, trace.ended_ns) == (Outcome.COMPLETED, 1 * NS_PER_MS, 5 * NS_PER_MS)
-        assert (run.dispatched_ns, run.started_ns, run.ended_ns, run.told_ns) == tuple(
+        assert (run.dispatched_ns, run.started_ns, run.ended_ns, run.reported_ns) == tuple(
             time * NS_PER_MS for time in (1, 1, 5, 5)
         )
         assert run.batch is bench.steps.batches()[0]

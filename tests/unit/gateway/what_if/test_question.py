@@ -9,7 +9,7 @@ from sluice.batcher.interface.config import Limits, PartitionConfig, PipelineCon
 from sluice.gateway.cli.text.plan_report import report
 from sluice.gateway.what_if.answer import Limit, PlanAnswer, TableSource, TableUsed
 from sluice.gateway.what_if.planning import PLANNERS, WhatIf, planner_named
-from sluice.gateway.what_if.question import Question, answer
+from sluice.gateway.what_if.question import PlanQuestion, answer_question
 from sluice.models.errors import ConfigError
 from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import MS, cascade, chain, ensemble, model, single, spec_of
@@ -36,7 +36,7 @@ def what_if(
 
 
 def asked(case: WhatIf, slo_ms: float, rate: float = 0.0, planner: str = "exact") -> PlanAnswer:
-    return answer(case, Question(round(slo_ms * MS), rate, planner))
+    return answer_question(case, PlanQuestion(round(slo_ms * MS), rate, planner))
 
 
 def test_the_plan_and_its_figures() -> None:
@@ -222,7 +222,7 @@ def test_an_unknown_planner() -> None:
 
 def test_aquatope_with_one_seed_gives_one_answer() -> None:
     case = what_if(chain("a", "b"), {"a": BOTH, "b": BOTH}, partitions=(QUICK, CHEAP))
-    first, second = (answer(case, Question(70 * MS, 10, "aquatope", 7)) for _ in range(2))
+    first, second = (answer_question(case, PlanQuestion(70 * MS, 10, "aquatope", 7)) for _ in range(2))
     assert first == second
 
 
@@ -235,7 +235,7 @@ def test_variants_of_a_stage_compete() -> None:
 def test_simulated_figures_are_labelled_on_every_line_of_figures() -> None:
     case = what_if(chain("a", "b"), {"a": BOTH, "b": BOTH}, partitions=(QUICK, CHEAP))
     tables = tuple(TableUsed(key, "cpu1", TableSource.SIMULATED) for key in "ab")
-    found = answer(case, Question(45 * MS, 0, tables=tables))
+    found = answer_question(case, PlanQuestion(45 * MS, 0, tables=tables))
     assert found.simulated
     text = report(found, explain=True)
     for line in text.splitlines():
