@@ -12,10 +12,10 @@ from benchmarks.conftest import Report
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.grpc import codec as codec_grpc
 from sluice.gateway.http import codec as codec_http
-from sluice.gateway.inference.dataplane import RequestOptions
 from sluice.gateway.inference.request_template import JsonTemplate
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request import InferResponse
+from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.tensors.arrays import Array
 from sluice.models.tensors.spec import DataType

@@ -15,13 +15,13 @@ from sluice.gateway.grpc.transport.call import ServerCall
 from sluice.gateway.inference.dataplane import (
     EXPLAIN_HEADER,
     DataPlane,
-    RequestOptions,
     asks_for_explanation,
     build_response,
 )
 from sluice.gateway.inference.request_template import RequestTemplate
 from sluice.gateway.protocol.answer import Answer
 from sluice.gateway.protocol.request import InferResponse
+from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.runtime.submission import Submission
 from sluice.models.errors import RequestError

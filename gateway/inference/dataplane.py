@@ -2,9 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple, TypeAlias
 
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
 from sluice.gateway.deployment.registry import ModelRegistry
@@ -12,6 +11,7 @@ from sluice.gateway.observability.explanation import explain as explain_trace
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.classification import Classification
 from sluice.gateway.protocol.request import InferRequest, InferResponse, Parameters, SharedMemoryOutput
+from sluice.gateway.protocol.request_options import Deliveries, RequestOptions
 from sluice.gateway.protocol.shared_memory import SharedMemory, SharedMemoryRef, SharedMemoryWindow
 from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.protocol.status import outcome_error
@@ -30,9 +30,6 @@ REQUEST_HEADER = "x-sluice-request"
 EXPLAIN_HEADER = "x-sluice-explain"
 """Asks for an explanation, like the parameter `sluice_explain`."""
 
-Deliveries: TypeAlias = Mapping[str, SharedMemoryWindow | Classification]
-"""How those outputs are given that the response is not to have as they are."""
-
 _YES_OR_NO = {"1": True, "true": True, "0": False, "false": False}
 _SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 _RESERVED_PARAMETERS = frozenset({"headers", "binary_data_output", *_SEQUENCE_PARAMETERS})
@@ -40,27 +37,6 @@ _RESERVED_PREFIX = "triton_"
 _FOREVER_NS = 1 << 62
 _PRIORITIES = 1 << 64
 """A model cannot have as many levels of priority."""
-
-
-class RequestOptions(NamedTuple):
-    """What a request asks for, but for the contents of its tensors.
-
-    `budget_ns` is the time it gives for the answer, `max_cost` the most that it may cost. `explain` says that the
-    response is to tell what became of it. `priority` 1 is the most urgent; 0, or one that the model does not have, is
-    what is usual for the model. `timeout_ns` is how long it waits in queues at most, 0 without a bound.
-    """
-
-    names: Sequence[str]
-    rows: int
-    batch_key: str
-    memory_bytes: int
-    budget_ns: int
-    id: str = ""
-    max_cost: float | None = None
-    explain: bool = False
-    priority: int = 0
-    deliveries: Deliveries | None = None
-    timeout_ns: int = 0
 
 
 class DataPlane:
@@ -158,7 +134,7 @@ class DataPlane:
         now_ns = self._clock()
         if self._cache is not None and signature.pipeline.response_cache and not self._registry.draining:
             return self._cached(self._cache, signature, inputs, options, now_ns)
-        return self._hand_over(signature, inputs, options, now_ns)
+        return self._runtime.submit(signature.key, inputs, options, now_ns)
 
     def _cached(
         self,
@@ -171,30 +147,12 @@ class DataPlane:
         key = request_key(signature.key, inputs)
         outputs = cache.look_up(key, now_ns)
         if outputs is not None:
-            return self._runtime.recall(
-                signature.key, options.rows, now_ns + options.budget_ns, options.id, outputs, now_ns
-            )
+            return self._runtime.answer_from_cache(signature.key, options, outputs, now_ns)
         lookup_ns = self._clock() - now_ns
-        submission = self._hand_over(signature, inputs, options, now_ns)
+        submission = self._runtime.submit(signature.key, inputs, options, now_ns)
         # First of all that is called then: the outputs are still there.
         submission.future.add_done_callback(partial(cache.store_answer, key, lookup_ns))
         return submission
-
-    def _hand_over(
-        self, signature: Signature, inputs: Mapping[str, Tensor], options: RequestOptions, now_ns: int
-    ) -> Submission:
-        return self._runtime.submit(
-            signature.key,
-            inputs,
-            options.rows,
-            options.batch_key,
-            now_ns + options.budget_ns,
-            options.memory_bytes,
-            options.id,
-            options.max_cost,
-            options.priority,
-            now_ns + options.timeout_ns if options.timeout_ns else 0,
-        )
 
     def cancel(self, submission: Submission) -> None:
         """Tell that nobody waits for a request any more; its answer, if one comes, is still to be released."""

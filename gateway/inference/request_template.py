@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from sluice.gateway.inference.dataplane import RequestOptions
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.protocol.json_data import decode_data
+from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.errors import BadTensor
 

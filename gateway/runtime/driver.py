@@ -41,6 +41,7 @@ from sluice.gateway.executors.base import Executor
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.trace import TRACE_REQUESTS, RecentTraces, Trace
 from sluice.gateway.protocol.answer import Answer, Tensor
+from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.runtime import turn_budget as intake
 from sluice.gateway.runtime.batch_log import BatchRuns
 from sluice.gateway.runtime.local_stages import LocalStages
@@ -141,58 +142,56 @@ class Runtime:
         self._timer.start(self._alarm)
         self._executor.start(self.post)
 
-    def submit(
-        self,
-        pipeline: str,
-        inputs: Mapping[str, Tensor],
-        rows: int,
-        batch_key: str,
-        deadline_ns: int,
-        memory_bytes: int,
-        id: str = "",
-        max_cost: float | None = None,
-        priority: int = 0,
-        expires_ns: int = 0,
-    ) -> Submission:
-        """Hand over a valid request; its tensors belong to the runtime until the future is done.
+    def submit(self, pipeline: str, inputs: Mapping[str, Tensor], options: RequestOptions, now_ns: int) -> Submission:
+        """Start a checked request that arrived at `now_ns`; its tensors belong to the runtime until the future is done.
 
-        `pipeline` is `name:version`. `memory_bytes` is the size of the inputs, to which that of the stages' outputs
-        is added. The request is remembered by `id`. `priority` and `expires_ns` are for models that heed them (see
-        `RequestArrived`). Raises RejectedError once the runtime is closed, and RequestError when the tensors are over
-        the memory limit by themselves.
+        `pipeline` is `name:version`. The size of the stages' outputs is added to `options.memory_bytes`. Raises
+        RejectedError once the runtime is closed, and RequestError when the tensors alone exceed the memory limit.
         """
         if self._closed:
             raise RejectedError("the server is stopping")
         request = self._next_request = self._next_request + 1
-        memory_bytes += self._executor.admit(request, pipeline, inputs, rows, memory_bytes)
+        input_bytes = options.memory_bytes
+        memory_bytes = input_bytes + self._executor.admit(request, pipeline, inputs, options.rows, input_bytes)
         if memory_bytes > self._memory_limit:
             self._executor.discard(request)
             raise RequestError(
                 f"the tensors of the request need {memory_bytes} bytes, but the limit for all requests together is "
                 f"{self._memory_limit} bytes"
             )
-        future: asyncio.Future[Answer] = self._loop.create_future()
         arrival = RequestArrived(
-            request, pipeline, rows, deadline_ns, batch_key, memory_bytes, max_cost, priority, expires_ns
+            request,
+            pipeline,
+            options.rows,
+            now_ns + options.budget_ns,
+            options.batch_key,
+            memory_bytes,
+            options.max_cost,
+            options.priority,
+            now_ns + options.timeout_ns if options.timeout_ns else 0,
         )
-        trace = Trace(id, arrival, self._clock(), self._stages[pipeline])
-        submission = self._open[request] = Submission(request, future, trace, self._metrics.pipeline(pipeline))
-        self.traces.add(trace)
+        submission = self._opened(arrival, options.id, self._clock())
         self.post(arrival)
         return submission
 
-    def recall(
-        self, pipeline: str, rows: int, deadline_ns: int, id: str, outputs: Mapping[str, Tensor], since_ns: int
+    def answer_from_cache(
+        self, pipeline: str, options: RequestOptions, outputs: Mapping[str, Tensor], now_ns: int
     ) -> Submission:
-        """Answer a request that came at that time with what is known already: the scheduler never hears of it."""
+        """Answer a request that arrived at `now_ns` with cached outputs; the scheduler does not see it."""
         request = self._next_request = self._next_request + 1
-        trace = Trace(id, RequestArrived(request, pipeline, rows, deadline_ns), since_ns, self._stages[pipeline])
-        future: asyncio.Future[Answer] = self._loop.create_future()
-        submission = self._open[request] = Submission(request, future, trace, self._metrics.pipeline(pipeline))
-        self.traces.add(trace)
+        arrival = RequestArrived(request, pipeline, options.rows, now_ns + options.budget_ns)
+        submission = self._opened(arrival, options.id, now_ns)
         self._now_ns = self._clock()
-        known = Answer(Outcome.COMPLETED, _FROM_CACHE, outputs=outputs)
-        self._settle(request, known, counted=True)
+        cached = Answer(Outcome.COMPLETED, _FROM_CACHE, outputs=outputs)
+        self._settle(request, cached, counted=True)
+        return submission
+
+    def _opened(self, arrival: RequestArrived, client_id: str, arrived_ns: int) -> Submission:
+        pipeline = arrival.pipeline
+        trace = Trace(client_id, arrival, arrived_ns, self._stages[pipeline])
+        submission = Submission(arrival.request, self._loop.create_future(), trace, self._metrics.pipeline(pipeline))
+        self._open[arrival.request] = submission
+        self.traces.add(trace)
         return submission
 
     def serve(self, change: ServingChanged) -> None:

@@ -20,6 +20,7 @@ from sluice.gateway.executors.base import Combined
 from sluice.gateway.executors.timed import TimedExecutor
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.protocol.answer import Answer, Tensor
+from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.runtime.driver import Runtime
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_MS
@@ -136,8 +137,8 @@ class Bench:
     def submit(
         self, rows: int = 1, slo_ms: int = 1000, pipeline: str = "mlp:1", memory_bytes: int = 0
     ) -> tuple[int, asyncio.Future[Answer]]:
-        deadline_ns = self.loop.now_ns + slo_ms * NS_PER_MS
-        submission = self.runtime.submit(pipeline, {}, rows, "", deadline_ns, memory_bytes)
+        options = RequestOptions((), rows, "", memory_bytes, slo_ms * NS_PER_MS)
+        submission = self.runtime.submit(pipeline, {}, options, self.loop.now_ns)
         return submission.request, submission.future
 
 

@@ -29,6 +29,7 @@ from sluice.gateway.observability.trace import RecentTraces, Trace
 from sluice.gateway.observability.trace_settings import TraceFileSettings, TraceSettings
 from sluice.gateway.partitions.states import PartitionStates
 from sluice.gateway.protocol.answer import Answer, Tensor
+from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.resizing.resizing import Resizing
 from sluice.gateway.runtime.driver import Runtime
@@ -58,31 +59,20 @@ class InstantRuntime:
         self.hold = False
         self._held: list[tuple[asyncio.Future[Answer], Answer]] = []
 
-    def submit(
-        self,
-        pipeline: str,
-        inputs: Mapping[str, Tensor],
-        rows: int,
-        batch_key: str,
-        deadline_ns: int,
-        memory_bytes: int,
-        id: str = "",
-        max_cost: float | None = None,
-        priority: int = 0,
-        expires_ns: int = 0,
-    ) -> Submission:
+    def submit(self, pipeline: str, inputs: Mapping[str, Tensor], options: RequestOptions, now_ns: int) -> Submission:
+        deadline_ns = now_ns + options.budget_ns
         self.submitted.append(
             {
                 "pipeline": pipeline,
                 "inputs": inputs,
-                "rows": rows,
-                "batch_key": batch_key,
+                "rows": options.rows,
+                "batch_key": options.batch_key,
                 "deadline_ns": deadline_ns,
-                "memory_bytes": memory_bytes,
-                "id": id,
-                "max_cost": max_cost,
-                "priority": priority,
-                "expires_ns": expires_ns,
+                "memory_bytes": options.memory_bytes,
+                "id": options.id,
+                "max_cost": options.max_cost,
+                "priority": options.priority,
+                "expires_ns": now_ns + options.timeout_ns if options.timeout_ns else 0,
             }
         )
         self.arrived.set()
@@ -92,8 +82,16 @@ class InstantRuntime:
             self._held.append((future, answer))
         else:
             future.set_result(answer)
-        arrival = RequestArrived(len(self.submitted), pipeline, rows, deadline_ns, batch_key, memory_bytes, max_cost)
-        trace = Trace(id, arrival, ARRIVED_NS, (StageConfig("only", pipeline),))
+        arrival = RequestArrived(
+            len(self.submitted),
+            pipeline,
+            options.rows,
+            deadline_ns,
+            options.batch_key,
+            options.memory_bytes,
+            options.max_cost,
+        )
+        trace = Trace(options.id, arrival, ARRIVED_NS, (StageConfig("only", pipeline),))
         trace.outcome, trace.reason, trace.ended_ns = answer.outcome, answer.reason, ARRIVED_NS
         self.traces.add(trace)
         return Submission(arrival.request, future, trace, PipelineMeter(["only"]))

@@ -10,6 +10,7 @@ import pytest
 from sluice.gateway.config.server_config import ModelControlMode
 from sluice.gateway.deployment.override import read_override
 from sluice.gateway.management.repository_api import RepositoryApi
+from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.runtime.submission import Submission
 from sluice.models.errors import ModelNotFound, RejectedError, RequestError, ServingError, UnsupportedRequest
 from tests.support.processes import until
@@ -29,8 +30,8 @@ async def busy(gateway: Served) -> Submission:
     await gateway.lifecycle.load("m")
     await gateway.settle()
     gateway.executor.hold = True
-    due_ns = round(asyncio.get_running_loop().time() * 1e9) + 10**10
-    submission = gateway.runtime.submit("m:1@1", {}, 1, "", due_ns, 0)
+    now_ns = round(asyncio.get_running_loop().time() * 1e9)
+    submission = gateway.runtime.submit("m:1@1", {}, RequestOptions((), 1, "", 0, 10**10), now_ns)
     await gateway.settle()
     return submission
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.gateway.http.codec import decode_request
-from sluice.gateway.inference.dataplane import RequestOptions
 from sluice.gateway.inference.request_template import JsonTemplate
+from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.errors import ServingError
 from sluice.models.tensors.spec import DataType

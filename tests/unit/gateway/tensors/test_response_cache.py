@@ -11,6 +11,7 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.observability.explanation import explain
 from sluice.gateway.observability.statistics import Statistics, nv_metrics
 from sluice.gateway.protocol.answer import Answer, Tensor
+from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.tensors.response_cache import ENTRY_BYTES, ResponseCache, request_key
 from sluice.models.tensors.arrays import Array, WireBytes
 from tests.support.runtime_bench import Bench
@@ -150,11 +151,12 @@ def test_hits_and_misses_are_counted_and_timed() -> None:
 
 
 @pytest.mark.parametrize("pipeline", ["mlp:1", "ensemble:1"])
-def test_a_request_that_is_recalled_has_an_outcome_and_a_trace_but_is_not_run(pipeline: str) -> None:
+def test_a_request_answered_from_the_cache_has_an_outcome_and_a_trace_but_is_not_run(pipeline: str) -> None:
     async def main(loop: VirtualLoop) -> None:
         bench = Bench(loop)
         await asyncio.sleep(0.001)
-        submission = bench.runtime.recall(pipeline, 2, loop.now_ns + 9_000_000, "", {"y": X}, loop.now_ns)
+        options = RequestOptions(("y",), 2, "", 0, 9_000_000)
+        submission = bench.runtime.answer_from_cache(pipeline, options, {"y": X}, loop.now_ns)
         answer = await submission.future
         assert (answer.outcome, answer.outputs["y"] is X) == (Outcome.COMPLETED, True)
         assert bench.metrics.pipeline(pipeline).outcomes[Outcome.COMPLETED] == 1
