@@ -1,4 +1,4 @@
-"""ModelInfer messages: tensors raw or typed in, raw out."""
+"""ModelInfer messages: raw or typed tensors in, raw tensors out."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ _CONTENTS: dict[str, str] = {
 
 
 def decode_request(message: Any) -> InferRequest:
-    """The request in a ModelInferRequest; raw tensors are its bytes, not copied. Raises RequestError."""
+    """The request in a ModelInferRequest; raw tensors are not copied. Raises RequestError."""
     raw = message.raw_input_contents
     used = 0
     inputs = []
@@ -62,7 +62,7 @@ def decode_request(message: Any) -> InferRequest:
 
 
 def encode_response(response: InferResponse, signature: Signature) -> Any:
-    """The ModelInferResponse of a response; its tensors are copied out."""
+    """The ModelInferResponse of a response; its tensors are copied."""
     message = service_pb2.ModelInferResponse(model_name=signature.name, model_version=signature.version, id=response.id)
     for name, values in response.outputs:
         datatype = "BYTES" if isinstance(values, WireBytes) else signature.outputs[name].datatype.value
@@ -113,7 +113,7 @@ def _parameters(fields: Any) -> Parameters:
 
 
 def _shared_memory_ref(tensor: str, fields: Any) -> SharedMemoryRef | None:
-    """Where a tensor lies in shared memory; None when its parameters do not say that it does."""
+    """The place of a tensor in shared memory; None if its parameters name none."""
     if "shared_memory_region" not in fields:
         if "shared_memory_byte_size" in fields or "shared_memory_offset" in fields:
             raise RequestError(f"{tensor} must have the parameter 'shared_memory_region' as well")
@@ -127,7 +127,7 @@ def _shared_memory_ref(tensor: str, fields: Any) -> SharedMemoryRef | None:
 
 
 def _delivery(output: Any) -> SharedMemoryRef | int | None:
-    """How an output is wanted otherwise than in the response."""
+    """How an output outside the response is delivered; None for an output in the response."""
     name, fields = f"output '{output.name}'", output.parameters
     ref = _shared_memory_ref(name, fields)
     if "classification" not in fields:
@@ -141,7 +141,7 @@ def _delivery(output: Any) -> SharedMemoryRef | int | None:
 
 
 def _integer(tensor: str, fields: Any, name: str) -> int:
-    """An integer parameter of a tensor; 0 when it has none."""
+    """An integer parameter of a tensor; 0 if it is absent."""
     if name not in fields:
         return 0
     choice = fields[name].WhichOneof("parameter_choice")
@@ -152,7 +152,7 @@ def _integer(tensor: str, fields: Any, name: str) -> int:
 
 
 def _set_shared_memory(fields: Any, ref: SharedMemoryRef) -> None:
-    """Say in a response where an output lies."""
+    """Set the parameters that locate an output in shared memory."""
     fields["shared_memory_region"].string_param = ref.region
     fields["shared_memory_byte_size"].int64_param = ref.byte_size
     if ref.offset:

@@ -1,4 +1,4 @@
-"""The health service `grpc.health.v1`, which orchestrators and load balancers ask."""
+"""The health service `grpc.health.v1`, for orchestrators and load balancers."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from sluice.gateway.deployment.registry import ModelRegistry
 
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """SERVING while the server is ready; `services` are the names it may be asked for, beside "" for all."""
+    """SERVING while the server is ready. Clients may ask for the names in `services`, or "" for all."""
 
     def __init__(self, registry: ModelRegistry, services: tuple[str, ...]) -> None:
         self._registry = registry

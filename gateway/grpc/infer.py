@@ -1,4 +1,4 @@
-"""Inference over gRPC: calls of ModelInfer, and the requests of streams."""
+"""Inference over gRPC: ModelInfer calls and the requests of streams."""
 
 import asyncio
 from functools import partial
@@ -28,17 +28,17 @@ from sluice.models.errors import RequestError
 from sluice.models.units import NS_PER_S
 
 MAX_TEMPLATES = 64
-"""Forms of requests that are remembered."""
+"""Request templates that are remembered."""
 
 _KEY_BYTES = 32
-"""By its length and as many of its first bytes, which tell the model, a request is looked up among those forms."""
+"""Templates are looked up by the length of a request and this many of its first bytes, which name the model."""
 _FINAL_MARK = "triton_enable_empty_final_response"
 _RAW_INPUTS = service_pb2.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
 _RAW_OUTPUTS = service_pb2.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
 
 
 class ResponseEncoder:
-    """Makes responses to a request, or to all requests of a form."""
+    """Encodes the responses to one request, or to all requests of a template."""
 
     __slots__ = ("_frames", "_head", "_marks_final", "_shapes", "_signature", "options")
 
@@ -58,7 +58,7 @@ class ResponseEncoder:
         return message
 
     def encode(self, response: InferResponse) -> bytes:
-        """The same in bytes: from the second one of the same shapes on, all but the numbers is as it was."""
+        """The ModelInferResponse in bytes. From the second response of the same shapes on, the head is reused."""
         arrays = [values for _, values in response.outputs if isinstance(values, np.ndarray)]
         shapes = [array.shape for array in arrays]
         if shapes != self._shapes or len(arrays) < len(response.outputs):
@@ -78,7 +78,7 @@ class ResponseEncoder:
 
 
 class KnownTemplate(NamedTuple):
-    """A form that requests have had, to what model and version ("" for the latest), and how they are answered."""
+    """A template of earlier requests, their model and version ("" for the latest), and the encoder of responses."""
 
     model: str
     version: str
@@ -88,14 +88,14 @@ class KnownTemplate(NamedTuple):
 
 
 class InferHandler:
-    """Hands requests to the data plane, and makes responses of what it answers."""
+    """Submits inference requests to the data plane and encodes its answers."""
 
     def __init__(self, dataplane: DataPlane) -> None:
         self._dataplane = dataplane
         self._templates: dict[tuple[int, bytes], KnownTemplate] = {}
 
     def begin(self, body: bytes, call: ServerCall) -> None:
-        """Have a call answered whose message is a ModelInferRequest of these bytes."""
+        """Start the call whose message is a ModelInferRequest of these bytes."""
         try:
             explain = _explain(call)
             submission, encoder = self._ask(body, _budget_ns(call))
@@ -106,7 +106,10 @@ class InferHandler:
         submission.future.add_done_callback(partial(self._answered, call, submission, encoder, explain))
 
     async def message(self, request: Any, context: Any, metadata: ResponseMetadata) -> Any:
-        """The ModelInferResponse to a ModelInferRequest; `response_headers` gets what is told beside it, even of one that fails."""
+        """The ModelInferResponse to a ModelInferRequest.
+
+        `metadata` receives the names and values that accompany the answer, even if it is an error.
+        """
         explain = _explain(context)
         signature, inputs, encoder = self._check(request, _budget_ns(context))
         submission = self._dataplane.submit(signature, inputs, encoder.options)
@@ -142,7 +145,7 @@ class InferHandler:
             answer.release()
 
     def _ask(self, body: bytes, budget_ns: int | None) -> tuple[Submission, ResponseEncoder]:
-        """Hand a request over: as those before if it differs from one of them in the numbers of its tensor only."""
+        """Submit a request. A request that matches a template is not parsed again."""
         key = len(body), body[:_KEY_BYTES]
         known = self._templates.get(key) if budget_ns is None else None
         if known is not None and known.template.matches(body, known.head_bytes, known.template.signature):
@@ -176,7 +179,7 @@ class InferHandler:
 
 
 def _budget_ns(context: Any) -> int | None:
-    """The time that the client's deadline leaves."""
+    """The time until the client's deadline; None without one."""
     remaining_s = context.time_remaining()
     return None if remaining_s is None else int(remaining_s * NS_PER_S)
 
@@ -187,7 +190,7 @@ def _explain(context: Any) -> bool:
 
 
 def _takes_final_mark(parameters: Any) -> bool:
-    """Whether the response is to say that it is the last one, as each is; the parameter is taken out."""
+    """Whether the response is to be marked as the last one; the parameter is removed."""
     if not parameters or _FINAL_MARK not in parameters:
         return False
     value = parameters[_FINAL_MARK]
@@ -199,7 +202,7 @@ def _takes_final_mark(parameters: Any) -> bool:
 
 
 def _frame(field: int, size: int) -> bytes:
-    """What stands before as many bytes of a protobuf field."""
+    """The bytes in front of `size` bytes of a protobuf field."""
     frame = [field << 3 | 2]
     while size > 127:
         frame.append(size & 127 | 128)

@@ -1,4 +1,4 @@
-"""The calls that tell of a server and change how it works: configuration, statistics, repository, settings."""
+"""gRPC calls of the control plane: configuration, statistics, repository, settings."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from sluice.models.errors import RequestError, UnsupportedRequest
 
 
 class ManagementCalls(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """The part of the service `inference.GRPCInferenceService` that is beside inference, health and metadata."""
+    """The calls of `inference.GRPCInferenceService` apart from inference, health and metadata."""
 
     def __init__(self, control: ControlPlane) -> None:
         self._control = control
@@ -96,7 +96,7 @@ class ManagementCalls(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: i
 
 
 def _trace_value(name: str, setting: Any) -> object:
-    """The level as a list, another setting as it is; None for one without a value, which is taken back."""
+    """The level as a list, any other setting as one value; None, which resets a setting, if there is no value."""
     values = list(setting.value)
     if not values or name == "trace_level":
         return values or None

@@ -1,4 +1,4 @@
-"""The gRPC server: inference, health and metadata; the calls that manage it are in `grpc_management`."""
+"""The gRPC server: inference, health, metadata and the calls of the control plane."""
 
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from sluice.models.errors import ConfigError, ServingError
 from sluice.models.tensors.spec import TensorSpec
 
 ERROR_ENDS_STREAM = "triton_grpc_error"
-"""Metadata of a stream: the first error ends it with a status."""
+"""Metadata of a stream: its first error ends it with a status."""
 
 _SERVICE: str = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 _HEALTH: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
@@ -106,9 +106,10 @@ def grpc_server(
     restrictions: Restrictions | None = None,
     credentials: grpc.ServerCredentials | None = None,
 ) -> tuple[GrpcServer, int]:
-    """A server, not started yet, and its port; port 0 takes a free one. Raises ConfigError if it cannot be bound.
+    """A server that is not started yet, and its port; port 0 takes a free one.
 
-    Messages of more than `max_body_bytes` are refused; what is sent has no bound. `credentials` make it a TLS server.
+    Messages larger than `max_body_bytes` are refused; responses have no bound. `credentials` make it a TLS server.
+    Raises ConfigError if the port cannot be bound.
     """
     server = GrpcServer(
         (

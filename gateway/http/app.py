@@ -1,4 +1,4 @@
-"""The HTTP application: health, metadata, metrics and documentation, and the routers of the rest but inference."""
+"""The HTTP application: health, metadata, metrics, documentation, and all other routes except inference."""
 
 import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -24,7 +24,7 @@ from sluice.models.tensors.spec import TensorSpec
 
 
 class ServerMetadata(BaseModel):
-    """Who answers, and the extensions it serves."""
+    """The server's name and version, and the protocol extensions it supports."""
 
     name: str
     version: str
@@ -50,7 +50,7 @@ class ModelMetadata(BaseModel):
 
 
 class ErrorMessage(BaseModel):
-    """What was wrong and what was expected."""
+    """The problem, and what was expected."""
 
     error: str
 
@@ -62,9 +62,9 @@ def build_app(
     max_upload_bytes: int,
     restrictions: Restrictions | None = None,
 ) -> FastAPI:
-    """The ASGI application of a server: all but inference. `traces` are of the clock of `control`.
+    """The ASGI application of a server, without inference. `traces` use the clock of `control`.
 
-    `max_upload_bytes` bounds the body of a request that brings files of a model.
+    `max_upload_bytes` bounds the body of a request that uploads the files of a model.
     """
     registry = control.registry
     restrictions = restrictions or Restrictions()
@@ -103,7 +103,7 @@ def build_app(
 
 
 def _make_routes(app: FastAPI) -> None:
-    """Have made now what is made when a route is first looked for: it takes long, and all requests would wait."""
+    """Build now what FastAPI builds at the first lookup of a route, which would make all requests wait."""
     nowhere = {"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []}
     for route in app.routes:
         route.matches(nowhere)
@@ -176,7 +176,7 @@ def _metadata(pipeline: Pipeline, versions: list[str]) -> ModelMetadata:
 
 
 def _add_errors(app: FastAPI) -> None:
-    """Give every error the one form `{"error": "..."}`."""
+    """Answer every error as `{"error": "..."}`."""
 
     def answer(error: Exception) -> Response:
         status, headers, body = error_response(error)

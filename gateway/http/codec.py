@@ -1,4 +1,4 @@
-"""Bodies of HTTP inference requests and responses: JSON, followed by tensors in wire form (the binary extension)."""
+"""Bodies of HTTP inference requests and responses: JSON, followed by binary tensors."""
 
 import json
 from typing import Annotated, Any, NamedTuple
@@ -53,7 +53,7 @@ class _Request(msgspec.Struct):
 
 
 class _ParsedInput(_Input):
-    """An input whose data the standard library has parsed, since it reads NaN and Infinity."""
+    """An input whose data the standard library has parsed, which accepts NaN and Infinity."""
 
     data: Any = msgspec.Raw()
 
@@ -82,7 +82,7 @@ class _Response(msgspec.Struct, omit_defaults=True):
 
 
 class EncodedBody(NamedTuple):
-    """A body of `length` bytes: JSON, and the tensors in wire form that follow it, as buffers."""
+    """A body of `length` bytes: JSON, followed by the binary tensors as buffers."""
 
     head: bytes
     blobs: list[Any]
@@ -97,10 +97,10 @@ _encode = msgspec.json.Encoder().encode
 def decode_request(
     body: bytes | bytearray, header_length: int | None, signature: Signature
 ) -> tuple[InferRequest, tuple[bool, ...]]:
-    """The request in a body and, for each of its outputs (all when it names none), whether it is wanted in wire form.
+    """Decode a body. Returns the request and, for each of its outputs (all if it names none), whether it is binary.
 
-    `header_length` is the length of the JSON part, None when it is the whole body, 0 when the body is the only input in
-    wire form. Tensors in wire form are views on `body`. Raises RequestError.
+    `header_length` is the length of the JSON part: None if the whole body is JSON, 0 if the body is the data of the
+    only input. Binary tensors are views on `body`. Raises RequestError.
     """
     if header_length == 0:
         return InferRequest([signature.raw_input(memoryview(body))]), (True,) * len(signature.outputs)
@@ -143,7 +143,7 @@ def decode_request(
 
 
 def encode_response(response: InferResponse, flags: tuple[bool, ...], signature: Signature) -> EncodedBody:
-    """The body of a response; its tensors in wire form are not copied."""
+    """The body of a response; binary tensors are not copied."""
     tensors: list[_Tensor] = []
     blobs: list[Any] = []
     blob_bytes = 0
@@ -182,7 +182,7 @@ def _parse(text: bytes | bytearray | memoryview) -> _Request:
 
 
 def _parse_leniently(text: bytes) -> _Request:
-    """Parse a request with the literals NaN, Infinity and -Infinity, which JSON lacks and clients send."""
+    """Parse a request with the literals NaN, Infinity and -Infinity, which clients send although JSON has none."""
     try:
         return msgspec.convert(json.loads(text), _ParsedRequest)
     except (ValueError, RecursionError) as error:
@@ -190,9 +190,9 @@ def _parse_leniently(text: bytes) -> _Request:
 
 
 def _blob_size(tensor: _Input) -> int | SharedMemoryRef | None:
-    """How many bytes of the body are this tensor's, or where in shared memory it lies; None when it has JSON data.
+    """The size of a tensor's binary data, its place in shared memory, or None for JSON data.
 
-    It must have exactly one of them.
+    Exactly one of the three must be given.
     """
     given = not isinstance(tensor.data, msgspec.Raw) or len(tensor.data) > 0
     size = ref = None
@@ -223,7 +223,7 @@ def _shared_memory_ref(tensor: str, parameters: _InputParameters | _OutputParame
 def _output_options(
     outputs: list[_Output], binary: bool, signature: Signature
 ) -> tuple[tuple[bool, ...], dict[str, SharedMemoryRef | int]]:
-    """Whether each output is wanted in wire form, and what is wanted of those that are not to be given as they are."""
+    """Whether each output is binary, and how each output outside the response body is delivered."""
     deliveries: dict[str, SharedMemoryRef | int] = {}
     if outputs:
         flags = tuple([_flag(output, binary, deliveries) for output in outputs])

@@ -1,4 +1,4 @@
-"""Routes about models: configuration, statistics, and the repository."""
+"""Routes for models: configuration, statistics and the repository."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _PARAMETERS = {"parameters": {"type": "object"}}
 
 
 def model_routers(control: ControlPlane, restrictions: Restrictions, max_upload_bytes: int) -> list[APIRouter]:
-    """The routers; errors are left to the application. `max_upload_bytes` is for what comes with files of a model."""
+    """The routers; the application handles errors. `max_upload_bytes` bounds requests that upload files of a model."""
     return [
         _config(control, restrictions),
         _statistics(control, restrictions),

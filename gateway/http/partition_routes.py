@@ -1,4 +1,4 @@
-"""The routes that tell how partitions are, and change them."""
+"""Routes that report and resize partitions."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ _SHARE = {
 
 
 def partition_router(states: PartitionStates, restrictions: Restrictions) -> APIRouter:
-    """The partitions of our workers, with the proof that each of them holds or the reasons why it does not."""
+    """Reports the partitions of the workers, each with the proof of its isolation or the reasons why it fails."""
     routes = router(ApiGroup.STATISTICS, restrictions)
 
     @routes.get("/v2/sluice/partitions")
@@ -30,7 +30,7 @@ def partition_router(states: PartitionStates, restrictions: Restrictions) -> API
 
 
 def resize_router(resizing: Resizing, restrictions: Restrictions) -> APIRouter:
-    """The route that gives a partition another share of the machine; it is answered when it serves there."""
+    """Resizes a partition; the answer is sent when the partition serves on its new share."""
     routes = router(ApiGroup.PARTITIONS, restrictions)
 
     @routes.post("/v2/sluice/partitions/{name}/resize", openapi_extra=body_schema(_SHARE))

@@ -1,4 +1,4 @@
-"""Routes that change how a server works while it runs: shared memory, trace and log settings."""
+"""Routes that change a running server: shared memory, trace and log settings."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ _LOG = {
 
 
 def settings_routers(control: ControlPlane, restrictions: Restrictions) -> list[APIRouter]:
-    """The routers; errors are left to the application."""
+    """The routers; the application handles errors."""
     return [
         _shared_memory(control.shared_memory, restrictions),
         _trace(control, restrictions),

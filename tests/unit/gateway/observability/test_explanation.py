@@ -259,7 +259,7 @@ def test_the_table_has_a_line_a_stage_and_the_sentence() -> None:
         "stage  model  partition  batch  size  rows  closed  queue  hand-off  compute  return  predicted  actual  cost",
         "mlp    mlp:1  cpu0       1      1     1     idle    1.000  -         backend  -       -          1.000   0",
         "mlp    mlp:1  cpu0       2      3     1     idle    0.000  0.250     1.750    0.500   2.500      2.000   0.25",
-        "(queue to actual in ms; predicted and actual from the dispatch to the end of the batch)",
+        "(times in ms; predicted and actual run from the dispatch to the end of the batch)",
         "It was answered 5.5 ms before its deadline; the largest part of 4.5 ms was computing, as predicted: 1.75 ms, "
         "all of it for stage 'mlp' on cpu0.",
     ]

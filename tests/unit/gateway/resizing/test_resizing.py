@@ -203,4 +203,4 @@ def test_the_command_tells_why_not(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == f"sluice: {url}: core 2 belongs to partition cpu1 already\n"
     with pytest.raises(SystemExit):
         main(["partitions", "resize", "cpu0", "--cores", "all"])
-    assert "expected numbers of cores, such as 0,1; got 'all'" in capsys.readouterr().err
+    assert "expected core numbers such as 0,1, got 'all'" in capsys.readouterr().err
