@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 GRPC_PREFIX = "triton-grpc-protocol-"
-"""Before the name of the header, where a gRPC client gives the key as metadata."""
+"""gRPC clients send the key as metadata with this prefix before the name of the header."""
 
 _HEADER = re.compile(r"[a-z0-9-]+")
 
@@ -29,7 +29,7 @@ class ApiGroup(enum.StrEnum):
 
 
 class RestrictedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Groups for which a request must have the header `header` with the value `value`."""
+    """Groups whose requests must have the header `header` with the value `value`."""
 
     groups: tuple[ApiGroup, ...]
     header: str
@@ -43,7 +43,7 @@ class RestrictedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class Restrictions:
-    """The keys of all restricted groups. Raises ValueError for a group that has two."""
+    """The keys of all restricted groups. Raises ValueError for a group with two keys."""
 
     def __init__(self, settings: Sequence[RestrictedSettings] = ()) -> None:
         self._keys: dict[ApiGroup, RestrictedSettings] = {}
@@ -57,7 +57,7 @@ class Restrictions:
         return bool(self._keys)
 
     def refusal(self, group: ApiGroup, headers: Mapping[str, str], prefix: str = "") -> str:
-        """Why a request with these headers may not use a group; "" when it may."""
+        """Why a request with these headers may not use a group; "" if it may."""
         key = self._keys.get(group)
         if key is None:
             return ""

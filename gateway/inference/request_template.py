@@ -1,4 +1,4 @@
-"""What requests say beside numbers: clients send the same JSON again and again, with other numbers behind it."""
+"""Templates of requests: clients send the same JSON again and again with other numbers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,16 +13,16 @@ from sluice.gateway.protocol.signature import Signature
 from sluice.models.errors import BadTensor
 
 MAX_HEAD_BYTES = 4096
-"""A form with more JSON is not kept for the next request."""
+"""Requests with more JSON are not remembered as templates."""
 
 _KEY = b'"data"'
 
 
 class RequestTemplate:
-    """What a checked request has said. One with the same JSON and length differs in its tensors' contents only.
+    """A checked request with binary tensors. A request with the same JSON and length differs only in tensor contents.
 
-    That goes for a form that is `repeatable`: all tensors came in wire form, none of them are BYTES, and all outputs go
-    into the response as they are.
+    That holds for a `repeatable` template: all tensors are binary, none of them are BYTES, and the response carries all
+    outputs as they are.
     """
 
     __slots__ = ("_head", "_layout", "_length", "flags", "options", "repeatable", "signature")
@@ -55,7 +55,7 @@ class RequestTemplate:
         )
 
     def matches(self, body: bytes | bytearray, json_length: int | None, signature: Signature) -> bool:
-        """Whether a request to this revision of a pipeline has this form."""
+        """Whether a request to this revision of a pipeline has this template."""
         return (
             signature is self.signature
             and len(body) == self._length
@@ -64,15 +64,15 @@ class RequestTemplate:
         )
 
     def tensors(self, body: bytes | bytearray) -> dict[str, Tensor]:
-        """The tensors of a request of this form: views on its body."""
+        """The tensors of a request that matches: views on its body."""
         return {name: np.ndarray(shape, dtype, body, offset) for name, shape, dtype, offset in self._layout}
 
 
 class JsonTemplate:
-    """What a checked request has said that is all JSON, its data too. One with the same text has other numbers only.
+    """A checked request that is all JSON. A request with the same text around its data has only other numbers.
 
-    That goes for a form that is `repeatable`: the one input is of numbers, and all outputs go into the response as they
-    are. Requests with ids are not.
+    That holds for a `repeatable` template: it has one input of numbers and no id, and the response carries all outputs
+    as they are.
     """
 
     __slots__ = ("_head", "_input", "_tail", "flags", "options", "repeatable", "signature")
@@ -98,7 +98,7 @@ class JsonTemplate:
             self._input = name, signature.input_datatypes[name], tensor.shape, tensor.size
 
     def matches(self, body: bytes | bytearray, json_length: int | None, signature: Signature) -> bool:
-        """Whether a request to this revision of a pipeline has this form, as far as its data is what it should be."""
+        """Whether a request to this revision of a pipeline has this template, apart from its data."""
         return (
             signature is self.signature
             and json_length is None
@@ -107,7 +107,7 @@ class JsonTemplate:
         )
 
     def tensors(self, body: bytes | bytearray) -> dict[str, Tensor] | None:
-        """The tensor of a request of this form; None when its data is not what it should be."""
+        """The tensor of a request that matches; None if its data is not as expected."""
         name, datatype, shape, count = self._input
         try:
             values = decode_data(name, datatype, msgspec.Raw(body[len(self._head) : len(body) - len(self._tail)]))
@@ -117,7 +117,7 @@ class JsonTemplate:
 
 
 def _around_data(body: bytes | bytearray) -> tuple[bytes, bytes]:
-    """What is before and behind the data of the one input in a checked request; b"" if it may lie elsewhere, too."""
+    """The text before and after the data of the only input in a checked request; b"" if the place is ambiguous."""
     begin = body.find(b"[", max(body.find(_KEY), 0))
     brace, quote = body.find(b"}", begin), body.find(b'"', begin)
     end = body.rfind(b"]", begin, brace if quote < 0 else min(brace, quote)) + 1

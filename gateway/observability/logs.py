@@ -1,4 +1,4 @@
-"""Structured logs on standard error: one line an event, as JSON or as text."""
+"""Structured logs on standard error: one line per event, as JSON or as text."""
 
 import enum
 import json
@@ -9,14 +9,14 @@ from datetime import UTC, datetime
 
 
 class LogFormat(enum.StrEnum):
-    """How lines are written."""
+    """The format of log lines."""
 
     TEXT = "text"
     JSON = "json"
 
 
 def configure(format: LogFormat, level: str) -> None:
-    """Send all logs of the process to standard error, in place of what was set up before."""
+    """Send all logs of the process to standard error, replacing the previous handlers."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter(format))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
@@ -25,14 +25,14 @@ def configure(format: LogFormat, level: str) -> None:
 
 
 def configured() -> tuple[LogFormat, int]:
-    """How lines are written by now, and the lowest level of those that are."""
+    """The current format, and the lowest level that is logged."""
     root = logging.getLogger()
     forms = [handler.formatter.form for handler in root.handlers if isinstance(handler.formatter, _Formatter)]
     return forms[0] if forms else LogFormat.TEXT, root.getEffectiveLevel()
 
 
 def reconfigure(format: LogFormat, levels: Collection[int]) -> None:
-    """Write just the lines of these levels from now on, in this format."""
+    """Log only the lines of these levels from now on, in this format."""
     root = logging.getLogger()
     root.setLevel(min(levels, default=logging.CRITICAL + 1))
     for handler in root.handlers:

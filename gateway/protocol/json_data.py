@@ -18,7 +18,7 @@ from sluice.models.tensors.arrays import Array, WireBytes, decode_bytes, numpy_d
 from sluice.models.tensors.spec import RAW_ONLY, DataType
 
 MAX_DEPTH = 100
-"""Levels of lists in `data`; numpy itself stops at 64 dimensions."""
+"""Deepest nesting of lists in `data`; numpy itself stops at 64 dimensions."""
 
 _OPENING = re.compile(rb"[\s\[]*")
 _BRACKET, _NUMBER = ord("["), b"-0123456789"
@@ -40,9 +40,9 @@ _DTYPES: dict[str, np.dtype[np.generic]] = {datatype: numpy_dtype(DataType(datat
 
 
 def decode_data(tensor: str, datatype: str, data: object) -> Array | list[str]:
-    """The `data` of the input `tensor`, flat or nested, as a flat array, or a flat list of strings for BYTES.
+    """The `data` of an input, flat or nested, as a flat array, or as a flat list of strings for BYTES.
 
-    `data` is a `msgspec.Raw` of the JSON text, or what the standard library made of it. Raises BadTensor.
+    `data` is a `msgspec.Raw` of the JSON text, or the result of the standard library's parser. Raises BadTensor.
     """
     if datatype not in _ELEMENTS:
         problem = "cannot be given as JSON data; send it as binary data" if datatype in RAW_ONLY else "is no datatype"
@@ -68,7 +68,7 @@ def decode_data(tensor: str, datatype: str, data: object) -> Array | list[str]:
 
 
 def encode_data(tensor: str, values: Tensor) -> bytes:
-    """The JSON text of an output's elements as one flat list, NaN and Infinity as such; raises BadTensor."""
+    """The JSON text of an output's elements as one flat list, with NaN and Infinity as literals; raises BadTensor."""
     if isinstance(values, WireBytes):
         begin, end = int(values.row_offsets[0]), int(values.row_offsets[-1])
         elements = decode_bytes(memoryview(values.buffer)[begin:end], values.shape).ravel().tolist()
@@ -83,7 +83,7 @@ def encode_data(tensor: str, values: Tensor) -> bytes:
 
 
 def _depth(data: object) -> int:
-    """Levels of lists, seen at the first element of each."""
+    """The nesting depth of lists, judged by their first elements."""
     if isinstance(data, msgspec.Raw):
         text = memoryview(data)
         if text[0] == _BRACKET:  # most data opens in one of two ways

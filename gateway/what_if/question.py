@@ -1,4 +1,4 @@
-"""The question of `sluice plan`, and its answer: the plan and what lies around it."""
+"""The question of `sluice plan` and its answer: the plan, its alternatives and the limits."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -21,11 +21,11 @@ from sluice.gateway.what_if.planning import PRECISION, RateScenario, StageChoice
 from sluice.models.units import ns_to_ms
 
 _EQUAL = 1e-9
-"""Costs that differ by less, relatively, are the same."""
+"""Costs with a smaller relative difference are equal."""
 
 
 class PlanQuestion(NamedTuple):
-    """What is asked; `assumptions` and `tables` are what it rests on, for the answer to say."""
+    """A question; `assumptions` and `tables` are repeated in the answer."""
 
     slo_ns: int
     rate: float
@@ -36,7 +36,7 @@ class PlanQuestion(NamedTuple):
 
 
 def answer_question(what_if: WhatIf, question: PlanQuestion) -> PlanAnswer:
-    """Plan, and find out what lies around the plan; ConfigError when nothing is known of a model."""
+    """Find the plan, its alternatives and the limits; raises ConfigError if a model has no latencies."""
     slo_ns = question.slo_ns
     now = what_if.at(question.rate)
     simulated = {(each.model, each.kind) for each in question.tables if each.source is TableSource.SIMULATED}
@@ -77,7 +77,7 @@ def _front(now: RateScenario, slo_ns: int) -> tuple[FrontPoint, ...]:
 
 
 def _runner_up(now: RateScenario, chosen: StageChoices, exact: Sequence[StageChoices], slo_ns: int) -> RunnerUp | None:
-    """The best that differs in its figures: one that fits, else one that does not."""
+    """The best configuration with other figures: one that fits, else one that does not."""
     others = [*exact, *now.alternatives(now.any_time(slo_ns))]
     other = next((each for each in others if each[1:] != chosen[1:]), None)
     if other is None:
@@ -106,7 +106,7 @@ def _why_lost(other: StageChoices, chosen: StageChoices, slo_ns: int) -> str:
 
 
 def _bottleneck(now: RateScenario) -> Bottleneck:
-    """The stage whose rows take most of the partitions' time; without traffic, that would if there were some."""
+    """The stage whose rows take most of the partitions' time; without traffic, the one that would."""
     demand = now.demand
     shares = [
         (demand.utilisation(stage.model, reach), index)
