@@ -12,7 +12,7 @@ def check_arenas(limits: ServerLimits) -> None:
         try:
             Region.create("sluice-trial", size << 20).close()
         except (OSError, OverflowError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "more than can be addressed"
+            reason = error.strerror if isinstance(error, OSError) else "beyond the address space"
             raise ConfigError(
-                f"limits: {name}: expected what this machine has memory for, got {size}: {reason}"
+                f"limits: {name}: too large for the memory of this machine, got {size}: {reason}"
             ) from error

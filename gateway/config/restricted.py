@@ -50,14 +50,14 @@ class Restrictions:
         for each in settings:
             for group in each.groups:
                 if group in self._keys:
-                    raise ValueError(f"group {group} is restricted twice")
+                    raise ValueError(f"group {group} has two keys, expected one")
                 self._keys[group] = each
 
     def __bool__(self) -> bool:
         return bool(self._keys)
 
     def refusal(self, group: ApiGroup, headers: Mapping[str, str], prefix: str = "") -> str:
-        """Why a request with these headers may not use a group; "" if it may."""
+        """The reason to refuse a request with these headers the use of a group; "" if it may."""
         key = self._keys.get(group)
         if key is None:
             return ""
@@ -67,7 +67,7 @@ class Restrictions:
         return f"This protocol is restricted, expecting header '{name}'"
 
     def bars(self, group: ApiGroup, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Whether a request with these raw headers may not use a group."""
+        """True if a request with these raw headers may not use a group."""
         key = self._keys.get(group)
         if key is None:
             return False

@@ -53,7 +53,7 @@ class ModelControlMode(enum.StrEnum):
 
 
 class ResizeMode(enum.StrEnum):
-    """Who resizes partitions: only clients, or the server as well."""
+    """The origin of resizes: only clients, or the server as well."""
 
     MANUAL = "manual"
     AUTO = "auto"
@@ -94,22 +94,22 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
             if not 0 <= (port := getattr(self, name) or 0) <= 65535:
                 raise ValueError(f"{name}: expected a port from 0 (any free one) to 65535, got {port}")
         if self.max_body_bytes < 1:
-            raise ValueError("expected a max_body_bytes of at least 1")
+            raise ValueError(f"max_body_bytes: expected at least 1, got {self.max_body_bytes}")
         if self.load_models and self.control is not ModelControlMode.EXPLICIT:
-            raise ValueError(f"load_models belongs to control explicit, not to {self.control}")
+            raise ValueError(f"load_models requires control explicit, got control {self.control}")
         if not 0 < self.poll_s < math.inf:
-            raise ValueError("expected a finite poll_s above 0")
+            raise ValueError(f"poll_s: expected a finite number above 0, got {self.poll_s:g}")
         if self.cache_bytes < 0:
-            raise ValueError("expected a cache_bytes of at least 0")
+            raise ValueError(f"cache_bytes: expected at least 0, got {self.cache_bytes}")
         if isinstance(self.partitions, tuple):
             if not self.partitions and not self.triton:
                 raise ValueError("partitions: expected at least one, or a triton server")
             _check_devices(self.partitions)
         Restrictions(self.restricted)
         if not 0 <= self.trace_requests <= MAX_TRACE_REQUESTS:
-            raise ValueError(f"expected trace_requests from 0 to {MAX_TRACE_REQUESTS}")
+            raise ValueError(f"trace_requests: expected 0 to {MAX_TRACE_REQUESTS}, got {self.trace_requests}")
         if not 0 <= self.drain_timeout_s < math.inf:
-            raise ValueError("expected a finite drain_timeout_s of at least 0")
+            raise ValueError(f"drain_timeout_s: expected a finite number of at least 0, got {self.drain_timeout_s:g}")
 
     @property
     def balance(self) -> BalanceSettings | None:
@@ -160,8 +160,8 @@ def _check_devices(partitions: tuple[Partition, ...]) -> None:
             continue
         if partition.uuid.startswith(_OLD_INSTANCE):
             raise ValueError(
-                f"partition {partition.name}: expected the UUID of its instance, MIG-…, which drivers tell since 470, "
-                f"got '{partition.uuid}'; sluice partitions list has it"
+                f"partition {partition.name}: expected the UUID of its instance, MIG-…, as drivers report it "
+                f"since version 470, got '{partition.uuid}'; `sluice partitions list` prints it"
             )
         match = _DEVICE.fullmatch(partition.uuid)
         if match is None or (isinstance(partition, MigPartition) and match["kind"] == "GPU"):

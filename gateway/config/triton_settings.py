@@ -32,7 +32,7 @@ class TritonSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not self.name or not (self._is_unix or _is_address(self.url)):
             raise ValueError(f"expected a name and a url such as 127.0.0.1:8001, got '{self.name}' and '{self.url}'")
         if not self.command and (self.cores or self.environment):
-            raise ValueError(f"triton {self.name}: cores and environment are for a server that has a command")
+            raise ValueError(f"triton {self.name}: cores and environment require a command")
         if self.http_url and not (_is_address(self.http_url) and self.local):
             raise ValueError(
                 f"triton {self.name}: expected an http_url such as 127.0.0.1:8000, for a server on this machine, "
@@ -59,7 +59,7 @@ class TritonSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def local(self) -> bool:
-        """Whether it runs on this machine."""
+        """True if it runs on this machine."""
         host = self.url.rpartition(":")[0].strip("[]")
         return bool(self.command) or self._is_unix or host in {"localhost", "::1"} or host.startswith("127.")
 

@@ -17,9 +17,9 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 
     async def Check(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
         if request.service not in self._names:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service '{request.service:.80}'")
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service '{request.service:.80}'")
         status = health_pb2.HealthCheckResponse
         return status(status=status.SERVING if self._registry.server_ready() else status.NOT_SERVING)
 
     async def Watch(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "health cannot be watched; ask for it with Check")
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Watch is not supported; call Check instead")

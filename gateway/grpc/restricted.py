@@ -20,6 +20,9 @@ _GROUP_OF = {method: group for group, methods in _GROUPS.items() for method in m
 
 
 def refusal(restrictions: Restrictions, method: str, metadata: Metadata) -> str:
-    """Why a call is refused, with UNAVAILABLE as Triton does: the key of its group is missing. "" if it is allowed."""
+    """The reason to refuse a call without the key of its group, "" if it is allowed.
+
+    Refused calls end with UNAVAILABLE, as in Triton.
+    """
     group = _GROUP_OF.get(method.rpartition("/")[2])
     return "" if group is None else restrictions.refusal(group, dict(metadata), GRPC_PREFIX)

@@ -43,7 +43,7 @@ class InferenceService(ManagementCalls):
         return service_pb2.ServerReadyResponse(ready=self._registry.server_ready())
 
     async def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
-        # A model that is unknown is one that is not ready: clients poll this call while a model is put in place.
+        # An unknown model is reported as not ready: clients poll this call while a model is deployed.
         try:
             ready = self._registry.ready(request.name, parse_version(request.version))
         except ServingError:

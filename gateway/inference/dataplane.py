@@ -70,7 +70,7 @@ class DataPlane:
         revision = (pipeline.name, pipeline.version)
         signature = self._signatures.get(revision)
         if signature is None or signature.pipeline is not pipeline:
-            for known in list(self._signatures):  # what was unloaded is not kept
+            for known in list(self._signatures):  # drop the signatures of unloaded versions
                 if str(known[1]) not in self._registry.versions(known[0]):
                     del self._signatures[known]
             signature = self._signatures[revision] = Signature(pipeline)
@@ -126,7 +126,7 @@ class DataPlane:
 
     @property
     def stopping(self) -> bool:
-        """Whether the server is stopping and refuses requests."""
+        """True if the server is stopping and refuses requests."""
         return self._registry.draining
 
     def submit(self, signature: Signature, inputs: Mapping[str, Tensor], options: RequestOptions) -> Submission:
@@ -150,7 +150,7 @@ class DataPlane:
             return self._runtime.answer_from_cache(signature.key, options, outputs, now_ns)
         lookup_ns = self._clock() - now_ns
         submission = self._runtime.submit(signature.key, inputs, options, now_ns)
-        # First of all that is called then: the outputs are still there.
+        # The first callback of the future: it runs while the outputs are still valid.
         submission.future.add_done_callback(partial(cache.store_answer, key, lookup_ns))
         return submission
 
@@ -213,7 +213,7 @@ def _objectives(parameters: Parameters) -> tuple[object, int]:
     """The `slo_ms` of a request, and Triton's `timeout` (in microseconds, 0 for none) in nanoseconds."""
     for key, value in parameters.items():
         if key in _SEQUENCE_PARAMETERS:
-            if not value:  # which stands for none
+            if not value:  # 0 and false mean no sequence
                 continue
             raise UnsupportedRequest(f"parameter '{key}': sequences are not supported")
         if key in _RESERVED_PARAMETERS or key.startswith(_RESERVED_PREFIX):

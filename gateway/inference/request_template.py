@@ -55,7 +55,7 @@ class RequestTemplate:
         )
 
     def matches(self, body: bytes | bytearray, json_length: int | None, signature: Signature) -> bool:
-        """Whether a request to this revision of a pipeline has this template."""
+        """True if a request to this revision of a pipeline has this template."""
         return (
             signature is self.signature
             and len(body) == self._length
@@ -98,7 +98,7 @@ class JsonTemplate:
             self._input = name, signature.input_datatypes[name], tensor.shape, tensor.size
 
     def matches(self, body: bytes | bytearray, json_length: int | None, signature: Signature) -> bool:
-        """Whether a request to this revision of a pipeline has this template, apart from its data."""
+        """True if a request to this revision of a pipeline has this template, apart from its data."""
         return (
             signature is self.signature
             and json_length is None
@@ -111,7 +111,7 @@ class JsonTemplate:
         name, datatype, shape, count = self._input
         try:
             values = decode_data(name, datatype, msgspec.Raw(body[len(self._head) : len(body) - len(self._tail)]))
-        except (BadTensor, IndexError):  # or there is no data at all: who reads the whole body tells what is wrong
+        except (BadTensor, IndexError):  # or no data at all: decoding the whole body reports the error
             return None
         return {name: values.reshape(shape)} if isinstance(values, np.ndarray) and values.size == count else None
 

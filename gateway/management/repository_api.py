@@ -36,7 +36,7 @@ class RepositoryApi:
 
     @property
     def changes(self) -> bool:
-        """Whether clients may load and unload models."""
+        """True if clients may load and unload models."""
         return self._control is ModelControlMode.EXPLICIT
 
     def index(self, repository: str, ready_only: bool) -> list[IndexEntry]:

@@ -14,14 +14,14 @@ from sluice.gateway.observability.trace import BatchTrace, Trace
 from sluice.models.units import NS_PER_MS
 
 IN_PROGRESS = "in_progress"
-_REASONS = {Outcome.EVICTED_DEADLINE: "its time in queues was over"}
+_REASONS = {Outcome.EVICTED_DEADLINE: "its time in queues ran out"}
 """Reasons of outcomes that have no message of their own."""
 MAX_HEADER = 2000
 """Longest header in characters; the rest is replaced by `...`. gRPC clients accept 8 kB of metadata."""
 
 
 class Cause(enum.StrEnum):
-    """Where the time of a request went."""
+    """The parts of a request's time."""
 
     QUEUE = "queue"
     """Waiting in a queue, and for the previous batch on the same worker."""
@@ -165,7 +165,7 @@ def _steps(trace: Trace) -> list[_Step]:
             continue  # two stages of the request were in one batch
         for member in run.batch.members:
             if member.request == trace.arrival.request:
-                # A stage that ran before did so in a batch that failed.
+                # A stage that ran before was in a batch that failed.
                 before = done.get(member.stage) or _gate(trace.stages, member.stage, done)
                 ready_ns = trace.arrived_ns if before is None else before.run.reported_ns
                 steps.append(_Step(run, member, ready_ns, before))
@@ -222,7 +222,7 @@ def _largest(trace: Trace, path: Sequence[_Step], ended_ns: int) -> tuple[Cause,
 
 _PHRASES = {
     Cause.QUEUE: "waiting behind other requests",
-    Cause.HAND_OFF: "the way to workers and back",
+    Cause.HAND_OFF: "transfer to workers and back",
     Cause.COMPUTE: "computing, as predicted",
     Cause.SLOW_COMPUTE: "computing for longer than predicted",
     Cause.FAILED_BATCHES: "batches that failed",
@@ -234,7 +234,7 @@ def _sentence(trace: Trace, ended_ns: int, part: str) -> str:
     left_ms = _ms(trace.arrival.deadline_ns - ended_ns)
     match trace.outcome:
         case None:
-            return f"It has been under way for {total}; the largest part was {part}."
+            return f"It has been in flight for {total}; the largest part was {part}."
         case Outcome.COMPLETED if trace.reason:
             return f"It was answered {left_ms} ms before its deadline, after {total}: {trace.reason}."
         case Outcome.COMPLETED:

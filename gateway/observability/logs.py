@@ -20,7 +20,7 @@ def configure(format: LogFormat, level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter(format))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # What uvicorn tells of its start and stop, this server tells itself.
+    # The server logs its own start and stop.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 

@@ -16,7 +16,7 @@ from sluice.models.units import NS_PER_MS
 
 
 class FailureReason(enum.StrEnum):
-    """Why a request failed (a metric label); OTHER covers every failure of a pipeline except cancellation."""
+    """The reason of a failed request (a metric label); OTHER is any failure of a pipeline except cancellation."""
 
     REJECTED = "REJECTED"
     CANCELED = "CANCELED"

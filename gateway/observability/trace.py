@@ -72,7 +72,7 @@ class Trace(msgspec.Struct, eq=False, gc=False):
 
     @property
     def is_pipeline(self) -> bool:
-        """Whether the request is for a pipeline, not for a single model."""
+        """True if the request is for a pipeline, not for a single model."""
         return self.stages[0].model != self.arrival.pipeline
 
     def ready_ns(self, dispatched_ns: int) -> int:
@@ -99,7 +99,7 @@ class RecentTraces:
                 latest = found
         if latest is None:
             raise NotFoundError(
-                f"there is no request '{id:.80}' among those remembered: the last {self._last.maxlen}, and as many "
+                f"request '{id:.80}' is not remembered: expected one of the last {self._last.maxlen}, or of as many "
                 "that were not answered in time"
             )
         return latest

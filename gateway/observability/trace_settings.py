@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"-?[0-9]{1,10}")
 
 
 class TraceLevel(enum.StrEnum):
-    """Whether requests are traced."""
+    """True if requests are traced."""
 
     OFF = "OFF"
     TIMESTAMPS = "TIMESTAMPS"
@@ -61,7 +61,7 @@ class _Sampler:
         self.seen = 0
 
     def takes(self) -> bool:
-        """Whether the next request is traced."""
+        """True if the next request is traced."""
         if not self.on or not self.left:
             return False
         self.seen += 1
@@ -96,7 +96,7 @@ class TraceSettings:
 
     @property
     def available(self) -> bool:
-        """Whether there is a trace file."""
+        """True if there is a trace file."""
         return self._file is not None
 
     def get(self, model: str = "") -> dict[str, Any]:
@@ -129,7 +129,7 @@ class TraceSettings:
             self._file.add(trace, sampler.log_frequency)
         except OSError as error:
             self._file = None
-            logger.error("the trace file cannot be written, so nothing is traced from here on: %s", error)
+            logger.error("the trace file cannot be written, tracing stops: %s", error)
 
     def _reset_samplers(self) -> None:
         self._samplers = {model: _Sampler(self.get(model)) for model in self._changes}

@@ -57,7 +57,7 @@ def _greatest(row: Array, count: int) -> list[int]:
     """The positions of the `count` greatest elements; only candidates for them are sorted."""
     if not count:
         return []
-    # The last of equal elements becomes the first, and NaN, which sorts as the greatest, the least.
+    # Sorted in reverse, so that the first of equal elements comes first; NaN counts as the least.
     keys = np.where(np.isnan(row), -np.inf, row) if row.dtype.kind == "f" else row
     least = np.partition(keys, row.size - count)[row.size - count]
     candidates = np.flatnonzero(keys >= least)

@@ -16,7 +16,7 @@ MAX_VERSION_DIGITS = 18
 
 
 def is_version(text: str) -> bool:
-    """Whether a text can be a version: a decimal number of at most 18 digits."""
+    """True if a text can be a version: a decimal number of at most 18 digits."""
     return text.isascii() and text.isdecimal() and len(text) <= MAX_VERSION_DIGITS
 
 

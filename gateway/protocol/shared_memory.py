@@ -56,7 +56,7 @@ class SharedMemoryRegion:
         while size:
             part = os.pread(self._descriptor, size, begin)
             if not part:
-                raise BadTensor(f"shared memory region '{self.status.name}': its object has been cut short")
+                raise BadTensor(f"shared memory region '{self.status.name}': its object has been truncated")
             parts.append(part)
             begin += len(part)
             size -= len(part)
@@ -122,7 +122,7 @@ class SharedMemory:
         if name in self._regions:
             raise AlreadyExists(f"shared memory region '{name}' already in manager: unregister it first")
         if len(self._regions) >= MAX_REGIONS:
-            raise RequestError(f"there are {MAX_REGIONS} shared memory regions, which is the limit; unregister some")
+            raise RequestError(f"the limit of {MAX_REGIONS} shared memory regions is reached; unregister one first")
         self._regions[name] = SharedMemoryRegion(RegionStatus(name, key, offset, byte_size))
 
     def unregister(self, name: str | None = None) -> None:
@@ -194,14 +194,14 @@ def _open(status: RegionStatus) -> int:
             f"got {status.offset} and {status.byte_size}"
         )
     try:
-        # No link is followed out of the directory, and no pipe is waited for.
+        # Without following links out of the directory, and without waiting for pipes.
         descriptor = os.open(f"{DIRECTORY}/{key}", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise RequestError(f"Unable to open shared memory region: '{status.key}': {error.strerror}") from error
     about = os.fstat(descriptor)
     problem = ""
     if not stat.S_ISREG(about.st_mode):
-        problem = "it is no shared memory object"
+        problem = "it is not a shared memory object"
     elif status.offset + status.byte_size > about.st_size:
         problem = f"it has {about.st_size} bytes, but offset and byte_size take {status.offset + status.byte_size}"
     if problem:

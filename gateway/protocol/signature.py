@@ -155,7 +155,7 @@ class Signature:
         """The number of rows of a tensor of `shape`; 1 for a model without a batch dimension."""
         item = shape[1:] if self._batchable else shape
         known = item == expected.shape and expected.fixed
-        # The shape of a scalar without its batch dimension would pass for that of an item.
+        # Without the last check an empty shape would pass as a scalar item of a batched model.
         if not (known or (expected.spec.accepts(item) and min(item, default=0) >= 0)) or (
             self._batchable and not shape
         ):
@@ -230,7 +230,7 @@ def _check_text(data: Buffer, count: int, name: str) -> None:
             str(data[begin + 4 : end], "utf-8")
         except UnicodeDecodeError as error:
             raise BadTensor(
-                f"input '{name}': element {element} is not UTF-8 text, which the strings of models are"
+                f"input '{name}': element {element} is not UTF-8 text, as the strings of models must be"
             ) from error
 
 

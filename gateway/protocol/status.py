@@ -72,7 +72,7 @@ def error_message(error: Exception) -> str:
     if isinstance(error, errors.ServingError):
         return str(error)[:MAX_MESSAGE]
     _log.error("a request failed unexpectedly", exc_info=error)
-    return "internal error: the log of the server tells more"
+    return "internal error: see the log of the server"
 
 
 def outcome_error(

@@ -41,7 +41,7 @@ def _check_shapes(kind: Combiner, answers: Sequence[Array], names: Sequence[str]
     if len(set(joined)) > 1:
         shapes = [str(list(answer.shape)) for answer in answers]
         said = [f"{name} {shape}" for name, shape in zip(names, shapes, strict=True)] if names else shapes
-        but = " but for the last dimension" if kind is Combiner.CONCAT else ""
+        but = " except in the last dimension" if kind is Combiner.CONCAT else ""
         raise ValueError(f"answers of the shapes {', '.join(said)} cannot be joined; expected equal shapes{but}")
 
 

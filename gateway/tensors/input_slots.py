@@ -50,7 +50,7 @@ class InputSlots:
             return InputSlot(self._number, offset, self._view, own=False)
         if nbytes > self._spare_bytes:
             raise PartitionError(
-                f"a batch needs {nbytes} bytes for its inputs, but of the arena's {self._arena.nbytes} bytes "
+                f"a batch needs {nbytes} bytes for its inputs; of the arena's {self._arena.nbytes} bytes "
                 f"{self._arena.used_bytes} are in use, and {self._spare_bytes} may be added"
             )
         region = Region.create("sluice-inputs-large", nbytes)

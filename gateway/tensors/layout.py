@@ -38,7 +38,7 @@ class InputLayout:
                 segment = Segment(region, offset, piece.nbytes)
                 offset += piece.nbytes
             if not segment.nbytes:
-                continue  # rows without elements lie nowhere
+                continue  # rows without elements have no segment
             last = segments[-1] if segments else None
             if last is not None and last.region == segment.region and last.offset + last.nbytes == segment.offset:
                 segments[-1] = Segment(last.region, last.offset, last.nbytes + segment.nbytes)

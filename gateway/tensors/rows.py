@@ -73,7 +73,9 @@ def merge_rows(stage_outputs: Sequence[tuple[Tensor, Sequence[int]]], rows: int)
         raise ValueError(f"only {len(chosen)} of {rows} rows were computed")
     shapes = sorted({piece.shape[1:] for piece in chosen})
     if len(shapes) > 1:
-        raise ValueError(f"rows of the shapes {', '.join(str(list(shape)) for shape in shapes)} do not make one tensor")
+        raise ValueError(
+            f"rows of the shapes {', '.join(str(list(shape)) for shape in shapes)} cannot be merged into one tensor"
+        )
     joined = np.concatenate([content(piece) for piece in chosen])
     if not isinstance(chosen[0], WireBytes):
         return joined

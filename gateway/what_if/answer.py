@@ -121,7 +121,7 @@ class Bottleneck(msgspec.Struct, frozen=True):
 
 
 class Infeasible(msgspec.Struct, frozen=True):
-    """Why no configuration fits; `stage` contributes most to it.
+    """The reason why no configuration fits; `stage` contributes most to it.
 
     `excess_ms` is the time of the fastest configuration beyond the objective (None: the rate is the problem),
     `excess_rate` the rate beyond the partitions' capacity. `nearest_slo_ms` is the lowest objective at this rate,

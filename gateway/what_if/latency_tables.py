@@ -99,8 +99,8 @@ def _here(model: ModelEntry, partition: Partition, reason: str, repository: Path
     if not isinstance(partition, CpuPartition):
         named = str(model.path) if repository is None else f"--repository {repository} {model.spec.key}"
         raise ConfigError(
-            f"{model.spec.key} on {kind}: {reason}, and no such partition is here; for those of a well-known model "
-            f"in its place: sluice profile {named} --simulate resnet50 --partitions {kind}"
+            f"{model.spec.key} on {kind}: {reason}, and this machine has no such partition; to simulate a "
+            f"well-known model instead: sluice profile {named} --simulate resnet50 --partitions {kind}"
         )
     cores = available_cores()
     if len(partition.cores) > len(cores):
@@ -118,7 +118,7 @@ def _holes(model: ModelEntry, table: LatencyTable) -> tuple[str, ...]:
     if beyond := [size for size in missing if size > last]:
         notes.append(f"batches of {_listed(beyond)} are not in the profile and not planned for")
     if holes := [size for size in missing if size < last]:
-        notes.append(f"batches of {_listed(holes)} are not in the profile and take as long as the next larger")
+        notes.append(f"batches of {_listed(holes)} are not in the profile and count like the next larger size")
     return tuple(notes)
 
 

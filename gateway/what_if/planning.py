@@ -1,4 +1,4 @@
-"""What-if analysis: one pipeline on some partitions, at any rate, without a server."""
+"""The search space of a plan: one pipeline on some partitions, at any rate, without a server."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -122,7 +122,7 @@ class RateScenario:
         return 1 / busy_s if busy_s else math.inf
 
     def fits(self, slo_ns: int) -> bool:
-        """Whether a configuration meets the objective."""
+        """True if a configuration meets the objective."""
         return not self.overloaded and self.quickest.latency_ns <= slo_ns
 
     @property

@@ -96,13 +96,13 @@ def _why_lost(other: StageChoices, chosen: StageChoices, slo_ns: int) -> str:
     slower_ms = ns_to_ms(other.latency_ns - chosen.latency_ns)
     if abs(other.cost - chosen.cost) <= _EQUAL * max(other.cost, chosen.cost):
         if slower_ms > 0:
-            return f"as dear, and slower by {slower_ms:.3f} ms"
-        return f"as dear, and quicker by {-slower_ms:.3f} ms; the planner missed it"
+            return f"equal cost, slower by {slower_ms:.3f} ms"
+        return f"equal cost, faster by {-slower_ms:.3f} ms; the planner missed it"
     if other.cost < chosen.cost:
         return f"cheaper by {1 - other.cost / chosen.cost:.1%}; the planner missed it"
     if not chosen.cost:
-        return "dearer, the plan costs nothing"
-    return f"dearer by {other.cost / chosen.cost - 1:.1%}"
+        return "more expensive: the plan costs nothing"
+    return f"more expensive by {other.cost / chosen.cost - 1:.1%}"
 
 
 def _bottleneck(now: RateScenario) -> Bottleneck:
@@ -134,7 +134,7 @@ def _infeasible(
         return Infeasible(
             neck.stage,
             f"at {now.rate:.10g} requests/s all stages together take {_percent(neck.total_utilisation)} of the "
-            f"partitions' time in their best batches, at most {RHO_MAX:.0%} are planned for; stage '{neck.stage}' "
+            f"partitions' time with their best batches, expected at most {RHO_MAX:.0%}; stage '{neck.stage}' "
             f"takes most of it: {_percent(neck.utilisation)}",
             None,
             None if nearest_rate is None else now.rate - nearest_rate,
@@ -143,13 +143,15 @@ def _infeasible(
         )
     quickest_ms = ns_to_ms(now.quickest.latency_ns)
     if found:
-        reason = f"planner {question.planner} finds nothing that fits, though there is something: shown is the best"
+        reason = (
+            f"planner {question.planner} finds no configuration that fits although one exists; the best one is shown"
+        )
         return Infeasible("", reason, None, None, quickest_ms, nearest_rate)
     excess_ms = quickest_ms - ns_to_ms(question.slo_ns)
     most = max((stage for stage in plan.stages if stage.critical), key=lambda stage: stage.p99_ms or 0.0)
     return Infeasible(
         most.stage,
-        f"the quickest configuration takes {quickest_ms:.3f} ms, {excess_ms:.3f} ms too long; "
+        f"the fastest configuration takes {quickest_ms:.3f} ms, {excess_ms:.3f} ms too long; "
         f"stage '{most.stage}' takes most of it: {most.p99_ms:.3f} ms",
         excess_ms,
         None,

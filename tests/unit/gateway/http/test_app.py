@@ -109,7 +109,7 @@ def test_bad_requests_are_refused_in_json(
 
 def test_a_chunked_body_is_read_no_further_than_the_limit(served: Front) -> None:
     reply = post(served, PATH, *[b" " * 400] * 1000)
-    assert (reply.status, reply.json) == (400, {"error": "the body has more than 1000 bytes, which is the limit"})
+    assert (reply.status, reply.json) == (400, {"error": "the body exceeds the limit of 1000 bytes"})
 
 
 def test_overload_says_when_to_try_again(served: Front) -> None:
@@ -122,7 +122,7 @@ def test_overload_says_when_to_try_again(served: Front) -> None:
 def test_a_fault_of_the_server_is_500_and_kept_in_the_log(served: Front, caplog: pytest.LogCaptureFixture) -> None:
     served.runtime.answer = Answer(Outcome.COMPLETED)
     reply = post(served, PATH, REQUEST)
-    assert (reply.status, reply.json) == (500, {"error": "internal error: the log of the server tells more"})
+    assert (reply.status, reply.json) == (500, {"error": "internal error: see the log of the server"})
     assert "KeyError" in caplog.text
 
 

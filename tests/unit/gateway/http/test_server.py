@@ -333,7 +333,7 @@ def test_clients_beyond_the_limit_are_told_so(served: Front) -> None:
         second, writer = await asyncio.open_connection("127.0.0.1", server.port)
         answer = await asyncio.wait_for(second.read(), TIMEOUT_S)
         assert answer.startswith(b"HTTP/1.1 503 ")
-        assert answer.endswith(b'{"error":"the server has 1 connections, which is its limit"}')
+        assert answer.endswith(b'{"error":"the server has reached its limit of 1 connections"}')
         writer.close()
         first[1].close()
 

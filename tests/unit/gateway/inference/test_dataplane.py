@@ -232,8 +232,8 @@ def test_malformed_bytes_are_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (b"\1\0\0\0a\2\0\0\0\xc3(", "input 's': element 1 is not UTF-8 text, which the strings of models are"),
-        ([b"\xff", b"a"], "input 's': element 0 is not UTF-8 text, which the strings of models are"),
+        (b"\1\0\0\0a\2\0\0\0\xc3(", "input 's': element 1 is not UTF-8 text, as the strings of models must be"),
+        ([b"\xff", b"a"], "input 's': element 0 is not UTF-8 text, as the strings of models must be"),
         (["a", "\ud800"], "input 's' has a string that UTF-8 cannot carry"),
     ],
 )

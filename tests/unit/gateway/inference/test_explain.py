@@ -106,7 +106,7 @@ def test_what_is_known_of_a_request_can_be_got_later(served: Front) -> None:
     assert (reply.status, reply.json) == (
         404,
         {
-            "error": "there is no request 'other' among those remembered: the last 8, and as many that were not "
+            "error": "request 'other' is not remembered: expected one of the last 8, or of as many that were not "
             "answered in time"
         },
     )

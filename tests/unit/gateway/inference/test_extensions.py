@@ -88,8 +88,8 @@ def test_a_small_response_and_an_error_are_not_compressed(served: Front) -> None
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        (gzip.compress(bytes(100 * LIMIT)), f"more than {LIMIT} bytes when decompressed, which is the limit"),
-        (gzip.compress(WIDE)[:-4], "it ends too soon"),
+        (gzip.compress(bytes(100 * LIMIT)), f"the decompressed body exceeds the limit of {LIMIT} bytes"),
+        (gzip.compress(WIDE)[:-4], "it is truncated"),
         (b"plain", "cannot be decompressed"),
     ],
 )

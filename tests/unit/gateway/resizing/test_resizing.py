@@ -158,9 +158,9 @@ def test_clients_resize_by_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None
     assert (reply.status, reply.json["cores"]) == (200, [0, 1])
     assert post(served, "/v2/sluice/partitions/gpu9/resize", {"cores": [0]}).status == 404
     for body, reason in (
-        ({"cores": "0"}, "'cores' must be a list of numbers of cores, such as [0, 1], got '0'"),
-        ({"cores": [True]}, "'cores' must be a list of numbers of cores, such as [0, 1], got [True]"),
-        ({"cores": []}, "'cores' must be a list of numbers of cores, such as [0, 1], got []"),
+        ({"cores": "0"}, "'cores' must be a list of core numbers, such as [0, 1], got '0'"),
+        ({"cores": [True]}, "'cores' must be a list of core numbers, such as [0, 1], got [True]"),
+        ({"cores": []}, "'cores' must be a list of core numbers, such as [0, 1], got []"),
         ({"share_percent": 2.5}, "'share_percent' must be a whole number, such as 40, got 2.5"),
         ({"core": [0]}, "'core' is unknown; expected 'cores' or 'share_percent'"),
         ({"cores": [2]}, "partition cpu0: core 2 belongs to partition cpu1 already"),

@@ -74,7 +74,7 @@ def test_the_front_the_runner_up_and_what_is_cheaper_with_more_time() -> None:
     assert found.plan.p99_ms == 40
     assert found.plan.cost_per_1000 == pytest.approx(13)
     assert found.runner_up is not None
-    assert (found.runner_up.p99_ms, found.runner_up.reason) == (20, "dearer by 53.8%")
+    assert (found.runner_up.p99_ms, found.runner_up.reason) == (20, "more expensive by 53.8%")
     assert len(found.runner_up.stages) == 1
     assert "cheaper from an objective of 60.000 ms on: 6" in report(found)
 
@@ -169,7 +169,7 @@ def test_an_objective_below_any_possible_latency() -> None:
     assert (trouble.stage, trouble.excess_ms, trouble.nearest_slo_ms, trouble.nearest_rate) == ("b#1", 5, 40, None)
     assert found.plan.p99_ms == 40, "the quickest there is"
     text = report(found)
-    assert "INFEASIBLE: the quickest configuration takes 40.000 ms, 5.000 ms too long; stage 'b#1' takes most" in text
+    assert "INFEASIBLE: the fastest configuration takes 40.000 ms, 5.000 ms too long; stage 'b#1' takes most" in text
     assert "possible instead: an objective of 40.000 ms at this rate" in text
     assert "not even a lone request" in text
 
@@ -188,7 +188,7 @@ def test_a_rate_beyond_capacity() -> None:
     trouble = found.infeasible
     assert trouble is not None
     assert trouble.stage == "b#1"
-    assert "all stages together take 200% of the partitions' time in their best batches" in trouble.reason
+    assert "all stages together take 200% of the partitions' time with their best batches" in trouble.reason
     assert (trouble.excess_ms, trouble.nearest_slo_ms) == (None, None)
     assert trouble.nearest_rate is not None
     assert trouble.nearest_rate + (trouble.excess_rate or 0) == pytest.approx(200)
@@ -212,7 +212,7 @@ def test_a_planner_that_misses_what_there_is() -> None:
     found = asked(what_if(single("m"), {"m": {"cpu1": LatencyTable.from_ms({2: 10, 4: 11})}}), 12, 0.1, "infless")
     assert not found.feasible
     assert found.infeasible is not None
-    assert found.infeasible.reason.startswith("planner infless finds nothing that fits, though there is something")
+    assert found.infeasible.reason.startswith("planner infless finds no configuration that fits although one exists")
 
 
 def test_an_unknown_planner() -> None:
