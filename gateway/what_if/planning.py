@@ -1,49 +1,24 @@
 """The search space of a plan: one pipeline on some partitions, at any rate, without a server."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.plan_data import CostToGo, Observed
-from sluice.batcher.planner.baselines.aquatope import plan_aquatope
-from sluice.batcher.planner.baselines.brute_force import plan_brute_force
-from sluice.batcher.planner.baselines.esg import plan_esg
-from sluice.batcher.planner.baselines.fast_gshare import plan_fast_gshare
-from sluice.batcher.planner.baselines.infless import plan_infless
-from sluice.batcher.planner.baselines.orion import plan_orion
 from sluice.batcher.planner.build import residency_of
-from sluice.batcher.planner.demand import DemandTable
+from sluice.batcher.planner.demand import DemandTable, demand_table
 from sluice.batcher.planner.exact import ExactPlanner, plan_exact
-from sluice.batcher.planner.problem import Path, PathPlanner, Problem
-from sluice.batcher.planner.slo_split import path_of
+from sluice.batcher.planner.problem import Path, PathPlanner, Problem, path_of
 from sluice.batcher.planner.stage_options import Candidate, pipeline_candidates, problem_of
-from sluice.models.errors import ConfigError
 from sluice.models.profiles.latency_table import LatencyTable
 
-_PLANNERS: dict[str, Callable[[int], PathPlanner]] = {
-    "exact": lambda seed: plan_exact,
-    "brute_force": lambda seed: plan_brute_force,
-    "esg": lambda seed: plan_esg,
-    "orion": lambda seed: plan_orion,
-    "infless": lambda seed: plan_infless,
-    "fast_gshare": lambda seed: plan_fast_gshare,
-    "aquatope": lambda seed: partial(plan_aquatope, generator=np.random.default_rng(seed)),
-}
-PLANNERS = tuple(_PLANNERS)
 PRECISION = 1e-3
 """Relative precision of the highest rate."""
 _ALTERNATIVES = 8
-
-
-def planner_named(name: str, seed: int) -> PathPlanner:
-    """The planner of that name; `seed` is for randomized planners."""
-    if name not in _PLANNERS:
-        raise ConfigError(f"planner {name}: expected one of {', '.join(PLANNERS)}")
-    return _PLANNERS[name](seed)
 
 
 class StageChoices(NamedTuple):
@@ -78,7 +53,7 @@ class WhatIf:
         """The pipeline at a rate in rows per second; raises ConfigError if a model has no latencies."""
         observed = Observed(self._tables, {self.pipeline.name: rate}, self._probabilities)
         residency = residency_of(self.spec, observed)
-        return RateScenario(self, DemandTable(self.spec, observed, residency), residency, rate)
+        return RateScenario(self, demand_table(self.spec, observed, residency), residency, rate)
 
     def highest_rate(self, slo_ns: int) -> float:
         """The highest rate at which a configuration meets the objective, by bisection; 0 if there is none."""

@@ -1,8 +1,9 @@
 """The question of `sluice plan` and its answer: the plan, its alternatives and the limits."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from sluice.batcher.planner.registry import DEFAULT, planner_named
 from sluice.batcher.planner.stage_latency import RHO_MAX
 from sluice.gateway.what_if.answer import (
     PER,
@@ -17,7 +18,7 @@ from sluice.gateway.what_if.answer import (
     TableUsed,
 )
 from sluice.gateway.what_if.figures import PlanFigures
-from sluice.gateway.what_if.planning import PRECISION, RateScenario, StageChoices, WhatIf, planner_named
+from sluice.gateway.what_if.planning import PRECISION, RateScenario, StageChoices, WhatIf
 from sluice.models.units import ns_to_ms
 
 _EQUAL = 1e-9
@@ -29,8 +30,8 @@ class PlanQuestion(NamedTuple):
 
     slo_ns: int
     rate: float
-    planner: str = "exact"
-    seed: int = 0
+    planner: str = DEFAULT
+    planner_settings: Mapping[str, object] = {}
     assumptions: tuple[str, ...] = ()
     tables: tuple[TableUsed, ...] = ()
 
@@ -42,8 +43,8 @@ def answer_question(what_if: WhatIf, question: PlanQuestion) -> PlanAnswer:
     simulated = {(each.model, each.kind) for each in question.tables if each.source is TableSource.SIMULATED}
     exact = now.alternatives(slo_ns) if now.fits(slo_ns) else []
     chosen = exact[0] if exact else None
-    if exact and question.planner != "exact":
-        chosen = now.best(planner_named(question.planner, question.seed), slo_ns)
+    if exact and question.planner != DEFAULT:
+        chosen = now.best(planner_named(question.planner, question.planner_settings), slo_ns)
     plan = PlanFigures(now, slo_ns, simulated).configuration(chosen or (exact[0] if exact else now.quickest))
     highest = what_if.highest_rate(slo_ns)
     return PlanAnswer(

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from sluice.batcher.interface.config import Limits, PartitionConfig, PipelineConfig, StageConfig
+from sluice.batcher.planner.registry import path_planners
 from sluice.gateway.cli.text.plan_report import report
 from sluice.gateway.what_if.answer import Limit, PlanAnswer, TableSource, TableUsed
-from sluice.gateway.what_if.planning import PLANNERS, WhatIf, planner_named
+from sluice.gateway.what_if.planning import WhatIf
 from sluice.gateway.what_if.question import PlanQuestion, answer_question
-from sluice.models.errors import ConfigError
 from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import MS, cascade, chain, ensemble, model, single, spec_of
 
@@ -196,7 +196,7 @@ def test_a_rate_beyond_capacity() -> None:
     assert "too much" in report(found, explain=True)
 
 
-@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("planner", path_planners())
 def test_every_planner_answers(planner: str) -> None:
     case = what_if(chain("a", "b"), {"a": BOTH, "b": BOTH}, partitions=(QUICK, CHEAP))
     found = asked(case, 70, 10, planner)
@@ -215,14 +215,9 @@ def test_a_planner_that_misses_what_there_is() -> None:
     assert found.infeasible.reason.startswith("planner infless finds no configuration that fits although one exists")
 
 
-def test_an_unknown_planner() -> None:
-    with pytest.raises(ConfigError, match="planner magic: expected one of exact, brute_force, esg"):
-        planner_named("magic", 0)
-
-
 def test_aquatope_with_one_seed_gives_one_answer() -> None:
     case = what_if(chain("a", "b"), {"a": BOTH, "b": BOTH}, partitions=(QUICK, CHEAP))
-    first, second = (answer_question(case, PlanQuestion(70 * MS, 10, "aquatope", 7)) for _ in range(2))
+    first, second = (answer_question(case, PlanQuestion(70 * MS, 10, "aquatope", {"seed": 7})) for _ in range(2))
     assert first == second
 
 
