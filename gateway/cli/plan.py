@@ -48,7 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--percentile", type=float, default=99.0, metavar="P", help=percentile)
     planners = path_planners()
     described = "; ".join(f"{each.name}: {each.description}" for each in planners.values())
-    add("--planner", choices=list(planners), default=DEFAULT, help=f"(default {DEFAULT}) {described}")
+    add(
+        "--planner",
+        choices=list(planners),
+        default=DEFAULT,
+        help=f"planning algorithm (default {DEFAULT}): {described}",
+    )
     setting = "a setting of the planner (repeatable)"
     add("--planner-setting", type=_setting, action="append", default=[], metavar="KEY=VALUE", help=setting)
     add("--seed", type=int, default=0, help="the setting `seed` of randomized planners (default 0)")

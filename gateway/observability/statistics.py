@@ -208,7 +208,7 @@ def nv_metrics(statistics: Statistics, keys: Iterable[str], pending: dict[str, i
 
     Written by hand: prometheus_client appends `_total` to the name of every counter.
     """
-    lines: dict[str, list[str]] = {name: [] for name in _NV_METRICS}
+    lines: dict[str, list[str]] = {name: [] for name in NV_METRICS}
     found: dict[str, ModelStatistics] = {}
     for key in keys:
         name, _, version = key.rpartition(":")
@@ -232,7 +232,7 @@ def nv_metrics(statistics: Statistics, keys: Iterable[str], pending: dict[str, i
     text = []
     for metric, samples in lines.items():
         kind = "gauge" if metric == "pending_request_count" else "counter"
-        text += [f"# HELP nv_inference_{metric} {_NV_METRICS[metric]}", f"# TYPE nv_inference_{metric} {kind}"]
+        text += [f"# HELP nv_inference_{metric} {NV_METRICS[metric]}", f"# TYPE nv_inference_{metric} {kind}"]
         text += [f"nv_inference_{metric}{sample}" for sample in samples]
     return "\n".join(text) + "\n" + _cache_metrics(found)
 
@@ -243,7 +243,7 @@ def _cache_metrics(statistics: Mapping[str, ModelStatistics]) -> str:
     if not asking:
         return ""
     text = ""
-    for family, meaning in _CACHE_METRICS.items():
+    for family, meaning in CACHE_METRICS.items():
         name = f"nv_cache_{family}_per_model"
         text += f"# HELP {name} {meaning}\n# TYPE {name} counter\n"
         for labels, each in asking.items():
@@ -257,7 +257,7 @@ def _cache_metrics(statistics: Mapping[str, ModelStatistics]) -> str:
     return text
 
 
-_NV_METRICS = {
+NV_METRICS = {
     "request_success": "Requests that succeeded.",
     "request_failure": "Requests that failed, by reason.",
     "count": "Rows of successful requests.",
@@ -269,12 +269,14 @@ _NV_METRICS = {
     "compute_output_duration_us": "Time of outputs on the way back, in microseconds.",
     "pending_request_count": "Requests waiting in queues.",
 }
-_CACHE_METRICS = {
+"""The metrics `nv_inference_*` and their help."""
+CACHE_METRICS = {
     "num_hits": "Requests answered from the response cache.",
     "num_misses": "Requests that the response cache could not answer.",
     "hit_duration": "Time of cache look-ups that hit, in microseconds.",
     "miss_duration": "Time of cache look-ups and insertions after a miss, in microseconds.",
 }
+"""The metrics `nv_cache_*_per_model` and their help."""
 
 
 def _duration(count: int, ns: int) -> dict[str, int]:

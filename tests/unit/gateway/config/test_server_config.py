@@ -16,7 +16,7 @@ from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_MS
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, Partition, ShareMode
 
-DOCUMENT = (Path(__file__).parents[4] / "docs" / "configuration.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[4] / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
 
 
 GPU = "GPU-5d1f7b7a-9c1d-4b52-8b2a-0123456789ab"
