@@ -26,7 +26,7 @@ from sluice.gateway.inference.dataplane import (
     asks_for_explanation,
     build_response,
 )
-from sluice.gateway.inference.request_template import JsonTemplate, RequestTemplate
+from sluice.gateway.inference.request_template import JsonTemplate, RequestTemplate, Template
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request import MAX_VERSION_DIGITS
 from sluice.gateway.protocol.signature import Signature
@@ -56,7 +56,7 @@ class ClientConnection(Protocol):
     """The connection of an exchange's client."""
 
     transport: asyncio.Transport
-    template: RequestTemplate | JsonTemplate | None
+    template: Template | None
     """The template of the previous request, if the next request may match it."""
 
     def common_headers(self) -> bytes:
@@ -203,12 +203,10 @@ class Exchange:
         else:
             self._submission.future.add_done_callback(self._answered)
 
-    def _read(
-        self, body: bytes | bytearray, signature: Signature
-    ) -> tuple[RequestTemplate | JsonTemplate, dict[str, Tensor]]:
+    def _read(self, body: bytes | bytearray, signature: Signature) -> tuple[Template, dict[str, Tensor]]:
         request, flags = decode_request(body, self._json_length, signature)
         inputs, options = self._route.dataplane.check(signature, request)
-        template: RequestTemplate | JsonTemplate
+        template: Template
         if self._json_length is None and not request.shared:
             template = JsonTemplate(body, signature, inputs, options, flags)
         else:

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.http.exchange import Exchange, InferRoute
 from sluice.gateway.http.listener import listen
-from sluice.gateway.inference.request_template import JsonTemplate, RequestTemplate
+from sluice.gateway.inference.request_template import Template
 
 KEEP_ALIVE_S = 75
 LAST_REQUESTS_S = 0.3
@@ -34,7 +34,7 @@ class Connection(HttpToolsProtocol):
         self._restrictions = restrictions
         self._turn: Exchange | None = None
         self._last_path: tuple[bytes, tuple[str, str] | None] = b"", None
-        self.template: RequestTemplate | JsonTemplate | None = None
+        self.template: Template | None = None
         self._default_headers: list[tuple[bytes, bytes]] = []
         self._common_headers = b""
 

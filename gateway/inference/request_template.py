@@ -1,7 +1,7 @@
 """Templates of requests: clients send the same JSON again and again with other numbers."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -18,14 +18,26 @@ MAX_HEAD_BYTES = 4096
 _KEY = b'"data"'
 
 
-class RequestTemplate:
+class _Template:
+    """The parts of a checked request that all requests of the template share; `flags` mark its binary outputs."""
+
+    __slots__ = ("flags", "options", "repeatable", "signature")
+
+    def __init__(self, signature: Signature, options: RequestOptions, flags: tuple[bool, ...]) -> None:
+        self.signature = signature
+        self.options = options
+        self.flags = flags
+        self.repeatable = False
+
+
+class RequestTemplate(_Template):
     """A checked request with binary tensors. A request with the same JSON and length differs only in tensor contents.
 
     That holds for a `repeatable` template: all tensors are binary, none of them are BYTES, and the response carries all
     outputs as they are.
     """
 
-    __slots__ = ("_head", "_layout", "_length", "flags", "options", "repeatable", "signature")
+    __slots__ = ("_head", "_layout", "_length")
 
     def __init__(
         self,
@@ -36,9 +48,7 @@ class RequestTemplate:
         options: RequestOptions,
         flags: tuple[bool, ...],
     ) -> None:
-        self.signature = signature
-        self.options = options
-        self.flags = flags
+        super().__init__(signature, options, flags)
         self._length = len(body)
         self._head = b"" if json_length is None else bytes(body[:json_length])
         offset = len(self._head)
@@ -68,14 +78,14 @@ class RequestTemplate:
         return {name: np.ndarray(shape, dtype, body, offset) for name, shape, dtype, offset in self._layout}
 
 
-class JsonTemplate:
+class JsonTemplate(_Template):
     """A checked request that is all JSON. A request with the same text around its data has only other numbers.
 
     That holds for a `repeatable` template: it has one input of numbers and no id, and the response carries all outputs
     as they are.
     """
 
-    __slots__ = ("_head", "_input", "_tail", "flags", "options", "repeatable", "signature")
+    __slots__ = ("_head", "_input", "_tail")
 
     def __init__(
         self,
@@ -85,10 +95,7 @@ class JsonTemplate:
         options: RequestOptions,
         flags: tuple[bool, ...],
     ) -> None:
-        self.signature = signature
-        self.options = options
-        self.flags = flags
-        self.repeatable = False
+        super().__init__(signature, options, flags)
         (name, tensor), *more = inputs.items()
         if more or options.id or options.deliveries is not None or not isinstance(tensor, np.ndarray):
             return
@@ -114,6 +121,9 @@ class JsonTemplate:
         except (BadTensor, IndexError):  # or no data at all: decoding the whole body reports the error
             return None
         return {name: values.reshape(shape)} if isinstance(values, np.ndarray) and values.size == count else None
+
+
+Template: TypeAlias = RequestTemplate | JsonTemplate
 
 
 def _around_data(body: bytes | bytearray) -> tuple[bytes, bytes]:
