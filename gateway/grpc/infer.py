@@ -9,8 +9,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2
 
 from sluice.gateway.grpc.codec import decode_request, encode_response
-from sluice.gateway.grpc.errors import call_status, parse_version
-from sluice.gateway.grpc.stream import ResponseMetadata
+from sluice.gateway.grpc.errors import ResponseMetadata, call_status, parse_version
 from sluice.gateway.grpc.transport.call import ServerCall
 from sluice.gateway.inference.dataplane import (
     EXPLAIN_HEADER,

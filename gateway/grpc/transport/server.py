@@ -12,10 +12,8 @@ from typing import Any
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-from sluice.gateway.grpc.errors import call_status
 from sluice.gateway.grpc.transport.call import Aborted, Metadata, ServerCall, message_of
 from sluice.gateway.grpc.transport.cancellation import CancellationWatch
-from sluice.models.errors import RejectedError
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +27,8 @@ LAST_CALLS_S = 0.3
 Clients send the next call as soon as they have an answer.
 """
 
+_STOPPING = grpc.StatusCode.UNAVAILABLE, "the server is stopping", (("retry-after", "1"),)
+"""The status of a call that a stopping server refuses, as the runtime rejects requests then."""
 _HAPPENED = cygrpc.CompletionType.operation_complete
 
 Refusal = Callable[[str, Metadata], str]
@@ -236,4 +236,4 @@ class GrpcServer:
 
 
 def _refuse(call: ServerCall) -> None:
-    call.end(*call_status(RejectedError("the server is stopping")))
+    call.end(*_STOPPING)
