@@ -22,16 +22,16 @@ class IndexEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RepositoryApi:
-    """The repository for clients. In the control mode `explicit` they load and unload models through `lifecycle`."""
+    """The repository for clients. In the control mode `explicit` they load and unload models through `deployer`."""
 
     def __init__(
         self,
         registry: ModelRegistry,
-        lifecycle: Deployer | None = None,
+        deployer: Deployer | None = None,
         control: ModelControlMode = ModelControlMode.NONE,
     ) -> None:
         self._registry = registry
-        self._lifecycle = lifecycle
+        self._deployer = deployer
         self._control = control
 
     @property
@@ -51,23 +51,23 @@ class RepositoryApi:
             for version, state, reason in self._registry.states(name)
             if state is VersionStatus.READY or not ready_only
         ]
-        if self._lifecycle is None or self._control is ModelControlMode.NONE or ready_only:
+        if self._deployer is None or self._control is ModelControlMode.NONE or ready_only:
             return entries
-        found = [IndexEntry(name) for name in self._lifecycle.source.names() if name not in self._registry]
+        found = [IndexEntry(name) for name in self._deployer.source.names() if name not in self._registry]
         return sorted([*entries, *found], key=lambda entry: entry.name)
 
     async def load(self, repository: str, name: str, parameters: Mapping[str, object]) -> None:
         """Load a model or pipeline, or reload it if it has changed; returns when it is ready."""
         _check(repository)
-        if self._lifecycle is None or not self.changes:
+        if self._deployer is None or not self.changes:
             raise _not_allowed("load", name, self._control)
         _check_name("load", name)
-        await self._lifecycle.load(name, read_override(parameters))
+        await self._deployer.load(name, read_override(parameters))
 
     async def unload(self, repository: str, name: str, parameters: Mapping[str, object]) -> None:
         """Unload a model or pipeline; it gets no more requests."""
         _check(repository)
-        if self._lifecycle is None or not self.changes:
+        if self._deployer is None or not self.changes:
             raise _not_allowed("unload", name, self._control)
         _check_name("unload", name)
         for each, value in parameters.items():
@@ -77,7 +77,7 @@ class RepositoryApi:
             if not isinstance(value, bool):
                 raise RequestError(f"parameter '{each}' must be true or false, got {value!r:.80}")
         with_needs, recycle = (bool(parameters.get(each)) for each in _UNLOAD_PARAMETERS)
-        await self._lifecycle.unload(name, with_needs=with_needs, recycle=recycle)
+        await self._deployer.unload(name, with_needs=with_needs, recycle=recycle)
 
 
 _UNLOAD_PARAMETERS = ("unload_dependents", "recycle")

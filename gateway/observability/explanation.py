@@ -64,7 +64,7 @@ class StageTrace(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """What happened to a request; times are in milliseconds, costs in units of currency.
+    """The outcome of a request and where its time went; times are in milliseconds, costs in units of currency.
 
     `deadline_ms` and `total_ms` run from its arrival, to the deadline and to the completion of its answer. `cause` is
     the largest `Cause`, or the outcome of a request that never ran.

@@ -46,8 +46,8 @@ class LogSettings:
         levels = {level for name, each in _LEVELS.items() if settings[name] for level in each}
         if settings["log_verbose_level"]:
             levels.add(logging.DEBUG)
-        forms = dict(zip(_FORMATS, (self._default, LogFormat.TEXT, LogFormat.JSON), strict=True))
-        reconfigure(forms[str(settings["log_format"])], levels)
+        formats = dict(zip(_FORMATS, (self._default, LogFormat.TEXT, LogFormat.JSON), strict=True))
+        reconfigure(formats[str(settings["log_format"])], levels)
 
     def _check(self, name: str, value: object) -> LogValue:
         if name not in self._settings:

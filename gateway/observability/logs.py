@@ -27,8 +27,8 @@ def configure(format: LogFormat, level: str) -> None:
 def configured() -> tuple[LogFormat, int]:
     """The current format, and the lowest level that is logged."""
     root = logging.getLogger()
-    forms = [handler.formatter.form for handler in root.handlers if isinstance(handler.formatter, _Formatter)]
-    return forms[0] if forms else LogFormat.TEXT, root.getEffectiveLevel()
+    formats = [handler.formatter.log_format for handler in root.handlers if isinstance(handler.formatter, _Formatter)]
+    return formats[0] if formats else LogFormat.TEXT, root.getEffectiveLevel()
 
 
 def reconfigure(format: LogFormat, levels: Collection[int]) -> None:
@@ -49,7 +49,7 @@ def log(logger: logging.Logger, level: int, event: str, **fields: object) -> Non
 class _Formatter(logging.Formatter):
     def __init__(self, format: LogFormat) -> None:
         super().__init__()
-        self.form = format
+        self.log_format = format
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -57,7 +57,7 @@ class _Formatter(logging.Formatter):
         fields = dict(getattr(record, "fields", {}))
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
-        if self.form is LogFormat.JSON:
+        if self.log_format is LogFormat.JSON:
             line = {"time": time, "level": record.levelname.lower(), "logger": record.name, "event": event} | fields
             return json.dumps(line, default=str)
         values = "".join(f" {name}={value}" for name, value in fields.items())

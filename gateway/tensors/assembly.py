@@ -170,7 +170,7 @@ class Assembly:
         outputs = BatchOutputs({stage.output: joined}, {}, no_release)
         outputs.references = 1
         request_tensors.stage_outputs[member.stage] = StageOutput(outputs, 0, member.rows, member.row_index)
-        confidences = tuple(tuple(confidence(joined, verdict.confidence).tolist()) for verdict in stage.confidences)
+        confidences = tuple(tuple(confidence(joined, each.confidence).tolist()) for each in stage.confidences)
         return confidences, batch_key([(stage.output, joined.shape[1:])])
 
     def look_up_cache(self, member: Member) -> str | None:

@@ -131,12 +131,12 @@ def _infeasible(
 ) -> Infeasible:
     nearest_rate = highest or None
     if now.overloaded:
-        neck = _bottleneck(now)
+        bottleneck = _bottleneck(now)
         return Infeasible(
-            neck.stage,
-            f"at {now.rate:.10g} requests/s all stages together take {_percent(neck.total_utilisation)} of the "
-            f"partitions' time with their best batches, expected at most {RHO_MAX:.0%}; stage '{neck.stage}' "
-            f"takes most of it: {_percent(neck.utilisation)}",
+            bottleneck.stage,
+            f"at {now.rate:.10g} requests/s all stages together take {_percent(bottleneck.total_utilisation)} of the "
+            f"partitions' time with their best batches, expected at most {RHO_MAX:.0%}; stage '{bottleneck.stage}' "
+            f"takes most of it: {_percent(bottleneck.utilisation)}",
             None,
             None if nearest_rate is None else now.rate - nearest_rate,
             None,

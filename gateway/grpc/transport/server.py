@@ -96,7 +96,7 @@ class GrpcServer:
         """Refuse new calls, interrupt streams, and cancel calls that are still open after `grace` seconds.
 
         The core cancels calls that arrive after its shutdown. So the server accepts calls for a while longer and
-        refuses them once the core has told all clients to disconnect. No client that waits for its refusal sends
+        refuses them once the core has asked all clients to disconnect. No client that waits for its refusal sends
         another call too late.
         """
         if not self._serving or self._late is not None:
