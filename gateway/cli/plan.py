@@ -12,8 +12,8 @@ from sluice.batcher.settings.spec_builder import build_spec, pipeline_key
 from sluice.gateway.cli.text.plan_report import report
 from sluice.gateway.config.configured_partitions import configured_partitions, partition_config
 from sluice.gateway.config.server_config import ServerConfig, read_config
+from sluice.gateway.deployment.read import read_models
 from sluice.gateway.deployment.stored_profiles import look_up, model_memory
-from sluice.gateway.server.wiring import read_models
 from sluice.gateway.what_if.latency_tables import latency_tables, planned_partitions
 from sluice.gateway.what_if.planning import PLANNERS, WhatIf
 from sluice.gateway.what_if.question import Question, answer

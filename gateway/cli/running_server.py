@@ -7,7 +7,7 @@ import msgspec
 
 from sluice.gateway.cli.checks import Finding, Severity
 from sluice.gateway.cli.http_client import check_url, open_url, unreachable
-from sluice.gateway.partitions.states import Enforcement, PartitionStatus
+from sluice.gateway.partitions.inventory import Enforcement, PartitionStatus
 from sluice.models.errors import ServingError
 
 TIMEOUT_S = 10

@@ -1,6 +1,6 @@
 """The life cycle of what is served: models and pipelines are loaded, loaded anew and unloaded while requests run.
 
-What is new is loaded and warmed beside what there is; then the catalogue names it instead, and what was there before
+What is new is loaded and warmed beside what there is; then the registry names it instead, and what was there before
 goes when its last request is done. Whatever fails on the way leaves all as it was.
 """
 
@@ -18,6 +18,7 @@ from sluice.gateway.deployment.registry import ModelRegistry, VersionStatus
 from sluice.gateway.deployment.revision import Deployed, Revision, RevisionSource, read_revision
 from sluice.gateway.deployment.rollout import Deployment, Prepared
 from sluice.gateway.observability.logs import log
+from sluice.gateway.partitions.inventory import Inventory
 from sluice.models.errors import (
     ConfigError,
     ModelNotFound,
@@ -43,17 +44,19 @@ class Deployer:
         self,
         source: RevisionSource,
         names: DependencyGraph,
-        catalogue: ModelRegistry,
+        registry: ModelRegistry,
         deployment: Deployment,
-        loads: LoadWaiter,
+        load_waiter: LoadWaiter,
+        inventory: Inventory,
         *,
         recycle: bool,
     ) -> None:
         self.source = source
         self.names = names
-        self._catalogue = catalogue
+        self._registry = registry
         self._deployment = deployment
-        self._loads = loads
+        self._load_waiter = load_waiter
+        self._inventory = inventory
         self._recycle = recycle
         self._numbers = itertools.count(1)
         self._busy: set[str] = set()
@@ -86,14 +89,14 @@ class Deployer:
         async with self._alone(name, {}):
             leaving, stranded = self.names.take(name, with_needs=with_needs)
             if name not in leaving:
-                self._catalogue.give_up(name)
+                self._registry.forget(name)
             for each, was in leaving.items():
                 state = VersionStatus.UNLOADING, ""
                 if each in stranded:
                     state = VersionStatus.UNAVAILABLE, f"model '{name}', which it needs, was unloaded"
-                self._catalogue.set_aside(each, {str(pipeline.version): state for pipeline in was.pipelines})
+                self._registry.set_unavailable(each, {str(pipeline.version): state for pipeline in was.pipelines})
                 log(logger, logging.INFO, "unloading", name=each)
-            holders = {holder for key in _models(leaving) for holder in self._loads.holders(key)}
+            holders = {holder for key in _models(leaving) for holder in self._inventory.holders(key)}
             gone = self._keep(self._see_off(leaving, stranded))
         if recycle or (self._recycle and leaving):
             try:
@@ -110,10 +113,10 @@ class Deployer:
 
     def close(self) -> None:
         """Refuse what is under way and what comes, and remove the files that clients gave."""
-        self._catalogue.draining = True
+        self._registry.draining = True
         for task in self._tasks:
             task.cancel()
-        self._loads.close()
+        self._load_waiter.close()
         for override in self.names.overrides().values():
             override.discard()
 
@@ -130,19 +133,19 @@ class Deployer:
         names |= self.source.needed(returning, served, overrides)
         number = next(self._numbers)
         try:
-            anew = () if self._catalogue.broken(name) is None else {name}  # what workers could not load is tried again
+            anew = () if self._registry.broken(name) is None else {name}  # what workers could not load is tried again
             revision = _whole(await self._revision(names, number, overrides, anew), returning)
             if self._is_same(name, revision, overrides):
                 return
             prepared = await self._prepare(names, number, revision, overrides)
             await self._bring(prepared)
         except BaseException as error:
-            reason = str(error) or "its load was given up"
+            reason = str(error) or "loading was cancelled"
             for override in overrides.values():
                 reason = override.told(reason)
             if name not in served:
                 unsupported = isinstance(error, UnsupportedModel)
-                self._catalogue.set_aside(name, {"": (VersionStatus.UNAVAILABLE, reason)}, unsupported=unsupported)
+                self._registry.set_unavailable(name, {"": (VersionStatus.UNAVAILABLE, reason)}, unsupported=unsupported)
             log(logger, logging.ERROR, "load failed", name=name, reason=reason)
             if not isinstance(error, ConfigError | RejectedError | OSError):
                 raise
@@ -165,7 +168,8 @@ class Deployer:
             if not prepared.outdated:
                 return prepared
             if beside := prepared.outdated & remote:
-                raise ConfigError(f"model '{min(beside)}' of a Triton server would have to report another confidence")
+                lacking = "does not report the confidence that the new pipeline needs"
+                raise ConfigError(f"model '{min(beside)}' of a Triton server {lacking}")
             anew |= prepared.outdated
             wanted = self.source.needed({*names, *anew, *self.names.dependents(anew)}, served, overrides)
             revision = _whole(await self._revision(wanted, number, overrides, anew), ())
@@ -183,11 +187,11 @@ class Deployer:
         begun = False
         try:
             # One is added after the other: when one is refused, those before it are to be given up.
-            coming.extend(self._loads.come(*each) for each in prepared.placed)
+            coming.extend(self._load_waiter.wait_loaded(*each) for each in prepared.placed)
             for name in prepared.deployed.keys() - self.names.served.keys():
-                before[name] = {version: (state, reason) for version, state, reason in self._catalogue.states(name)}
+                before[name] = {version: (state, reason) for version, state, reason in self._registry.states(name)}
                 versions = [str(pipeline.version) for pipeline in prepared.deployed[name].pipelines]
-                self._catalogue.set_aside(name, dict.fromkeys(versions, (VersionStatus.LOADING, "")))
+                self._registry.set_unavailable(name, dict.fromkeys(versions, (VersionStatus.LOADING, "")))
             self._deployment.begin(prepared)
             begun = True
             async with asyncio.timeout(LOAD_TIMEOUT_S):
@@ -198,7 +202,7 @@ class Deployer:
             for future in coming:
                 future.cancel()
             for name, states in before.items():
-                self._catalogue.set_aside(name, states)
+                self._registry.set_unavailable(name, states)
             added = {pipeline.name for pipeline in prepared.change.pipelines}
             if begun:
                 self._deployment.retire(added)
@@ -211,13 +215,13 @@ class Deployer:
         before = {name: self.names.served[name] for name in revision if name in self.names.served}
         self.names.serve(revision)
         for name, each in revision.items():
-            self._catalogue.serve(name, each.pipelines)
+            self._registry.serve(name, each.pipelines)
             log(logger, logging.INFO, "loaded", name=name, versions=[pipeline.version for pipeline in each.pipelines])
         self._keep(self._see_off(before, ()))
 
     def _is_same(self, name: str, revision: Mapping[str, Deployed], overrides: Mapping[str, Override]) -> bool:
         before, served = self.names.served.get(name), self.names.served
-        if before is None or before.override is not overrides.get(name) or self._catalogue.broken(name):
+        if before is None or before.override is not overrides.get(name) or self._registry.broken(name):
             return False
         return before.files == revision[name].files and revision.keys() <= served.keys()
 
@@ -246,9 +250,9 @@ class Deployer:
             now = self.names.served.get(name)
             if each.override is not None and (now is None or now.override is not each.override):
                 await asyncio.to_thread(each.override.discard)
-            if any(state is VersionStatus.UNLOADING for _, state, _ in self._catalogue.states(name)):
+            if any(state is VersionStatus.UNLOADING for _, state, _ in self._registry.states(name)):
                 states = {str(pipeline.version): (VersionStatus.UNAVAILABLE, "unloaded") for pipeline in each.pipelines}
-                self._catalogue.set_aside(name, states)
+                self._registry.set_unavailable(name, states)
 
     # -- turns
 
@@ -260,7 +264,7 @@ class Deployer:
                 await self._turn.wait()
             self._busy |= involved
         try:
-            if self._catalogue.draining:
+            if self._registry.draining:
                 raise RejectedError("the server is stopping")
             yield
         finally:

@@ -27,15 +27,15 @@ class InitialResidency(NamedTuple):
     residency: Mapping[str, tuple[str, ...]]
     unplaced: tuple[str, ...]
 
-    def announce(self, catalogue: ModelRegistry) -> None:
-        """Tell which models wait for demand, and which have no place anywhere."""
+    def announce(self, registry: ModelRegistry) -> None:
+        """Log, and note in the registry, which models wait for demand, and which no partition has room for."""
         largest = max(partition.memory_bytes for partition in self.spec.partitions)
         sizes = {model.key: model.memory_bytes for model in self.spec.models}
         demanded = self.spec.residency.loading is Loading.DEMAND
         waiting = [key for key in self.unplaced if sizes[key] <= largest]
         if demanded:
             log(logger, logging.INFO, "models are loaded on demand", models=len(sizes), waiting=len(waiting))
-            catalogue.models_on_demand(key for key, size in sizes.items() if size <= largest)
+            registry.mark_on_demand(key for key, size in sizes.items() if size <= largest)
             if never := self._kept_out(waiting):
                 reason = "no partition has room for them beside the pinned ones"
                 log(logger, logging.WARNING, "models can never be loaded", models=", ".join(never), reason=reason)
@@ -43,10 +43,10 @@ class InitialResidency(NamedTuple):
             if sizes[key] > largest:
                 reason = f"no partition has room for the {sizes[key] / _MIB:.3g} MiB that it takes"
                 log(logger, logging.ERROR, "model has no place", model=key, reason=reason)
-                catalogue.model_load_failed(key, reason)
+                registry.mark_unplaced(key, reason)
             elif not demanded:
                 log(logger, logging.WARNING, "model waits for demand, the others leave no room", model=key)
-                catalogue.model_on_demand(key)
+                registry.mark_waiting(key)
         log_missing_instances(self.spec.models, self.residency)
 
     def _kept_out(self, waiting: Iterable[str]) -> list[str]:

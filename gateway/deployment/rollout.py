@@ -20,10 +20,10 @@ from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.deployment.revision import Deployed
 from sluice.gateway.deployment.stored_profiles import footprints, model_memory, stored_entries
 from sluice.gateway.deployment.worker_files import worker_files
-from sluice.gateway.executors.triton.executor import MixedExecutor
+from sluice.gateway.executors.mixed import MixedExecutor
 from sluice.gateway.executors.worker.executor import WorkerExecutor
 from sluice.gateway.observability.metrics import ServerMetrics
-from sluice.gateway.partitions.states import PartitionStates
+from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.runtime.driver import Runtime
 from sluice.gateway.tensors.pipeline_wiring import PipelineWiring, plan_pipeline
 from sluice.models.errors import ConfigError, RejectedError
@@ -55,32 +55,32 @@ class Prepared(NamedTuple):
 
 
 class Deployment:
-    """What is served, as the scheduler, the runtime, the executor and the catalogue know it.
+    """What is served, as the scheduler, the runtime, the executor and the registry know it.
 
-    `remote` are the models that Triton servers hold, which stay; `states` has the partitions of our workers.
+    `remote` are the models that Triton servers hold, which stay; `inventory` has the partitions of our workers.
     """
 
     def __init__(
         self,
         config: ServerConfig,
         remote: Mapping[str, ModelEntry],
-        states: PartitionStates,
+        inventory: Inventory,
         scheduler: Scheduler,
         runtime: Runtime,
         executor: WorkerExecutor | MixedExecutor,
-        catalogue: ModelRegistry,
+        registry: ModelRegistry,
         metrics: ServerMetrics,
-        loads: LoadWaiter,
+        load_waiter: LoadWaiter,
     ) -> None:
         self._config = config
         self._remote = remote
-        self._states = states
+        self._inventory = inventory
         self._scheduler = scheduler
         self._runtime = runtime
         self._executor = executor
-        self._catalogue = catalogue
+        self._registry = registry
         self._metrics = metrics
-        self._loads = loads
+        self._load_waiter = load_waiter
         self._recycling = asyncio.Lock()
 
     async def prepare(self, revision: Mapping[str, Deployed], deployed: Mapping[str, Deployed]) -> Prepared:
@@ -134,7 +134,7 @@ class Deployment:
         )
 
     def begin(self, prepared: Prepared) -> None:
-        """Have everything loaded; `LoadWaiter.come` tells when it is there."""
+        """Have everything loaded; `LoadWaiter.wait_loaded` tells when it is there."""
         self._executor.add(prepared.plans, prepared.specs, prepared.files)
         self._runtime.serve(prepared.change)
 
@@ -146,8 +146,9 @@ class Deployment:
     async def end(self, pipelines: Collection[str], models: Collection[str]) -> None:
         """Wait until no partition holds models that no pipeline needs any more, and forget them."""
         for model in sorted(models):
-            await self._loads.go(model)
-            self._catalogue.forget(model)
+            await self._load_waiter.wait_unloaded(model)
+            self._inventory.forget(model)
+            self._registry.forget_model(model)
             self._metrics.forget(model)
         self._executor.remove(pipelines, models)
 
@@ -161,11 +162,11 @@ class Deployment:
         async with self._recycling:
             for partition in partitions:
                 self._executor.recycle(partition)
-                await self._loads.back(partition)
+                await self._load_waiter.wait_ready(partition)
 
     @property
     def _partitions(self) -> list[Partition]:
-        return [state.partition for state in self._states.all().values()]
+        return self._inventory.partitions
 
     def _build(
         self,
@@ -213,9 +214,9 @@ class Deployment:
             if reloaded and spec.residency.loading is not Loading.DEMAND:
                 free = f"{_mib(room.free)} of {_mib(largest)} are free"
                 raise RejectedError(f"no partition has room for the {size} of {key} beside what is served: {free}")
-            self._catalogue.model_on_demand(key)
+            self._registry.mark_waiting(key)
         if spec.residency.loading is Loading.DEMAND:
-            self._catalogue.models_on_demand(new)
+            self._registry.mark_on_demand(new)
         log_missing_instances(models, room.residency)
         return room
 

@@ -5,16 +5,17 @@ from typing import Protocol
 
 from sluice.batcher.interface.decisions import DispatchBatch, LoadModel, Member, UnloadModel
 from sluice.batcher.interface.events import AnyEvent
+from sluice.gateway.partitions.inventory import NO_DETAILS, ProcessDetails
 from sluice.gateway.protocol.answer import Tensor
+from sluice.gateway.tensors.combiner import Combined
 
-Post = Callable[[AnyEvent], None]
-"""Reports an event to the runtime; never blocks and never calls back."""
 
-Confidences = tuple[tuple[float, ...], ...]
-"""One tuple a verdict, each with one confidence a row."""
+class EventSink(Protocol):
+    """Takes the events that an executor reports, on the event loop; never blocks and never calls back."""
 
-Combined = tuple[Confidences, str]
-"""The verdicts of a combiner, and the key that tells apart outputs whose shapes differ."""
+    def __call__(self, event: AnyEvent, details: ProcessDetails = NO_DETAILS, /) -> None:
+        """Take an event, with what else is known if it is about a partition."""
+        ...
 
 
 class Executor(Protocol):
@@ -24,8 +25,8 @@ class Executor(Protocol):
     For each request, `admit` comes first, and last comes `take` or `forget`.
     """
 
-    def start(self, post: Post) -> None:
-        """Begin; all events go to `post`."""
+    def start(self, report: EventSink) -> None:
+        """Begin; all events go to `report`."""
         ...
 
     def admit(self, request: int, pipeline: str, inputs: Mapping[str, Tensor], rows: int, input_bytes: int) -> int:

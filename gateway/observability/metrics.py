@@ -99,8 +99,8 @@ class ServerMetrics(Collector):
     """All metrics of one server; `stages` are the names of the stages of each pipeline, by `name:version`.
 
     `queue_depths` (requests waiting, by model), `arena_bytes`, and `corrections` (by model and kind of partition: how
-    many times as long as their profile says batches take), `breakers` (the state of each Triton server's circuit
-    breaker) and `enforced` (whether a partition is proved to hold, where that is known) are asked for at each scrape.
+    many times as long as their profile says batches take) and `breakers` (the state of each Triton server's circuit
+    breaker) are asked for at each scrape.
     """
 
     def __init__(
@@ -111,22 +111,19 @@ class ServerMetrics(Collector):
         arena_bytes: Callable[[], int],
         corrections: Callable[[], Mapping[tuple[str, str], float]] = dict,
         breakers: Callable[[], Mapping[str, str]] = dict,
-        enforced: Callable[[], Mapping[str, bool]] = dict,
+        statistics: Statistics | None = None,
     ) -> None:
         self._pipelines: dict[str, PipelineMeter] = {}
         self._by_key: dict[str, PipelineMeter] = {}
         for pipeline, names in stages.items():
             self.serve(pipeline, names)
         self._batches: dict[tuple[str, str], BatchMeter] = {}
-        self._ready = dict.fromkeys(partitions, False)
-        self._restarts = dict.fromkeys(partitions, 0)
         self._busy_ns = dict.fromkeys(partitions, 0)
         self._queue_depths = queue_depths
         self._arena_bytes = arena_bytes
         self._corrections = corrections
         self._breakers = breakers
-        self._enforced = enforced
-        self.statistics = Statistics()
+        self.statistics = statistics or Statistics()
         self.failures: Counter[tuple[str, str, FailureCause]] = Counter()
         self._remotes: list[Remote] = []
         self._registry = CollectorRegistry(auto_describe=False)
@@ -168,19 +165,6 @@ class ServerMetrics(Collector):
         """Count a batch that did not complete."""
         self.failures[public_key(batch.model), batch.partition, cause] += 1
 
-    def partition_ready(self, partition: str) -> None:
-        """The worker of a partition is up."""
-        self._ready[partition] = True
-
-    def partition_lost(self, partition: str) -> None:
-        """The worker of a partition is gone and will be started again."""
-        self._ready[partition] = False
-        self._restarts[partition] += 1
-
-    def partition_retired(self, partition: str) -> None:
-        """The worker of a partition makes way for another one."""
-        self._ready[partition] = False
-
     def busy_ns(self) -> Mapping[str, int]:
         """How long the backends of each partition have computed."""
         return self._busy_ns
@@ -208,13 +192,9 @@ class ServerMetrics(Collector):
         queue = GaugeMetricFamily("sluice_queue_requests", "Requests that wait.", labels=["model"])
         for model, depth in self._waiting().items():
             queue.add_metric([model], depth)
-        ready = GaugeMetricFamily("sluice_partition_ready", "1 while the worker is up.", labels=["partition"])
-        restarts = CounterMetricFamily("sluice_worker_restarts", "Workers that were lost.", labels=["partition"])
         busy = CounterMetricFamily("sluice_partition_busy_seconds", "Time in the backend.", labels=["partition"])
-        for partition, is_ready in self._ready.items():
-            ready.add_metric([partition], int(is_ready))
-            restarts.add_metric([partition], self._restarts[partition])
-            busy.add_metric([partition], self._busy_ns[partition] / NS_PER_S)
+        for partition, busy_ns in self._busy_ns.items():
+            busy.add_metric([partition], busy_ns / NS_PER_S)
         arena = GaugeMetricFamily("sluice_arena_used_bytes", "Bytes of the input arena in use.")
         arena.add_metric([], self._arena_bytes())
         breakers = GaugeMetricFamily(
@@ -223,13 +203,8 @@ class ServerMetrics(Collector):
         for partition, state in self._breakers().items():
             for each in ("closed", "open", "half_open"):
                 breakers.add_metric([partition, each], int(state == each))
-        enforced = GaugeMetricFamily(
-            "sluice_partition_enforced", "1 if its limits are proved to hold, 0 if not.", labels=["partition"]
-        )
-        for partition, is_enforced in self._enforced().items():
-            enforced.add_metric([partition], int(is_enforced))
         yield self._correction_family()
-        yield from (enforced, queue, ready, restarts, busy, arena, breakers)
+        yield from (queue, busy, arena, breakers)
 
     def _waiting(self) -> dict[str, int]:
         waiting: Counter[str] = Counter()

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 from sluice.batcher.planner.core_steps import Ask, Cores
 from sluice.gateway.observability.logs import log
-from sluice.gateway.partitions.states import PartitionStates
+from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.resizing.plan_steps import PlanSteps
 from sluice.gateway.resizing.resizing import Asked, Resizing
 from sluice.models.errors import ServingError
@@ -40,14 +40,14 @@ class AutoResize:
     def __init__(
         self,
         settings: BalanceSettings,
-        states: PartitionStates,
+        inventory: Inventory,
         resizing: Resizing,
         busy_ns: Callable[[], Mapping[str, int]],
         taken: Collection[int],
         plan: PlanSteps | None = None,
     ) -> None:
         self._plan = plan
-        self._states = states
+        self._inventory = inventory
         self._resizing = resizing
         self._busy_ns = busy_ns
         self._taken = frozenset(taken)
@@ -112,7 +112,7 @@ class AutoResize:
                 yield self._by_load(change, busy)
 
     def _by_load(self, change: Change[Cores] | Change[int], busy: Mapping[str, float]) -> _Wanted:
-        partition = self._states.all()[change.partition].partition
+        partition = self._inventory.statuses[change.partition].partition
         before = partition.share_percent if isinstance(partition, MpsPartition) else len(partition.cores)
         after = change.held if isinstance(change.held, int) else len(change.held)
         asked = Asked(AskedBy.LOAD, "busy" if after > before else "idle")
@@ -130,7 +130,7 @@ class AutoResize:
                 await self._resizing.resize(name, held, asked=wanted.asked)
 
     def _partitions(self) -> Iterator[Partition]:
-        return (state.partition for state in self._states.all().values())
+        return iter(self._inventory.partitions)
 
     def _core_partitions(self) -> list[CpuPartition]:
         return [each for each in self._partitions() if isinstance(each, CpuPartition)]

@@ -11,9 +11,9 @@ from sluice.batcher.interface.config import PartitionConfig
 from sluice.gateway.deployment.dependencies import DependencyGraph
 from sluice.gateway.deployment.rollout import Deployment
 from sluice.gateway.deployment.stored_profiles import stored_entries, stored_tables
-from sluice.gateway.executors.triton.executor import MixedExecutor
+from sluice.gateway.executors.mixed import MixedExecutor
 from sluice.gateway.executors.worker.executor import WorkerExecutor
-from sluice.gateway.partitions.states import PartitionStates
+from sluice.gateway.partitions.inventory import Inventory
 from sluice.models.errors import NotFoundError, PartitionError, RequestError
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.repository.scan import REMOTE, ModelEntry
@@ -45,14 +45,14 @@ class Resizing:
 
     def __init__(
         self,
-        states: PartitionStates,
+        inventory: Inventory,
         names: DependencyGraph,
         deployment: Deployment,
         executor: WorkerExecutor | MixedExecutor,
         beside: Sequence[Partition],
         configure: Callable[[Partition], PartitionConfig],
     ) -> None:
-        self._states = states
+        self._inventory = inventory
         self._names = names
         self._deployment = deployment
         self._executor = executor
@@ -83,9 +83,9 @@ class Resizing:
             return await self._resize(name, self._wanted(name, cores, share_percent), asked)
 
     async def _resize(self, name: str, wanted: Partition, asked: Asked) -> Partition:
-        if wanted == self._states.all()[name].partition:
+        if wanted == self._inventory.statuses[name].partition:
             return wanted
-        others = [state.partition for other, state in self._states.all().items() if other != name]
+        others = [each for each in self._inventory.partitions if each.name != name]
         try:
             check_partitions([*others, *self._beside, wanted])
             check_shares([*others, wanted], {})
@@ -102,19 +102,19 @@ class Resizing:
         return wanted
 
     def _wanted(self, name: str, cores: Sequence[int] | None, share_percent: int | None) -> Partition:
-        state = self._states.all().get(name)
-        if state is None:
-            known = ", ".join(self._states.all())
+        status = self._inventory.statuses.get(name)
+        if status is None:
+            known = ", ".join(self._inventory.statuses)
             raise NotFoundError(f"there is no partition '{name:.80}' of our workers; expected one of {known}")
-        match state.partition, cores, share_percent:
+        match status.partition, cores, share_percent:
             case CpuPartition(), [*numbers], None:
-                return msgspec.structs.replace(state.partition, cores=tuple(sorted(set(numbers))))
+                return msgspec.structs.replace(status.partition, cores=tuple(sorted(set(numbers))))
             case MpsPartition(), None, int():
                 if not 1 <= share_percent <= 100:
                     raise RequestError(f"'share_percent' must be from 1 to 100, got {share_percent}")
-                if state.partition.mode is ShareMode.STATIC:
+                if status.partition.mode is ShareMode.STATIC:
                     raise RequestError(f"partition {name} is a static set of multiprocessors, which has one size")
-                return msgspec.structs.replace(state.partition, share_percent=share_percent)
+                return msgspec.structs.replace(status.partition, share_percent=share_percent)
             case CpuPartition(), _, _:
                 raise RequestError(f"partition {name} is a set of cores; expected 'cores' alone, such as [0, 1]")
             case MpsPartition(), _, _:

@@ -40,6 +40,7 @@ from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.executors.base import Executor
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.trace import TRACE_REQUESTS, Trace, Traces
+from sluice.gateway.partitions.inventory import NO_DETAILS, Inventory, PartitionEvent, ProcessDetails
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.runtime import turn_budget as intake
 from sluice.gateway.runtime.batch_log import BatchRuns
@@ -83,6 +84,7 @@ class Runtime:
         clock: Callable[[], int],
         timer: Timer,
         metrics: ServerMetrics,
+        inventory: Inventory,
         observe: Observe | None = None,
         trace_requests: int = TRACE_REQUESTS,
         build_plan: BuildPlans | None = None,
@@ -94,6 +96,7 @@ class Runtime:
         self._clock = clock
         self._timer = timer
         self._metrics = metrics
+        self._inventory = inventory
         self._observe = observe
         self._on_ended = on_ended
         self._loop = asyncio.get_running_loop()
@@ -102,7 +105,7 @@ class Runtime:
         self._stages = {pipeline.name: pipeline.stages for pipeline in scheduler.spec.pipelines}
         self._hard = {pipeline.name for pipeline in scheduler.spec.pipelines if pipeline.late is Late.EVICT}
         self.traces = Traces(trace_requests)
-        self._plans = PlanBuilding(build_plan, planning, self.post)
+        self._plans = PlanBuilding(build_plan, planning, self._enqueue)
         self._memory_limit = scheduler.spec.limits.memory_bytes
         self._next_request = 0
         self._last_arrived = 0
@@ -115,7 +118,7 @@ class Runtime:
         self._closed = False
         self._idle = asyncio.Event()
         self.failed = asyncio.Event()
-        stages = LocalStages(self._open, executor, self.post)
+        stages = LocalStages(self._open, executor, self._enqueue)
         self._apply: dict[type[AnyDecision], Callable[[Any], None]] = {
             DispatchBatch: self._dispatch,
             RevokeBatch: self._revoke,
@@ -139,7 +142,7 @@ class Runtime:
     def start(self) -> None:
         """Let the executor begin; requests may be submitted from now on."""
         self._timer.start(self._alarm)
-        self._executor.start(self.post)
+        self._executor.start(self.report)
 
     def submit(
         self,
@@ -178,7 +181,7 @@ class Runtime:
         trace = Trace(id, arrival, self._clock(), self._stages[pipeline])
         submission = self._open[request] = Submission(request, future, trace, self._metrics.pipeline(pipeline))
         self.traces.add(trace)
-        self.post(arrival)
+        self._enqueue(arrival)
         return submission
 
     def recall(
@@ -206,7 +209,7 @@ class Runtime:
             del self._stages[name]
             self._hard.discard(name)
             self._metrics.forget(name)
-        self.post(change)
+        self._enqueue(change)
 
     def cancel(self, request: int) -> None:
         """Tell that nobody waits for a request any more; nothing happens when it has its outcome already."""
@@ -217,10 +220,16 @@ class Runtime:
             # The scheduler does not know it yet: behind its arrival, with which a flush is due.
             self._queues[PRIORITY[RequestArrived]].append(cancellation)
         else:
-            self.post(cancellation)
+            self._enqueue(cancellation)
 
-    def post(self, event: AnyEvent) -> None:
-        """Report an event; it is handled in the loop's next iteration."""
+    def report(self, event: AnyEvent, details: ProcessDetails = NO_DETAILS, /) -> None:
+        """Take an event of the executor: one about a partition for the inventory, too, which gets the details."""
+        if isinstance(event, PartitionEvent):
+            self._inventory.apply(event, details)
+        self._enqueue(event)
+
+    def _enqueue(self, event: AnyEvent) -> None:
+        """Queue an event for the scheduler, which handles it in the loop's next iteration."""
         self._queues[PRIORITY[type(event)]].append(event)
         if not self._flush_due:
             self._flush_due = True
@@ -229,7 +238,7 @@ class Runtime:
     async def drain(self, timeout_s: float) -> None:
         """Reject what comes, and return when what is in flight has finished or the time is over."""
         self._hard.clear()  # all are refused for that from now on, which takes no time
-        self.post(DrainStarted())
+        self._enqueue(DrainStarted())
         if self._open:
             self._idle.clear()
             with suppress(TimeoutError):
@@ -340,10 +349,10 @@ class Runtime:
         try:
             self._executor.run(batch)
         except PartitionError as error:
-            self.post(BatchFailed(batch.batch, FailureCause.RESOURCES, f"the batch could not be started: {error}"))
+            self._enqueue(BatchFailed(batch.batch, FailureCause.RESOURCES, f"the batch could not be started: {error}"))
         except Exception as error:  # whatever it is, it ends this batch and nothing else
             logger.exception("batch %d of %s could not be started", batch.batch, batch.model)
-            self.post(BatchFailed(batch.batch, FailureCause.BACKEND, f"the batch could not be started: {error}"))
+            self._enqueue(BatchFailed(batch.batch, FailureCause.BACKEND, f"the batch could not be started: {error}"))
 
     def _revoke(self, decision: RevokeBatch) -> None:
         self._executor.revoke(decision.batch)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from sluice.batcher.interface.config import ConfidenceSpec
 from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.batcher.interface.events import BatchCompleted, BatchFailed, BatchRevoked, FailureCause
-from sluice.gateway.executors.base import Post
+from sluice.gateway.executors.base import EventSink
 from sluice.gateway.executors.hang_detector import LATENCY_FACTOR
 from sluice.gateway.executors.triton.client import TritonClient
 from sluice.gateway.executors.triton.errors import ModelLost, ServerLost
@@ -58,11 +58,11 @@ class TritonBatches:
         self._calls: set[asyncio.Task[None]] = set()
         self._free_ns = 0
         self.answered = 0
-        self._post: Post
+        self._report: EventSink
 
-    def start(self, post: Post) -> None:
-        """Send events to `post` from now on."""
-        self._post = post
+    def start(self, report: EventSink) -> None:
+        """Report events to `report` from now on."""
+        self._report = report
 
     @property
     def running(self) -> int:
@@ -92,7 +92,7 @@ class TritonBatches:
         self._running.clear()
         for batch in running:
             self._assembly.abandon(batch)
-            self._post(BatchFailed(batch, FailureCause.WORKER_LOST, reason))
+            self._report(BatchFailed(batch, FailureCause.WORKER_LOST, reason))
 
     def run(self, batch: DispatchBatch) -> None:
         """Send a batch."""
@@ -116,7 +116,7 @@ class TritonBatches:
         if sent.slot is None:
             task.cancel()
         self._assembly.abandon(batch)
-        self._post(BatchRevoked(batch))
+        self._report(BatchRevoked(batch))
 
     async def _run(self, batch: DispatchBatch, sent: EncodedInfer) -> None:
         sent_ns = self._clock()
@@ -163,7 +163,7 @@ class TritonBatches:
         self._free_ns = ended_ns
         del self._running[batch.batch]
         self._assembly.complete(batch.batch, Outputs(tensors, {}, lambda: self._free(sent)))
-        self._post(BatchCompleted(batch.batch, started_ns, ended_ns, verdicts, key))
+        self._report(BatchCompleted(batch.batch, started_ns, ended_ns, verdicts, key))
 
     def _free(self, sent: EncodedInfer) -> None:
         if self._memory is not None and sent.slot is not None:
@@ -172,7 +172,7 @@ class TritonBatches:
     def _fail(self, batch: DispatchBatch, cause: FailureCause, reason: str) -> None:
         if self._running.pop(batch.batch, None) is not None:
             self._assembly.abandon(batch.batch)
-            self._post(BatchFailed(batch.batch, cause, f"{batch.model}: {reason}"))
+            self._report(BatchFailed(batch.batch, cause, f"{batch.model}: {reason}"))
 
 
 def _confidences(tensors: Mapping[str, Tensor], verdict: ConfidenceSpec) -> tuple[float, ...]:

@@ -5,13 +5,12 @@ import enum
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 from sluice.batcher.interface.config import ConfidenceSpec
 from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.batcher.interface.events import ModelLoaded, ModelLoadFailed, ModelUnloaded, PartitionLost, PartitionReady
 from sluice.gateway.config.triton_settings import TritonSettings
-from sluice.gateway.executors.base import Post
+from sluice.gateway.executors.base import EventSink
 from sluice.gateway.executors.triton.batches import TritonBatches
 from sluice.gateway.executors.triton.client import TritonClient
 from sluice.gateway.executors.triton.errors import ServerLost
@@ -19,6 +18,7 @@ from sluice.gateway.executors.triton.memory import TritonMemory
 from sluice.gateway.executors.triton.models import TritonModels
 from sluice.gateway.executors.triton.process import TritonProcess
 from sluice.gateway.executors.triton.statistics import ModelCounts
+from sluice.gateway.partitions.inventory import ProcessDetails
 from sluice.gateway.tensors.assembly import Assembly
 from sluice.models.errors import PartitionError, ServingError
 from sluice.models.spec import ModelSpec, public_key
@@ -40,30 +40,6 @@ class Breaker(enum.StrEnum):
     HALF_OPEN = "half_open"
 
 
-class Watcher(Protocol):
-    """Is told how the servers are."""
-
-    def triton_ready(self, partition: str, url: str, loaded: Sequence[str], failed: Mapping[str, str]) -> None:
-        """A server takes batches; `failed` maps models that it does not run to the reasons."""
-        ...
-
-    def triton_lost(self, partition: str, url: str, reason: str) -> None:
-        """A server takes no batches, until `triton_ready`; also told when it could not be reached the first time."""
-        ...
-
-    def model_loaded(self, partition: str, model: str) -> None:
-        """A server that is up holds one more model."""
-        ...
-
-    def model_load_failed(self, partition: str, model: str, reason: str) -> None:
-        """A server that is up could not load a model."""
-        ...
-
-    def model_unloaded(self, partition: str, model: str) -> None:
-        """A server that is up does not hold a model any more."""
-        ...
-
-
 class TritonPartition:
     """Runs batches on one server, each as one call, and keeps it and its models going as far as that can be done.
 
@@ -79,14 +55,12 @@ class TritonPartition:
         specs: Mapping[str, ModelSpec],
         verdicts: Mapping[str, Sequence[ConfidenceSpec]],
         assembly: Assembly,
-        watcher: Watcher,
         clock: Callable[[], int],
         process: TritonProcess | None = None,
     ) -> None:
         self.breaker = Breaker.OPEN
         self._settings = settings
         self._name = settings.name
-        self._watcher = watcher
         self._process = process
         self._client = TritonClient(settings.url, settings.http_url)
         self._memory = (
@@ -101,12 +75,12 @@ class TritonPartition:
         self._changes: set[asyncio.Task[None]] = set()
         self._lost = asyncio.Event()
         self._serving: asyncio.Task[None]
-        self._post: Post
+        self._report: EventSink
 
-    def start(self, post: Post) -> None:
+    def start(self, report: EventSink) -> None:
         """Connect, and report what the server holds once it is ready."""
-        self._post = post
-        self._batches.start(post)
+        self._report = report
+        self._batches.start(report)
         self._serving = asyncio.get_running_loop().create_task(self._serve())
 
     async def drain(self) -> None:
@@ -198,19 +172,20 @@ class TritonPartition:
         self._lost.clear()
         self._held = self._models.specs.keys() - failed.keys()
         tables = {key: self._models.tables[key] for key in self._models.specs if key in self._held}
-        self._watcher.triton_ready(self._name, self._settings.url, list(tables), failed)
-        self._post(PartitionReady(self._name, tables))
+        self._report(PartitionReady(self._name, tables), ProcessDetails(url=self._settings.url, failed=failed))
         for key in failed:
             self._change(self._revive(key))
 
     def _open(self, reason: str) -> None:
-        """Open the breaker: the partition is lost with its batches. Told once, however often the server is tried."""
+        """Open the breaker: the partition is lost with its batches.
+
+        The loss is reported once, also of a server that could not be reached the first time.
+        """
         self.breaker = Breaker.OPEN
         if self._lost.is_set():
             return
         self._lost.set()
-        self._watcher.triton_lost(self._name, self._settings.url, reason)
-        self._post(PartitionLost(self._name, reason))
+        self._report(PartitionLost(self._name, reason), ProcessDetails(url=self._settings.url))
         for change in self._changes:
             if change is not asyncio.current_task():
                 change.cancel()
@@ -248,8 +223,7 @@ class TritonPartition:
 
     async def _load(self, key: str) -> None:
         if (reason := await self._bring_up_one(key)) is not None:
-            self._watcher.model_load_failed(self._name, key, reason)
-            self._post(ModelLoadFailed(self._name, key, reason))
+            self._report(ModelLoadFailed(self._name, key, reason))
 
     async def _revive(self, key: str) -> None:
         """Try a model that did not come up until it does."""
@@ -269,8 +243,7 @@ class TritonPartition:
             except ServingError as error:
                 return str(error)
         self._held.add(key)
-        self._watcher.model_loaded(self._name, key)
-        self._post(ModelLoaded(self._name, key, self._models.tables[key]))
+        self._report(ModelLoaded(self._name, key, self._models.tables[key]))
         return None
 
     async def _unload(self, key: str) -> None:
@@ -279,5 +252,4 @@ class TritonPartition:
                 await asyncio.wait(batches)
             await self._models.unload(key)
         self._held.discard(key)
-        self._watcher.model_unloaded(self._name, key)
-        self._post(ModelUnloaded(self._name, key))
+        self._report(ModelUnloaded(self._name, key))

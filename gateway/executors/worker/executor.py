@@ -21,12 +21,13 @@ from sluice.batcher.interface.events import (
     PartitionReady,
     PartitionResized,
 )
-from sluice.gateway.executors.base import Combined, Post
+from sluice.gateway.executors.base import EventSink
 from sluice.gateway.executors.hang_detector import BATCH_TIMEOUT_S
-from sluice.gateway.executors.worker.callbacks import Watcher
 from sluice.gateway.executors.worker.record import WorkerRecord
+from sluice.gateway.partitions.inventory import ProcessDetails
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.tensors.assembly import Assembly
+from sluice.gateway.tensors.combiner import Combined
 from sluice.gateway.tensors.input_slots import InputSlots
 from sluice.gateway.tensors.pipeline_wiring import PipelineWiring
 from sluice.gateway.tensors.request_tensors import Outputs
@@ -55,6 +56,8 @@ from sluice.mps.supervisor.process import WorkerProcess
 from sluice.mps.supervisor.quarantine import USUAL, QuarantineSettings
 from sluice.mps.supervisor.supervisor import Supervisor, WorkerSpec
 
+_RECYCLED = "the worker is being recycled to free memory"
+
 
 class WorkerExecutor:
     """Runs batches on worker processes that share memory with the gateway.
@@ -71,7 +74,6 @@ class WorkerExecutor:
         plans: Mapping[str, PipelineWiring],
         models: Mapping[str, ModelSpec],
         input_bytes: int,
-        watcher: Watcher,
         batch_timeout_s: float = BATCH_TIMEOUT_S,
         quarantine: QuarantineSettings = USUAL,
         controls: Mapping[str, MpsControl] = {},
@@ -82,7 +84,6 @@ class WorkerExecutor:
         self._files = {spec.partition.name: {file.key: file for file in spec.models} for spec in workers}
         self._slots = InputSlots(self._supervisor, input_bytes)
         self._assembly = Assembly(plans, models, self._slots, cache)
-        self._watcher = watcher
         self._batch_timeout_s = batch_timeout_s
         self._workers: dict[str, WorkerRecord] = {}
         self._replaced: dict[WorkerProcess, WorkerRecord] = {}
@@ -90,7 +91,7 @@ class WorkerExecutor:
         self._variable: dict[str, frozenset[str]] = {}
         self._first_dimension: dict[str, int] = {}
         self.add(plans, models, {})
-        self._post: Post
+        self._report: EventSink
         # Tensors are the assembly's business alone.
         self.admit = self._assembly.admit
         self.recall = self._assembly.recall
@@ -130,10 +131,8 @@ class WorkerExecutor:
         worker = self._workers.get(partition)
         if worker is None or worker.retired:
             return
-        reason = "another one takes its place, so that its memory returns"
-        self._supervisor.keep(partition, "the worker is given up, so that its memory returns")
-        self._watcher.worker_retired(partition, reason)
-        self._post(PartitionLost(partition, reason))
+        self._supervisor.keep(partition, _RECYCLED)
+        self._report(PartitionLost(partition, _RECYCLED), ProcessDetails(planned=True))
         # After the scheduler has been told: until then it may send a batch.
         asyncio.get_running_loop().call_soon(self._retire, partition, worker)
 
@@ -172,9 +171,9 @@ class WorkerExecutor:
         """Bytes of the input arena in use."""
         return self._slots.used_bytes
 
-    def start(self, post: Post) -> None:
+    def start(self, report: EventSink) -> None:
         """Start the workers."""
-        self._post = post
+        self._report = report
         self._supervisor.start()
 
     async def drain(self, timeout_s: float = 5.0) -> None:
@@ -227,8 +226,13 @@ class WorkerExecutor:
         """Take a new worker into service."""
         tables = {model.key: model.table for model in ready.models if model.table is not None}
         self._workers[partition] = self._record(partition, worker, output_region, tables)
-        self._watcher.worker_ready(partition, ready)
-        self._post(PartitionReady(partition, tables, _memory(ready)))
+        details = ProcessDetails(
+            ready.pid,
+            ready.cores,
+            ready.evidence,
+            failed={model.key: model.error for model in ready.models if model.table is None},
+        )
+        self._report(PartitionReady(partition, tables, _memory(ready)), details)
 
     def worker_lost(self, partition: str, reason: str) -> None:
         """Report the loss, and the failure of each batch that the worker had, the running one first.
@@ -237,11 +241,10 @@ class WorkerExecutor:
         """
         worker = self._workers.pop(partition, None)
         if worker is None or worker.retired is None:
+            failed = {}
             if worker is not None and worker.loading:
-                culprit = next(iter(worker.loading))
-                self._watcher.model_load_failed(partition, culprit, f"the worker of {partition} was lost: {reason}")
-            self._watcher.worker_lost(partition, reason)
-            self._post(PartitionLost(partition, reason))
+                failed[next(iter(worker.loading))] = f"the worker of {partition} was lost: {reason}"
+            self._report(PartitionLost(partition, reason), ProcessDetails(failed=failed))
         if worker is not None:  # it was ready
             self._bury(worker, reason)
 
@@ -260,11 +263,10 @@ class WorkerExecutor:
         self._files[partition] = {
             key: msgspec.structs.replace(file, table=stored.get(key)) for key, file in self._files[partition].items()
         }
-        self._watcher.worker_replaced(share, ready)
         resized = PartitionResized(
             partition, config.kind, config.price, config.share, tables, config.device, _memory(ready)
         )
-        self._post(resized)
+        self._report(resized, ProcessDetails(ready.pid, ready.cores, ready.evidence, share))
         self._replaced[before.process] = before
         before.retired = lambda: self._supervisor.retire(before.process)
         if not before.batches:
@@ -279,7 +281,7 @@ class WorkerExecutor:
         worker.watch.stop()
         for batch in worker.batches:
             self._assembly.abandon(batch)
-            self._post(BatchFailed(batch, FailureCause.WORKER_LOST, reason))
+            self._report(BatchFailed(batch, FailureCause.WORKER_LOST, reason))
         if not worker.slots_in_use:
             self._supervisor.drop_region(worker.region)
 
@@ -291,22 +293,18 @@ class WorkerExecutor:
             return
         if worker.batches:
             worker.watch.restart()
-        if model.evidence is not None:
-            self._watcher.partition_proved(partition, model.evidence)
+        details = ProcessDetails(evidence=model.evidence)
         if model.table is None:
-            self._watcher.model_load_failed(partition, model.key, model.error)
-            self._post(ModelLoadFailed(partition, model.key, model.error))
+            self._report(ModelLoadFailed(partition, model.key, model.error), details)
         else:
             worker.tables[model.key] = model.table
-            self._watcher.model_loaded(partition, model.key)
-            self._post(ModelLoaded(partition, model.key, model.table, model.memory))
+            self._report(ModelLoaded(partition, model.key, model.table, model.memory), details)
 
     def model_unloaded(self, partition: str, key: str) -> None:
         """Report that a worker gave a model up, as `model_loaded`."""
         if self._workers[partition].retired is not None:
             return
-        self._watcher.model_unloaded(partition, key)
-        self._post(ModelUnloaded(partition, key))
+        self._report(ModelUnloaded(partition, key))
 
     def message(self, partition: str, message: Done | BatchRefused | Revoked) -> None:
         """Take a worker's answer."""
@@ -327,14 +325,14 @@ class WorkerExecutor:
                 tensors = {output.name: self._view(output) for output in message.outputs}
                 self._assembly.complete(batch.batch, Outputs(tensors, located, self._free(worker, message)))
                 key = self._output_key(batch.model, message.outputs)
-                self._post(BatchCompleted(batch.batch, message.started_ns, message.ended_ns, message.verdicts, key))
+                self._report(BatchCompleted(batch.batch, message.started_ns, message.ended_ns, message.verdicts, key))
             case BatchRefused():
                 self._assembly.abandon(batch.batch)
                 cause = FailureCause.OUT_OF_MEMORY if message.blame is Blame.MEMORY else FailureCause.BACKEND
-                self._post(BatchFailed(batch.batch, cause, message.message))
+                self._report(BatchFailed(batch.batch, cause, message.message))
             case Revoked():
                 self._assembly.abandon(batch.batch)
-                self._post(BatchRevoked(batch.batch))
+                self._report(BatchRevoked(batch.batch))
 
     def _context_lost(self, partition: str, process: WorkerProcess, reason: str) -> None:
         """Have a worker ended, whose batches are lost with it; tell at once of those that go along.
@@ -346,8 +344,7 @@ class WorkerExecutor:
             if worker is not None and worker.retired is None:
                 worker.retired = lambda: None
                 self._supervisor.keep(name, why)
-                self._watcher.worker_lost(name, why)
-                self._post(PartitionLost(name, why))
+                self._report(PartitionLost(name, why))
 
     def _record(
         self, partition: str, worker: WorkerProcess, region: int, tables: Mapping[str, LatencyTable]

@@ -27,7 +27,6 @@ from sluice.gateway.observability.metrics import PipelineMeter, ServerMetrics
 from sluice.gateway.observability.statistics import Statistics
 from sluice.gateway.observability.trace import Trace, Traces
 from sluice.gateway.observability.trace_settings import TraceFileSettings, TraceSettings
-from sluice.gateway.partitions.states import PartitionStates
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.resizing.resizing import Resizing
@@ -36,6 +35,7 @@ from sluice.gateway.runtime.submission import Submission
 from sluice.models.pipelines.pipeline import Pipeline, Stage, TensorSource
 from sluice.models.repository.scan import Broken
 from sluice.models.tensors.spec import DataType, TensorSpec
+from tests.support.inventory import PlayedInventory
 
 ARRIVED_NS = 1_000_000_000
 EPOCH_NS = 1_700_000_000_000_000_000
@@ -120,6 +120,7 @@ class Exposition:
 
 class Front(NamedTuple):
     runtime: InstantRuntime
+    inventory: PlayedInventory
     catalogue: ModelRegistry
     dataplane: DataPlane
     control: ControlPlane
@@ -167,8 +168,9 @@ def front(
     restrictions: Restrictions | None = None,
     resizing: object = None,
 ) -> Front:
-    catalogue = ModelRegistry("1.2.3", pipelines, [Broken("broken", None, "model.onnx is empty")], ["cpu0"])
-    catalogue.partition_ready("cpu0", [f"{pipeline.name}:{pipeline.version}" for pipeline in pipelines], {})
+    inventory = PlayedInventory("cpu0")
+    catalogue = ModelRegistry("1.2.3", pipelines, [Broken("broken", None, "model.onnx is empty")], inventory)
+    inventory.partition_ready("cpu0", [f"{pipeline.name}:{pipeline.version}" for pipeline in pipelines], {})
     runtime = InstantRuntime()
     shared_memory = SharedMemory(allow_client_shm, 1 << 20)
     dataplane = DataPlane(catalogue, cast(Runtime, runtime), 1000.0, lambda: ARRIVED_NS, shared_memory)
@@ -181,7 +183,7 @@ def front(
         TraceSettings(TraceFileSettings(trace_file), catalogue.names()),
         lambda: ARRIVED_NS,
         EPOCH_NS,
-        PartitionStates(()),
+        inventory,
         cast(Resizing, resizing),
     )
 
@@ -189,7 +191,9 @@ def front(
     def app() -> FastAPI:
         return build_app(control, cast(ServerMetrics, Exposition()), runtime.traces, max_body_bytes, restrictions)
 
-    return Front(runtime, catalogue, dataplane, control, app, InferRoute(dataplane, max_body_bytes), restrictions)
+    return Front(
+        runtime, inventory, catalogue, dataplane, control, app, InferRoute(dataplane, max_body_bytes), restrictions
+    )
 
 
 class Client:

@@ -227,7 +227,7 @@ async def test_a_load_that_is_given_up_leaves_nothing_behind(gateway: Served, re
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert gateway.index == [("m:", "UNAVAILABLE", "its load was given up")]
+    assert gateway.index == [("m:", "UNAVAILABLE", "loading was cancelled")]
     gateway.executor.slow = False
     await gateway.lifecycle.load("n")
     await gateway.lifecycle.load("m")

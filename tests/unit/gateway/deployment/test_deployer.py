@@ -15,6 +15,7 @@ from sluice.gateway.deployment.load_waiter import LoadWaiter
 from sluice.gateway.deployment.override import Override, read_override
 from sluice.gateway.deployment.revision import Deployed, RevisionSource, read_revision
 from sluice.models.errors import RejectedError, RequestError
+from tests.support.inventory import PlayedInventory
 
 PIPELINE = "stages: {only: {model: m, inputs: {x: request.x}}}\noutputs: {y: only.y}\n"
 
@@ -174,59 +175,64 @@ def test_what_only_a_name_needs_goes_with_it_when_that_is_asked_for() -> None:
 
 @in_loop
 async def test_a_model_has_come_when_all_partitions_have_told_and_one_holds_it() -> None:
-    loads = LoadWaiter()
-    loads.partition_ready("a", [], {})
-    loads.partition_ready("b", [], {})
-    coming = loads.come("m", ["a", "b", "down"])
+    inventory = PlayedInventory("a", "b", "down")
+    waiter = LoadWaiter(inventory)
+    inventory.partition_ready("a", [], {})
+    inventory.partition_ready("b", [], {})
+    coming = waiter.wait_loaded("m", ["a", "b", "down"])
     await asyncio.sleep(0)
-    loads.model_load_failed("a", "m", "no memory")
+    inventory.model_load_failed("a", "m", "no memory")
     await asyncio.sleep(0)
     assert not coming.done()
-    loads.model_loaded("b", "m")
+    inventory.model_loaded("b", "m")
     assert await coming == ""
-    assert loads.holders("m") == ["b"]
+    assert inventory.holders("m") == ["b"]
 
 
 @in_loop
 async def test_a_model_has_not_come_when_it_failed_wherever_a_worker_is_left() -> None:
-    loads = LoadWaiter()
-    loads.partition_ready("a", [], {})
-    loads.partition_ready("b", [], {})
-    coming = loads.come("m", ["a", "b"])
-    loads.partition_lost("b", "killed by signal 11")
-    loads.model_load_failed("a", "m", "no memory")
+    inventory = PlayedInventory("a", "b", "down")
+    waiter = LoadWaiter(inventory)
+    inventory.partition_ready("a", [], {})
+    inventory.partition_ready("b", [], {})
+    coming = waiter.wait_loaded("m", ["a", "b"])
+    inventory.partition_lost("b", "killed by signal 11")
+    inventory.model_load_failed("a", "m", "no memory")
     assert await coming == "no memory"
 
 
 @in_loop
 async def test_where_a_worker_is_lost_before_its_turn_the_next_one_loads_a_model() -> None:
-    loads = LoadWaiter()
-    loads.partition_ready("a", [], {})
-    coming = loads.come("m", ["a"])
-    loads.partition_lost("a", "killed by signal 11")
-    loads.partition_ready("a", [], {})
+    inventory = PlayedInventory("a", "b", "down")
+    waiter = LoadWaiter(inventory)
+    inventory.partition_ready("a", [], {})
+    coming = waiter.wait_loaded("m", ["a"])
+    inventory.partition_lost("a", "killed by signal 11")
+    inventory.partition_ready("a", [], {})
     assert not coming.done()
-    loads.model_loaded("a", "m")
+    inventory.model_loaded("a", "m")
     assert await coming == ""
 
 
 @in_loop
 async def test_a_model_is_not_waited_for_over_more_than_three_workers() -> None:
-    loads = LoadWaiter()
-    coming = loads.come("m", ["down"])
+    inventory = PlayedInventory("a", "b", "down")
+    waiter = LoadWaiter(inventory)
+    coming = waiter.wait_loaded("m", ["down"])
     for _ in range(3):
-        loads.partition_lost("down", "killed by signal 11")
+        inventory.partition_lost("down", "killed by signal 11")
     assert await coming == "down lost 3 workers before they had loaded it: killed by signal 11"
 
 
 @in_loop
 async def test_nobody_waits_for_models_and_workers_of_a_server_that_stops() -> None:
-    loads = LoadWaiter()
-    loads.partition_ready("a", ["n"], {})
-    leaving = [asyncio.create_task(loads.go("n")), asyncio.create_task(loads.back("a"))]
-    waiting: list[asyncio.Future[Any]] = [loads.come("m", ["a"]), *leaving]
+    inventory = PlayedInventory("a", "b", "down")
+    waiter = LoadWaiter(inventory)
+    inventory.partition_ready("a", ["n"], {})
+    leaving = [asyncio.create_task(waiter.wait_unloaded("n")), asyncio.create_task(waiter.wait_ready("a"))]
+    waiting: list[asyncio.Future[Any]] = [waiter.wait_loaded("m", ["a"]), *leaving]
     await asyncio.sleep(0)
-    loads.close()
+    waiter.close()
     for each in waiting:
         with pytest.raises(RejectedError, match="the server is stopping"):
             await each
@@ -234,13 +240,14 @@ async def test_nobody_waits_for_models_and_workers_of_a_server_that_stops() -> N
 
 @in_loop
 async def test_a_model_has_gone_when_nobody_holds_it() -> None:
-    loads = LoadWaiter()
-    loads.partition_ready("a", ["m"], {})
-    loads.partition_ready("b", ["m"], {})
-    going = asyncio.create_task(loads.go("m"))
+    inventory = PlayedInventory("a", "b", "down")
+    waiter = LoadWaiter(inventory)
+    inventory.partition_ready("a", ["m"], {})
+    inventory.partition_ready("b", ["m"], {})
+    going = asyncio.create_task(waiter.wait_unloaded("m"))
     await asyncio.sleep(0)
-    loads.model_unloaded("a", "m")
+    inventory.model_unloaded("a", "m")
     await asyncio.sleep(0)
     assert not going.done()
-    loads.partition_lost("b", "killed")
+    inventory.partition_lost("b", "killed")
     await going

@@ -66,8 +66,7 @@ async def test_a_model_is_brought_where_a_worker_is_up(tmp_path: Path) -> None:
     save(tmp_path, "m", size=1000)
     gateway = Served(tmp_path, memory_bytes=2500, count=2)
     await gateway.settle()
-    gateway.executor.watch.worker_lost("cpu0", "it died")
-    gateway.executor.post(PartitionLost("cpu0", "it died"))
+    gateway.executor.report(PartitionLost("cpu0", "it died"))
     await gateway.settle()
     await gateway.lifecycle.load("m")
     assert gateway.scheduler.dispatcher.fleet.partitions["cpu1"].models == {"m:1@1"}

@@ -15,13 +15,14 @@ from sluice.gateway.deployment.dependencies import DependencyGraph
 from sluice.gateway.deployment.rollout import Deployment
 from sluice.gateway.deployment.worker_files import worker_files
 from sluice.gateway.executors.worker.executor import WorkerExecutor
-from sluice.gateway.partitions.states import PartitionStates
+from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.resizing.resizing import BY_CLIENT, Resizing
 from sluice.models.errors import NotFoundError, PartitionError, RequestError
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.mps.ipc.messages import ModelFile, Ready
+from sluice.mps.ipc.messages import ModelFile
 from sluice.mps.nvidia import spare_memory
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, Partition, ShareMode
+from tests.support.inventory import resized
 from tests.unit.gateway.cli.test_model import answering
 from tests.unit.gateway.deployment.deployer_bench import Served, served
 from tests.unit.gateway.front import front, post
@@ -42,10 +43,10 @@ class Machine:
         monkeypatch.setattr("sluice.mps.partitions.cpu.available_cores", lambda: (0, 1, 2, 3))
         monkeypatch.setattr(spare_memory, "_free_mb", lambda partition: free_mb)
         self.failure = failure
-        self.states = PartitionStates([CORES, OTHER, QUARTER, HALF, SLICE, STATIC])
+        self.inventory = Inventory([CORES, OTHER, QUARTER, HALF, SLICE, STATIC])
         self.orders: list[tuple[Partition, PartitionConfig]] = []
         self.resizing = Resizing(
-            self.states,
+            self.inventory,
             DependencyGraph({}),
             cast(Deployment, self),
             cast(WorkerExecutor, self),
@@ -141,7 +142,7 @@ async def test_a_model_that_is_prepared_meanwhile_gets_the_profiles_of_the_new_s
     def files(*arguments: Any) -> dict[str, dict[str, ModelFile]]:
         kinds.append([partition.profile_kind for partition in arguments[-1]])
         if len(kinds) == 1:
-            gateway.states.replaced(CpuPartition("cpu0", (0, 1)), Ready(1, (0, 1), 2, ()))
+            resized(gateway.inventory, CpuPartition("cpu0", (0, 1)))
         return worker_files(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:

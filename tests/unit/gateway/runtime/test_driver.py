@@ -203,7 +203,7 @@ def test_when_the_scheduler_fails_open_requests_are_answered_and_the_failure_is_
     async def main(loop: VirtualLoop) -> None:
         bench = Bench(loop)
         _, future = bench.submit()
-        bench.runtime.post(BatchCompleted(99, 0, 1))  # a batch that nobody ordered
+        bench.runtime.report(BatchCompleted(99, 0, 1))  # a batch that nobody ordered
         answer = await future
         assert answer.outcome is Outcome.FAILED_UNAVAILABLE
         assert bench.runtime.failed.is_set()

@@ -1,12 +1,12 @@
-"""Executors for Triton servers, alone and beside worker processes."""
+"""An executor over worker processes and Triton servers together."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 from sluice.batcher.interface.config import ConfidenceSpec
 from sluice.batcher.interface.decisions import DispatchBatch, LoadModel, UnloadModel
 from sluice.gateway.config.triton_settings import TritonSettings
-from sluice.gateway.executors.base import Post
-from sluice.gateway.executors.triton.partition import TritonPartition, Watcher
+from sluice.gateway.executors.base import EventSink
+from sluice.gateway.executors.triton.partition import TritonPartition
 from sluice.gateway.executors.triton.process import TritonProcess
 from sluice.gateway.executors.triton.statistics import TritonStatistics
 from sluice.gateway.executors.worker.executor import WorkerExecutor
@@ -27,14 +27,13 @@ class MixedExecutor:
         servers: Sequence[TritonSettings],
         holds: Mapping[str, Mapping[str, ModelSpec]],
         verdicts: Mapping[str, Sequence[ConfidenceSpec]],
-        watcher: Watcher,
         clock: Callable[[], int],
         processes: Mapping[str, TritonProcess] = {},
     ) -> None:
         self._workers = workers
         self._servers = {
             each.name: TritonPartition(
-                each, holds[each.name], verdicts, workers.assembly, watcher, clock, processes.get(each.name)
+                each, holds[each.name], verdicts, workers.assembly, clock, processes.get(each.name)
             )
             for each in servers
         }
@@ -63,11 +62,11 @@ class MixedExecutor:
         """What the servers count themselves."""
         return TritonStatistics(self._servers)
 
-    def start(self, post: Post) -> None:
+    def start(self, report: EventSink) -> None:
         """Start the workers and connect to the servers."""
-        self._workers.start(post)
+        self._workers.start(report)
         for server in self._servers.values():
-            server.start(post)
+            server.start(report)
 
     async def drain(self, timeout_s: float = 5.0) -> None:
         """End the calls and the workers, and give all shared memory up."""
