@@ -7,8 +7,6 @@ from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_S
 
-BATCH_TIMEOUT_S = 10.0
-"""Time that every batch has, however short its latency should be."""
 LATENCY_FACTOR = 20
 """A batch of a slow model has this many times its measured latency, above what estimates are ever corrected to."""
 LOOK_S = 1.0

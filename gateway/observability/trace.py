@@ -10,9 +10,6 @@ from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.models.errors import NotFoundError
 
-TRACE_REQUESTS = 2000
-"""Requests that are remembered: so few that they stay in the processor's cache, where forgetting them is cheap."""
-
 
 class BatchTrace(msgspec.Struct, eq=False, gc=False):
     """One batch: when it was dispatched, when its worker was free for it, ran it, and when its end was told.

@@ -37,9 +37,10 @@ from sluice.batcher.interface.events import (
 )
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.gateway.config.tracing import TRACE_REQUESTS
 from sluice.gateway.executors.base import Executor
 from sluice.gateway.observability.metrics import ServerMetrics
-from sluice.gateway.observability.trace import TRACE_REQUESTS, Trace, Traces
+from sluice.gateway.observability.trace import Trace, Traces
 from sluice.gateway.partitions.inventory import NO_DETAILS, Inventory, PartitionEvent, ProcessDetails
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.runtime import turn_budget as intake

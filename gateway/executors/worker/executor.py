@@ -21,8 +21,8 @@ from sluice.batcher.interface.events import (
     PartitionReady,
     PartitionResized,
 )
+from sluice.gateway.config.triton_settings import BATCH_TIMEOUT_S
 from sluice.gateway.executors.base import EventSink
-from sluice.gateway.executors.hang_detector import BATCH_TIMEOUT_S
 from sluice.gateway.executors.worker.record import WorkerRecord
 from sluice.gateway.partitions.inventory import ProcessDetails
 from sluice.gateway.protocol.answer import Tensor

@@ -15,6 +15,7 @@ from sluice.batcher.interface.config import StageConfig
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.config.restricted import Restrictions
+from sluice.gateway.config.tracing import TraceFileSettings
 from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.http.app import build_app
 from sluice.gateway.http.exchange import InferRoute
@@ -26,7 +27,7 @@ from sluice.gateway.observability.log_settings import LogSettings
 from sluice.gateway.observability.metrics import PipelineMeter, ServerMetrics
 from sluice.gateway.observability.statistics import Statistics
 from sluice.gateway.observability.trace import Trace, Traces
-from sluice.gateway.observability.trace_settings import TraceFileSettings, TraceSettings
+from sluice.gateway.observability.trace_settings import TraceSettings
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.resizing.resizing import Resizing
