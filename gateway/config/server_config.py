@@ -10,7 +10,7 @@ import yaml
 
 from sluice.batcher.settings.scheduling import LimitSettings, ServingSettings, convert_settings
 from sluice.gateway.config.restricted import RestrictedSettings, Restrictions
-from sluice.gateway.config.status_settings import TRITONS, StatusSettings
+from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
 from sluice.gateway.config.tls import TlsSettings
 from sluice.gateway.config.tracing import MAX_TRACE_REQUESTS, TRACE_REQUESTS, TraceFileSettings
 from sluice.gateway.config.triton_settings import TritonSettings
@@ -41,7 +41,7 @@ class ServerLimits(LimitSettings, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name}: expected at least 1, got {size}")
 
 
-class Control(enum.StrEnum):
+class ModelControlMode(enum.StrEnum):
     """What changes the models that are served: nothing, clients that load and unload them, or the repository."""
 
     NONE = "none"
@@ -71,7 +71,7 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     """
 
     repository: str | tuple[str, ...] = ()
-    control: Control = Control.NONE
+    control: ModelControlMode = ModelControlMode.NONE
     load_models: tuple[str, ...] = ()
     poll_s: float = 15
     recycle: bool = False
@@ -89,7 +89,7 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     max_body_bytes: int = 64 * _MIB
     allow_client_shm: bool = False
     cache_bytes: int = 0
-    statuses: StatusSettings = TRITONS
+    statuses: StatusSettings = TRITON_STATUSES
     tls: TlsSettings | None = None
     restricted: tuple[RestrictedSettings, ...] = ()
     trace: TraceFileSettings = TraceFileSettings()
@@ -103,7 +103,7 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name}: expected a port from 0 (any free one) to 65535, got {port}")
         if self.max_body_bytes < 1:
             raise ValueError("expected a max_body_bytes of at least 1")
-        if self.load_models and self.control is not Control.EXPLICIT:
+        if self.load_models and self.control is not ModelControlMode.EXPLICIT:
             raise ValueError(f"load_models belongs to control explicit, not to {self.control}")
         if not 0 < self.poll_s < math.inf:
             raise ValueError("expected a finite poll_s above 0")

@@ -15,5 +15,5 @@ class StatusSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expired: Literal[503, 504] = 503
 
 
-TRITONS = StatusSettings()
+TRITON_STATUSES = StatusSettings()
 """Those that Triton has."""

@@ -21,8 +21,8 @@ class Poll:
     what there is no room for just now is tried at every look.
     """
 
-    def __init__(self, lifecycle: Deployer, interval_s: float) -> None:
-        self._lifecycle = lifecycle
+    def __init__(self, deployer: Deployer, interval_s: float) -> None:
+        self._deployer = deployer
         self._interval_s = interval_s
         self._seen: dict[str, Fingerprint] = {}
         self._failed: set[str] = set()
@@ -48,12 +48,12 @@ class Poll:
         self._failed &= found.keys()
         for name in gone:
             with suppress(ServingError):
-                await self._lifecycle.unload(name)
+                await self._deployer.unload(name)
         await asyncio.gather(*map(self._load, changed))
 
     async def _load(self, name: str) -> None:
         try:
-            await self._lifecycle.load(name)
+            await self._deployer.load(name)
         except RejectedError:
             self._seen.pop(name, None)
         except ServingError:  # which is logged, and told by the index
@@ -66,14 +66,14 @@ class Poll:
 
     def _look(self) -> tuple[dict[str, Fingerprint], list[str]]:
         """What there is, nothing of what is there twice; and what is to be loaded of it."""
-        source = self._lifecycle.source
+        source = self._deployer.source
         found = {name: self._files(name) for name in sorted(source.names())}
         changed = {name for name, files in found.items() if self._seen.get(name) != files}
         again = {name for name in self._failed & found.keys() if source.needed({name}, {}, {}) & changed}
         return found, sorted(changed | again)
 
     def _files(self, name: str) -> Fingerprint:
-        source = self._lifecycle.source
+        source = self._deployer.source
         entry = source.find(name)
         if entry is None or source.is_doubled(name):
             return {}
@@ -83,4 +83,4 @@ class Poll:
             return self._seen.get(name, {})
 
     def _served(self) -> Mapping[str, Deployed]:
-        return self._lifecycle.names.served
+        return self._deployer.names.served

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sluice.gateway.config.server_config import Control, ServerConfig
+from sluice.gateway.config.server_config import ModelControlMode, ServerConfig
 from sluice.gateway.deployment.revision import RevisionSource
 from sluice.gateway.executors.triton.discovery import NOTHING, Discovery, discover
 from sluice.gateway.executors.triton.process import TritonProcess
@@ -80,7 +80,7 @@ def model_source(directories: Sequence[Path], config: ServerConfig, triton: Disc
 
 def _selection(source: RevisionSource, config: ServerConfig) -> tuple[Selection, list[Broken]]:
     """The entries that a server begins with, and those of them that are missing."""
-    if config.control is not Control.EXPLICIT or "*" in config.load_models:
+    if config.control is not ModelControlMode.EXPLICIT or "*" in config.load_models:
         return ALL, []
     names = source.needed(config.load_models, {}, {})
     missing = [name for name in config.load_models if name not in names]

@@ -6,10 +6,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.deployment.held_memory import held_memory
-from sluice.gateway.observability.metrics import Remote
+from sluice.gateway.observability.metrics import MetricsSource
 
 
-class ResidencyMetrics(Remote):
+class ResidencyMetrics(MetricsSource):
     """What partitions hold, and what was ordered to load; nothing but the former where plans say what they hold."""
 
     def __init__(self, scheduler: Scheduler) -> None:

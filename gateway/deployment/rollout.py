@@ -25,7 +25,7 @@ from sluice.gateway.executors.worker.executor import WorkerExecutor
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.runtime.driver import Runtime
-from sluice.gateway.tensors.pipeline_wiring import PipelineWiring, plan_pipeline
+from sluice.gateway.tensors.pipeline_wiring import PipelineWiring, wire_pipeline
 from sluice.models.errors import ConfigError, RejectedError
 from sluice.models.pipelines.check import single_model
 from sluice.models.pipelines.pipeline import Pipeline
@@ -120,7 +120,7 @@ class Deployment:
             revision,
             ServingChanged(models, tuple(config for _, config in added), (), room.residency, room.spare),
             {
-                config.name: plan_pipeline(pipeline, specs, [stage.verdicts for stage in config.stages])
+                config.name: wire_pipeline(pipeline, specs, [stage.verdicts for stage in config.stages])
                 for pipeline, config in added
             },
             {key: specs[key] for key in new},

@@ -22,7 +22,7 @@ class Executor(Protocol):
     """Keeps the tensors of open requests and runs batches of them.
 
     Every batch that `run` accepts yields exactly one event; when `run` raises instead, the runtime reports the failure.
-    For each request, `admit` comes first, and last comes `take` or `forget`.
+    For each request, `admit` comes first, and last comes `take_outputs` or `discard`.
     """
 
     def start(self, report: EventSink) -> None:
@@ -56,20 +56,20 @@ class Executor(Protocol):
         """
         ...
 
-    def recall(self, member: Member) -> str | None:
+    def look_up_cache(self, member: Member) -> str | None:
         """Keep what is known of a stage's outputs as if it had run; the key of their shapes, or None if it has to run.
 
         It is asked of stages that may be looked up only.
         """
         ...
 
-    def take(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
+    def take_outputs(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
         """The outputs of a request whose stages are done, by name, and what to call when they are no longer looked at.
 
-        Everything else of the request is forgotten, unless it raises: then `forget` follows.
+        Everything else of the request is forgotten, unless it raises: then `discard` follows.
         """
         ...
 
-    def forget(self, request: int) -> None:
+    def discard(self, request: int) -> None:
         """Drop a request that will not be answered; what a running batch still reads is kept until the batch ends."""
         ...

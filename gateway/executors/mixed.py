@@ -43,9 +43,9 @@ class MixedExecutor:
         self.recycle = workers.recycle
         self.resize = workers.resize
         self.combine = workers.combine
-        self.recall = workers.recall
-        self.take = workers.take
-        self.forget = workers.forget
+        self.look_up_cache = workers.look_up_cache
+        self.take_outputs = workers.take_outputs
+        self.discard = workers.discard
 
     @property
     def arena_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Refuses gRPC calls of restricted groups that come without the key."""
+"""Refuses gRPC calls of restricted groups without the key."""
 
 from sluice.gateway.config.restricted import GRPC_PREFIX, ApiGroup, Restrictions
 from sluice.gateway.grpc.transport.call import Metadata
@@ -20,6 +20,6 @@ _GROUP_OF = {method: group for group, methods in _GROUPS.items() for method in m
 
 
 def refusal(restrictions: Restrictions, method: str, metadata: Metadata) -> str:
-    """Why a call without its group's key is refused, with UNAVAILABLE as Triton does; "" when it is not."""
+    """Why a call is refused, with UNAVAILABLE as Triton does: the key of its group is missing. "" if it is allowed."""
     group = _GROUP_OF.get(method.rpartition("/")[2])
     return "" if group is None else restrictions.refusal(group, dict(metadata), GRPC_PREFIX)

@@ -1,4 +1,4 @@
-"""Sockets that listen before a server runs on them, so that a port that is taken is told at once."""
+"""Sockets that are bound before their server runs, so that an occupied port is reported at once."""
 
 import socket
 
@@ -6,7 +6,7 @@ from sluice.models.errors import ConfigError
 
 
 def listen(what: str, host: str, port: int, backlog: int | None = None) -> socket.socket:
-    """A socket that listens; port 0 takes a free one. Raises ConfigError, which says `what` it was for."""
+    """A listening socket; port 0 takes a free one. Raises ConfigError, which names the purpose `what`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=backlog)

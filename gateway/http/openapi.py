@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of inference, which connections serve without the application."""
+"""The OpenAPI description of inference, which connections serve without the application."""
 
 from typing import Any
 
@@ -77,7 +77,7 @@ _OPERATION: dict[str, Any] = {
 
 
 def inference_router(restrictions: Restrictions) -> APIRouter:
-    """Routes that are reached by what is no inference request: one without the key, or of an impossible version."""
+    """Routes for inference requests that connections pass on: without the key, or with an impossible version."""
     routes = router(ApiGroup.INFERENCE, restrictions)
 
     @routes.post("/v2/models/{name}/infer", openapi_extra=_OPERATION)

@@ -1,4 +1,4 @@
-"""The routes that tell how partitions are, and change them."""
+"""Routes that report and resize partitions."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
-from sluice.gateway.http.routes import documented, json_body, router
+from sluice.gateway.http.routes import body_schema, json_body, router
 from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.resizing.resizing import Resizing
 from sluice.models.errors import RequestError
@@ -18,7 +18,7 @@ _SHARE = {
 
 
 def partition_router(inventory: Inventory, restrictions: Restrictions) -> APIRouter:
-    """The partitions of our workers, with the proof that each of them holds or the reasons why it does not."""
+    """Reports the partitions of the workers, each with the proof of its isolation or the reasons why it fails."""
     routes = router(ApiGroup.STATISTICS, restrictions)
 
     @routes.get("/v2/sluice/partitions")
@@ -30,10 +30,10 @@ def partition_router(inventory: Inventory, restrictions: Restrictions) -> APIRou
 
 
 def resize_router(resizing: Resizing, restrictions: Restrictions) -> APIRouter:
-    """The route that gives a partition another share of the machine; it is answered when it serves there."""
+    """Resizes a partition; the answer is sent when the partition serves on its new share."""
     routes = router(ApiGroup.PARTITIONS, restrictions)
 
-    @routes.post("/v2/sluice/partitions/{name}/resize", openapi_extra=documented(_SHARE))
+    @routes.post("/v2/sluice/partitions/{name}/resize", openapi_extra=body_schema(_SHARE))
     async def resize(name: str, request: Request) -> Response:
         partition = await resizing.resize(name, *_share(await json_body(request)))
         return Response(msgspec.json.encode(partition), media_type="application/json")

@@ -1,11 +1,11 @@
-"""Routes that change how a server works while it runs: shared memory, trace and log settings."""
+"""Routes that change a running server: shared memory, trace and log settings."""
 
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
-from sluice.gateway.http.routes import documented, json_body, router
+from sluice.gateway.http.routes import body_schema, json_body, router
 from sluice.gateway.management.controlplane import NO_CUDA, ControlPlane
 from sluice.gateway.observability.log_settings import LogValue
 from sluice.gateway.protocol.shared_memory import SharedMemory
@@ -28,7 +28,7 @@ _LOG = {
 
 
 def settings_routers(control: ControlPlane, restrictions: Restrictions) -> list[APIRouter]:
-    """The routers; errors are left to the application."""
+    """The routers; the application handles errors."""
     return [
         _shared_memory(control.shared_memory, restrictions),
         _trace(control, restrictions),
@@ -54,7 +54,7 @@ def _shared_memory(memory: SharedMemory, restrictions: Restrictions) -> APIRoute
         ]
 
     @routes.post(
-        "/v2/systemsharedmemory/region/{region}/register", openapi_extra=documented(_REGION, ("key", "byte_size"))
+        "/v2/systemsharedmemory/region/{region}/register", openapi_extra=body_schema(_REGION, ("key", "byte_size"))
     )
     async def register(region: str, request: Request) -> Response:
         body = await json_body(request)
@@ -103,7 +103,7 @@ def _trace(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
     async def trace_settings() -> dict[str, Any]:
         return traces.get()
 
-    @routes.post("/v2/trace/setting", openapi_extra=documented(_TRACE))
+    @routes.post("/v2/trace/setting", openapi_extra=body_schema(_TRACE))
     async def update_trace_settings(request: Request) -> dict[str, Any]:
         traces.update("", await json_body(request))
         return traces.get()
@@ -112,7 +112,7 @@ def _trace(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
     async def model_trace_settings(name: str) -> dict[str, Any]:
         return traces.get(name)
 
-    @routes.post("/v2/models/{name}/trace/setting", openapi_extra=documented(_TRACE))
+    @routes.post("/v2/models/{name}/trace/setting", openapi_extra=body_schema(_TRACE))
     async def update_model_trace_settings(name: str, request: Request) -> dict[str, Any]:
         traces.update(name, await json_body(request))
         return traces.get(name)
@@ -128,7 +128,7 @@ def _logging(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
     async def log_settings() -> dict[str, LogValue]:
         return logs.get()
 
-    @routes.post("/v2/logging", openapi_extra=documented(_LOG))
+    @routes.post("/v2/logging", openapi_extra=body_schema(_LOG))
     async def update_log_settings(request: Request) -> dict[str, LogValue]:
         logs.update(await json_body(request))
         return logs.get()

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from sluice.gateway.inference.dataplane import Terms
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.protocol.json_data import decode_data
+from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.errors import BadTensor
 
@@ -25,7 +25,7 @@ class RequestTemplate:
     into the response as they are.
     """
 
-    __slots__ = ("_head", "_layout", "_length", "flags", "repeatable", "signature", "terms")
+    __slots__ = ("_head", "_layout", "_length", "flags", "options", "repeatable", "signature")
 
     def __init__(
         self,
@@ -33,11 +33,11 @@ class RequestTemplate:
         json_length: int | None,
         signature: Signature,
         inputs: Mapping[str, Tensor],
-        terms: Terms,
+        options: RequestOptions,
         flags: tuple[bool, ...],
     ) -> None:
         self.signature = signature
-        self.terms = terms
+        self.options = options
         self.flags = flags
         self._length = len(body)
         self._head = b"" if json_length is None else bytes(body[:json_length])
@@ -51,10 +51,10 @@ class RequestTemplate:
             0 < len(self._head) <= MAX_HEAD_BYTES
             and len(self._layout) == len(inputs)
             and offset == len(body)
-            and terms.deliveries is None
+            and options.deliveries is None
         )
 
-    def fits(self, body: bytes | bytearray, json_length: int | None, signature: Signature) -> bool:
+    def matches(self, body: bytes | bytearray, json_length: int | None, signature: Signature) -> bool:
         """Whether a request to this revision of a pipeline has this form."""
         return (
             signature is self.signature
@@ -75,29 +75,29 @@ class JsonTemplate:
     are. Requests with ids are not.
     """
 
-    __slots__ = ("_head", "_input", "_tail", "flags", "repeatable", "signature", "terms")
+    __slots__ = ("_head", "_input", "_tail", "flags", "options", "repeatable", "signature")
 
     def __init__(
         self,
         body: bytes | bytearray,
         signature: Signature,
         inputs: Mapping[str, Tensor],
-        terms: Terms,
+        options: RequestOptions,
         flags: tuple[bool, ...],
     ) -> None:
         self.signature = signature
-        self.terms = terms
+        self.options = options
         self.flags = flags
         self.repeatable = False
         (name, tensor), *more = inputs.items()
-        if more or terms.id or terms.deliveries is not None or not isinstance(tensor, np.ndarray):
+        if more or options.id or options.deliveries is not None or not isinstance(tensor, np.ndarray):
             return
         self._head, self._tail = _around_data(body)
         if self._head:
             self.repeatable = True
             self._input = name, signature.input_datatypes[name], tensor.shape, tensor.size
 
-    def fits(self, body: bytes | bytearray, json_length: int | None, signature: Signature) -> bool:
+    def matches(self, body: bytes | bytearray, json_length: int | None, signature: Signature) -> bool:
         """Whether a request to this revision of a pipeline has this form, as far as its data is what it should be."""
         return (
             signature is self.signature

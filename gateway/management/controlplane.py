@@ -37,7 +37,7 @@ NO_CUDA = "CUDA shared memory is not supported; use system shared memory, or sen
 class ControlPlane:
     """What there is to ask and tell; `epoch_ns` is the time of day at 0 of the clock of all times."""
 
-    catalogue: ModelRegistry
+    registry: ModelRegistry
     repository: RepositoryApi
     statistics: Statistics
     shared_memory: SharedMemory
@@ -62,7 +62,7 @@ class ControlPlane:
 
     def model_config(self, name: str, version: str) -> dict[str, Any]:
         """The configuration of a pipeline as Triton prints it. Raises as `ModelRegistry.pipeline`."""
-        return model_config_json(self.catalogue.pipeline(name, version))
+        return model_config_json(self.registry.pipeline(name, version))
 
     def model_statistics(self, name: str, version: str) -> dict[str, Any]:
         """The statistics of a version, of all ready ones of a name, or, for "", of all that is ready.
@@ -70,11 +70,11 @@ class ControlPlane:
         Raises as `ModelRegistry.pipeline`.
         """
         if version:
-            wanted = [(name, str(self.catalogue.pipeline(name, version).version))]
+            wanted = [(name, str(self.registry.pipeline(name, version).version))]
         elif name:
-            self.catalogue.pipeline(name, "")
-            wanted = [(name, each) for each in self.catalogue.served(name)]
+            self.registry.pipeline(name, "")
+            wanted = [(name, each) for each in self.registry.served(name)]
         else:
-            wanted = [(known, each) for known in self.catalogue.names() for each in self.catalogue.served(known)]
+            wanted = [(known, each) for known in self.registry.names() for each in self.registry.served(known)]
         of, epoch_ns = self.statistics.of, self.epoch_ns
         return {"model_stats": [of(f"{name}:{version}").report(name, version, epoch_ns) for name, version in wanted]}

@@ -108,22 +108,22 @@ class _Step(NamedTuple):
     before: "_Step | None"
 
     @property
-    def open_ns(self) -> int:
+    def startable_ns(self) -> int:
         """From when on nothing but the hand-off kept the worker from starting."""
-        return self.run.open_ns
+        return self.run.startable_ns
 
     def parts(self) -> dict[Cause, int]:
         """Nanoseconds by cause, from `ready_ns` to when the end was told."""
-        run, open_ns = self.run, self.open_ns
-        queue_ns = open_ns - self.ready_ns
+        run, startable_ns = self.run, self.startable_ns
+        queue_ns = startable_ns - self.ready_ns
         if run.failed:
-            return {Cause.QUEUE: queue_ns, Cause.FAILED_BATCHES: run.told_ns - open_ns}
+            return {Cause.QUEUE: queue_ns, Cause.FAILED_BATCHES: run.reported_ns - startable_ns}
         compute_ns = run.ended_ns - run.started_ns
         predicted_ns = run.batch.predicted_ns
         slow_ns = max(compute_ns - max(predicted_ns - run.expected_ns, 0), 0) if predicted_ns else 0
         return {
             Cause.QUEUE: queue_ns,
-            Cause.HAND_OFF: run.started_ns - open_ns + run.told_ns - run.ended_ns,
+            Cause.HAND_OFF: run.started_ns - startable_ns + run.reported_ns - run.ended_ns,
             Cause.COMPUTE: compute_ns - slow_ns,
             Cause.SLOW_COMPUTE: slow_ns,
         }
@@ -163,7 +163,7 @@ def _steps(trace: Trace) -> list[_Step]:
             if member.request == trace.arrival.request:
                 # A stage that ran before did so in a batch that failed.
                 before = done.get(member.stage) or _gate(trace.stages, member.stage, done)
-                ready_ns = trace.arrived_ns if before is None else before.run.told_ns
+                ready_ns = trace.arrived_ns if before is None else before.run.reported_ns
                 steps.append(_Step(run, member, ready_ns, before))
         done.update((step.member.stage, step) for step in steps if step.run is run)
     return steps
@@ -175,7 +175,7 @@ def _gate(stages: Sequence[StageConfig], index: int, done: dict[int, _Step]) -> 
     for number, stage in enumerate(stages[: index + 1]):
         asked = () if stage.when is None else (stage.when.stage,)
         gates = [gate for source in (*stage.sources, *asked) if (gate := settled[source]) is not None]
-        last = max(gates, key=lambda step: step.run.told_ns, default=None)
+        last = max(gates, key=lambda step: step.run.reported_ns, default=None)
         settled.append(last if number == index else done.get(number, last))
     return settled[index]
 
@@ -183,7 +183,7 @@ def _gate(stages: Sequence[StageConfig], index: int, done: dict[int, _Step]) -> 
 def _critical_path(steps: Sequence[_Step]) -> list[_Step]:
     """The steps that the request's end had to wait for, the last one first."""
     path: list[_Step] = []
-    step = max(steps, key=lambda step: step.run.told_ns, default=None)
+    step = max(steps, key=lambda step: step.run.reported_ns, default=None)
     while step is not None:
         path.append(step)
         step = step.before
@@ -196,7 +196,7 @@ def _largest(trace: Trace, path: Sequence[_Step], ended_ns: int) -> tuple[Cause,
     totals = {cause: sum(each.get(cause, 0) for _, each in parts) for cause in Cause}
     late = trace.outcome is Outcome.COMPLETED_LATE
     if trace.outcome is None or not trace.outcome.answered:
-        totals[Cause.QUEUE] += ended_ns - (path[0].run.told_ns if path else trace.arrived_ns)
+        totals[Cause.QUEUE] += ended_ns - (path[0].run.reported_ns if path else trace.arrived_ns)
     if late:
         had_ns = trace.arrival.deadline_ns - trace.arrived_ns
         alone_ns = totals.pop(Cause.COMPUTE)
@@ -257,12 +257,12 @@ def _stage_trace(step: _Step, stages: Sequence[StageConfig]) -> StageTrace:
         batch.rows,
         member.rows,
         batch.reason.value,
-        queue_ms=_ms(step.open_ns - step.ready_ns),
-        hand_off_ms=0.0 if run.failed else _ms(run.started_ns - step.open_ns),
+        queue_ms=_ms(step.startable_ns - step.ready_ns),
+        hand_off_ms=0.0 if run.failed else _ms(run.started_ns - step.startable_ns),
         compute_ms=_ms(run.ended_ns - run.started_ns),
-        return_ms=0.0 if run.failed else _ms(run.told_ns - run.ended_ns),
+        return_ms=0.0 if run.failed else _ms(run.reported_ns - run.ended_ns),
         predicted_ms=_ms(batch.predicted_ns - run.dispatched_ns) if batch.predicted_ns else None,
-        actual_ms=_ms((run.told_ns if run.failed else run.ended_ns) - run.dispatched_ns),
+        actual_ms=_ms((run.reported_ns if run.failed else run.ended_ns) - run.dispatched_ns),
         cost=run.cost * member.rows / batch.rows,
         failed=run.failed,
     )

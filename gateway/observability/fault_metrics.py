@@ -6,11 +6,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from sluice.batcher.interface.events import FailureCause
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.gateway.observability.metrics import Remote
+from sluice.gateway.observability.metrics import MetricsSource
 from sluice.models.spec import public_key
 
 
-class FaultMetrics(Remote):
+class FaultMetrics(MetricsSource):
     """Batches that failed, by (model, partition, cause), and what partitions are kept to since.
 
     `quarantined` are the partitions that are left alone, of `partitions`.

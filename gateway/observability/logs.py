@@ -15,10 +15,10 @@ class LogFormat(enum.StrEnum):
     JSON = "json"
 
 
-def configure(form: LogFormat, level: str) -> None:
+def configure(format: LogFormat, level: str) -> None:
     """Send all logs of the process to standard error, in place of what was set up before."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Formatter(form))
+    handler.setFormatter(_Formatter(format))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # What uvicorn tells of its start and stop, this server tells itself.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
@@ -31,13 +31,13 @@ def configured() -> tuple[LogFormat, int]:
     return forms[0] if forms else LogFormat.TEXT, root.getEffectiveLevel()
 
 
-def reconfigure(form: LogFormat, levels: Collection[int]) -> None:
+def reconfigure(format: LogFormat, levels: Collection[int]) -> None:
     """Write just the lines of these levels from now on, in this format."""
     root = logging.getLogger()
     root.setLevel(min(levels, default=logging.CRITICAL + 1))
     for handler in root.handlers:
         if isinstance(handler.formatter, _Formatter):
-            handler.setFormatter(_Formatter(form))
+            handler.setFormatter(_Formatter(format))
             handler.filters = [lambda record: record.levelno in levels]
 
 
@@ -47,9 +47,9 @@ def log(logger: logging.Logger, level: int, event: str, **fields: object) -> Non
 
 
 class _Formatter(logging.Formatter):
-    def __init__(self, form: LogFormat) -> None:
+    def __init__(self, format: LogFormat) -> None:
         super().__init__()
-        self.form = form
+        self.form = format
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")

@@ -87,7 +87,7 @@ class BatchMeter:
         self.compute = Histogram(DURATION_BOUNDS_NS)
 
 
-class Remote(Collector):
+class MetricsSource(Collector):
     """Counts that others keep."""
 
     @abstractmethod
@@ -125,7 +125,7 @@ class ServerMetrics(Collector):
         self._breakers = breakers
         self.statistics = statistics or Statistics()
         self.failures: Counter[tuple[str, str, FailureCause]] = Counter()
-        self._remotes: list[Remote] = []
+        self._remotes: list[MetricsSource] = []
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -174,7 +174,7 @@ class ServerMetrics(Collector):
         nv = nv_metrics(self.statistics, self._pipelines, self._waiting())
         return generate_latest(self._registry) + nv.encode()
 
-    def include(self, remote: Remote) -> None:
+    def include(self, remote: MetricsSource) -> None:
         """Show what others count, too."""
         self._remotes.append(remote)
         self._registry.register(remote)

@@ -32,7 +32,7 @@ _REASONS = {
 }
 
 
-class Phases:
+class PhaseTimes:
     """Executions, and nanoseconds of what they consist of."""
 
     __slots__ = ("count", "infer_ns", "input_ns", "output_ns")
@@ -79,19 +79,24 @@ class ModelStatistics:
         self.inference_count = self.execution_count = 0
         self.success_ns = self.queue_ns = self.failed_ns = self.last_ns = 0
         self.cache_hits = self.cache_hit_ns = self.cache_misses = self.cache_miss_ns = 0
-        self.requests = Phases()
-        self.batches: dict[int, Phases] = {}
+        self.requests = PhaseTimes()
+        self.batches: dict[int, PhaseTimes] = {}
         self.failures = dict.fromkeys(FailureReason, 0)
 
     def batch_ran(self, run: BatchTrace, requests: int, rows: int, ready_ns: int) -> None:
         """Count a batch for `requests` that are still wanted, of `rows` in all, and the sum of when they were ready."""
-        open_ns, started_ns, ended_ns, told_ns = run.open_ns, run.started_ns, run.ended_ns, run.told_ns
-        input_ns, infer_ns, output_ns = started_ns - open_ns, ended_ns - started_ns, told_ns - ended_ns
+        startable_ns, started_ns, ended_ns, reported_ns = (
+            run.startable_ns,
+            run.started_ns,
+            run.ended_ns,
+            run.reported_ns,
+        )
+        input_ns, infer_ns, output_ns = started_ns - startable_ns, ended_ns - started_ns, reported_ns - ended_ns
         self.execution_count += 1
-        self.last_ns = told_ns
+        self.last_ns = reported_ns
         self.inference_count += rows
-        self.queue_ns += requests * open_ns - ready_ns
-        self.success_ns += requests * told_ns - ready_ns
+        self.queue_ns += requests * startable_ns - ready_ns
+        self.success_ns += requests * reported_ns - ready_ns
         self._batch(run.batch.rows).add(1, input_ns, infer_ns, output_ns)
         self.requests.add(requests, requests * input_ns, requests * infer_ns, requests * output_ns)
 
@@ -100,10 +105,10 @@ class ModelStatistics:
         input_ns = infer_ns = output_ns = 0
         for run in trace.runs:
             if not run.failed:
-                input_ns += run.started_ns - run.open_ns
+                input_ns += run.started_ns - run.startable_ns
                 infer_ns += run.ended_ns - run.started_ns
-                output_ns += run.told_ns - run.ended_ns
-                self.queue_ns += run.open_ns - trace.ready_ns(run.dispatched_ns)
+                output_ns += run.reported_ns - run.ended_ns
+                self.queue_ns += run.startable_ns - trace.ready_ns(run.dispatched_ns)
         self.execution_count += 1
         self.last_ns = trace.ended_ns
         self.inference_count += trace.arrival.rows
@@ -150,10 +155,10 @@ class ModelStatistics:
             "memory_usage": [],
         }
 
-    def _batch(self, rows: int) -> Phases:
+    def _batch(self, rows: int) -> PhaseTimes:
         batch = self.batches.get(rows)
         if batch is None:
-            batch = self.batches[rows] = Phases()
+            batch = self.batches[rows] = PhaseTimes()
         return batch
 
 
@@ -182,12 +187,12 @@ class Statistics:
         pipeline = trace.arrival.pipeline
         assert outcome is not None
         if outcome.answered:
-            if trace.composed:
+            if trace.is_pipeline:
                 self.of(pipeline).pipeline_completed(trace)
             return
         reason = _REASONS.get(outcome, FailureReason.REJECTED)
         duration_ns = trace.ended_ns - trace.arrived_ns
-        if trace.composed:
+        if trace.is_pipeline:
             if trace.runs and trace.runs[-1].failed:
                 self.of(trace.runs[-1].batch.model).failed(reason, duration_ns)
             reason = reason if reason is FailureReason.CANCELED else FailureReason.OTHER

@@ -24,21 +24,21 @@ class BatchTrace(msgspec.Struct, eq=False, gc=False):
     expected_ns: int = 0
     started_ns: int = 0
     ended_ns: int = 0
-    told_ns: int = 0
+    reported_ns: int = 0
     cost: float = 0.0
     failed: str = ""
 
     @property
-    def open_ns(self) -> int:
+    def startable_ns(self) -> int:
         """From when on nothing but the hand-off kept the worker from starting."""
         dispatched_ns = self.dispatched_ns
         if self.failed:
             return dispatched_ns
         free_ns, started_ns = self.free_ns, self.started_ns
-        open_ns = free_ns if free_ns < started_ns else started_ns
-        return open_ns if open_ns > dispatched_ns else dispatched_ns
+        startable_ns = free_ns if free_ns < started_ns else started_ns
+        return startable_ns if startable_ns > dispatched_ns else dispatched_ns
 
-    def follow(self, previous: "BatchTrace | None") -> None:
+    def set_worker_free(self, previous: "BatchTrace | None") -> None:
         """Take note of the batch that the worker ran before."""
         self.free_ns = self.expected_ns = self.dispatched_ns
         if previous is not None and previous.ended_ns > self.dispatched_ns:
@@ -49,10 +49,10 @@ class BatchTrace(msgspec.Struct, eq=False, gc=False):
 class Trace(msgspec.Struct, eq=False, gc=False):
     """One request: `runs` are the batches that it was in, in the order in which they ended.
 
-    `given_id` is the client's id. `outcome` is None and `ended_ns` 0 as long as the request is under way.
+    `client_id` is the client's id. `outcome` is None and `ended_ns` 0 as long as the request is under way.
     """
 
-    given_id: str
+    client_id: str
     arrival: RequestArrived
     arrived_ns: int
     stages: tuple[StageConfig, ...]
@@ -64,20 +64,20 @@ class Trace(msgspec.Struct, eq=False, gc=False):
     @property
     def id(self) -> str:
         """What the request can be asked for by: the client's id, else one made of its number."""
-        return self.given_id or f"sluice-{self.arrival.request}"
+        return self.client_id or f"sluice-{self.arrival.request}"
 
     @property
-    def composed(self) -> bool:
+    def is_pipeline(self) -> bool:
         """Whether it is for a pipeline, not for a model by itself."""
         return self.stages[0].model != self.arrival.pipeline
 
     def ready_ns(self, dispatched_ns: int) -> int:
         """From when on a stage that was dispatched then could have been: all that ended until then had ended."""
-        ends = [run.told_ns for run in self.runs if run.told_ns <= dispatched_ns and not run.failed]
+        ends = [run.reported_ns for run in self.runs if run.reported_ns <= dispatched_ns and not run.failed]
         return max(ends, default=self.arrived_ns)
 
 
-class Traces:
+class RecentTraces:
     """The last requests, and the last of those that were not answered in time: at most `bound` of each."""
 
     def __init__(self, bound: int) -> None:

@@ -42,17 +42,17 @@ class TraceFile:
         """The request and, of a pipeline, each batch that it was in as a request of its own."""
         runs = [run for run in trace.runs if not run.failed]
         parent = next(self._ids)
-        inner = [] if trace.composed or not runs else _compute(runs[-1])
+        inner = [] if trace.is_pipeline or not runs else _compute(runs[-1])
         times = [("REQUEST_START", trace.arrived_ns), ("QUEUE_START", trace.arrived_ns), *inner]
         times += [("INFER_RESPONSE_COMPLETE", trace.ended_ns), ("REQUEST_END", trace.ended_ns)]
         about = {"request_id": trace.id, "outcome": trace.outcome}
         yield {"id": parent, **_model(trace.arrival.pipeline), **about, "timestamps": _timestamps(times)}
-        if not trace.composed:
+        if not trace.is_pipeline:
             return
         for run in runs:
             ready_ns = trace.ready_ns(run.dispatched_ns)
             times = [("REQUEST_START", ready_ns), ("QUEUE_START", ready_ns)]
-            times += [*_compute(run), ("REQUEST_END", run.told_ns)]
+            times += [*_compute(run), ("REQUEST_END", run.reported_ns)]
             yield {
                 "id": next(self._ids),
                 "parent_id": parent,
@@ -69,10 +69,10 @@ def _model(key: str) -> dict[str, Any]:
 
 def _compute(run: BatchTrace) -> list[tuple[str, int]]:
     return [
-        ("COMPUTE_START", run.open_ns),
+        ("COMPUTE_START", run.startable_ns),
         ("COMPUTE_INPUT_END", run.started_ns),
         ("COMPUTE_OUTPUT_START", run.ended_ns),
-        ("COMPUTE_END", run.told_ns),
+        ("COMPUTE_END", run.reported_ns),
     ]
 
 

@@ -59,7 +59,7 @@ class TraceSettings:
         }
         self._changes: dict[str, dict[str, Any]] = {"": {}}
         self._samplers: dict[str, _Sampler] = {}
-        self._start_anew()
+        self._reset_samplers()
 
     @property
     def available(self) -> bool:
@@ -82,7 +82,7 @@ class TraceSettings:
             return
         merged = self._changes.get(model, {}) | checked
         self._changes[model] = {name: value for name, value in merged.items() if value is not None}
-        self._start_anew()
+        self._reset_samplers()
 
     def ended(self, trace: Trace) -> None:
         """Trace a request that has its outcome if it is its turn; a file that cannot be written is given up."""
@@ -98,7 +98,7 @@ class TraceSettings:
             self._file = None
             logger.error("the trace file cannot be written, so nothing is traced from here on: %s", error)
 
-    def _start_anew(self) -> None:
+    def _reset_samplers(self) -> None:
         self._samplers = {model: _Sampler(self.get(model)) for model in self._changes}
 
     def _check_model(self, model: str) -> None:

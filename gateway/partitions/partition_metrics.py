@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from sluice.gateway.observability.metrics import Remote
+from sluice.gateway.observability.metrics import MetricsSource
 from sluice.gateway.partitions.inventory import Inventory
 
 
-class PartitionMetrics(Remote):
+class PartitionMetrics(MetricsSource):
     """Shows what the inventory holds at each scrape."""
 
     def __init__(self, inventory: Inventory) -> None:

@@ -14,7 +14,7 @@ MAX_ELEMENTS = 1_000_000
 _UNRANKED = frozenset({DataType.BOOL, DataType.FP16, DataType.BF16, DataType.BYTES})
 
 
-class Classes(msgspec.Struct, frozen=True):
+class Classification(msgspec.Struct, frozen=True):
     """That an output is wanted as its `count` greatest elements, of each row where it is of a `batchable` pipeline."""
 
     count: int

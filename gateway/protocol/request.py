@@ -6,7 +6,7 @@ from typing import TypeAlias
 import msgspec
 
 from sluice.gateway.protocol.answer import Answer, Tensor
-from sluice.gateway.protocol.shared_memory import SharedMemoryRef, Window
+from sluice.gateway.protocol.shared_memory import SharedMemoryRef, SharedMemoryWindow
 from sluice.models.tensors.arrays import Array, Buffer
 
 Parameters: TypeAlias = Mapping[str, bool | int | float | str]
@@ -24,13 +24,13 @@ class WireTensor(msgspec.Struct):
     """An input as the client sent it: `shape` and `datatype` are its claims, nothing is checked yet.
 
     `data` is the wire form (a view on the body), or a flat array of that datatype, or, for BYTES, a flat list; or it
-    lies in shared memory: at a `SharedMemoryRef`, which is a `Window` once that has been looked up.
+    lies in shared memory: at a `SharedMemoryRef`, which is a `SharedMemoryWindow` once that has been looked up.
     """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
-    data: Buffer | Array | list[str] | list[bytes] | SharedMemoryRef | Window
+    data: Buffer | Array | list[str] | list[bytes] | SharedMemoryRef | SharedMemoryWindow
 
 
 class InferRequest(msgspec.Struct):
@@ -48,7 +48,7 @@ class InferRequest(msgspec.Struct):
     deliveries: Mapping[str, SharedMemoryRef | int] = {}
 
 
-class Placed(msgspec.Struct):
+class SharedMemoryOutput(msgspec.Struct):
     """An output that lies in shared memory by now."""
 
     place: SharedMemoryRef
@@ -59,7 +59,7 @@ class InferResponse(msgspec.Struct):
     """The tensors of an answer in the order they were asked for; views that hold until `release`."""
 
     id: str
-    outputs: Sequence[tuple[str, Tensor | Placed]]
+    outputs: Sequence[tuple[str, Tensor | SharedMemoryOutput]]
     answer: Answer
 
     def release(self) -> None:

@@ -80,7 +80,7 @@ class SharedMemoryRegion:
             os.close(self._descriptor)
 
 
-class Window(msgspec.Struct, frozen=True, eq=False):
+class SharedMemoryWindow(msgspec.Struct, frozen=True, eq=False):
     """The part of a region in which a tensor lies, or is to lie; it holds the region."""
 
     region: SharedMemoryRegion
@@ -139,7 +139,7 @@ class SharedMemory:
         regions: Iterable[SharedMemoryRegion] = self._regions.values() if name is None else [self._find(name)]
         return [region.status for region in regions]
 
-    def input_window(self, place: SharedMemoryRef) -> Window:
+    def input_window(self, place: SharedMemoryRef) -> SharedMemoryWindow:
         """Where an input lies; as `window`, but within the limit for one input."""
         window = self.window(place)
         if window.byte_size > self._max_tensor_bytes:
@@ -149,7 +149,7 @@ class SharedMemory:
             )
         return window
 
-    def window(self, place: SharedMemoryRef) -> Window:
+    def window(self, place: SharedMemoryRef) -> SharedMemoryWindow:
         """A part of a registered region. Raises NotFoundError, BadTensor, or UnsupportedRequest when not allowed."""
         self._check_allowed()
         name, byte_size, offset = place
@@ -162,7 +162,7 @@ class SharedMemory:
                 f"Invalid offset + byte size for shared memory region: '{name}' has {size} bytes, "
                 f"but {byte_size} from {offset} on were asked for"
             )
-        return Window(region, offset, byte_size)
+        return SharedMemoryWindow(region, offset, byte_size)
 
     def _find(self, name: str) -> SharedMemoryRegion:
         region = self._regions.get(name)

@@ -8,14 +8,14 @@ import numpy as np
 
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.protocol.request import WireTensor
-from sluice.gateway.protocol.shared_memory import SharedMemoryRef, Window
+from sluice.gateway.protocol.shared_memory import SharedMemoryRef, SharedMemoryWindow
 from sluice.models.errors import BadTensor, RequestError, ShapeMismatch, UnknownInput, UnknownOutput
 from sluice.models.pipelines.pipeline import Pipeline, batch_key
 from sluice.models.tensors.arrays import Buffer, WireBytes, encode_bytes, numpy_dtype, wire_row_offsets
 from sluice.models.tensors.spec import RAW_ONLY, VARIABLE, DataType, TensorSpec, element_count
 
 
-class Accepted(NamedTuple):
+class CheckedInputs(NamedTuple):
     """The checked inputs of a request, as the runtime takes them."""
 
     inputs: dict[str, Tensor]
@@ -56,7 +56,7 @@ class Signature:
         self._batchable = pipeline.batchable
         self._max_rows = pipeline.max_batch_size
 
-    def accept(self, tensors: Sequence[WireTensor]) -> Accepted:
+    def check_inputs(self, tensors: Sequence[WireTensor]) -> CheckedInputs:
         """Check the inputs of a request and make tensors of them; wire data is viewed, not copied.
 
         BYTES must be UTF-8, which the strings of ONNX are.
@@ -91,7 +91,7 @@ class Signature:
             memory_bytes += array.nbytes
         if len(inputs) != len(self._inputs):
             self._check_missing(inputs)
-        return Accepted(inputs, rows, self._batch_key(inputs) if self._keyed else "", memory_bytes)
+        return CheckedInputs(inputs, rows, self._batch_key(inputs) if self._keyed else "", memory_bytes)
 
     def _check_missing(self, inputs: Mapping[str, Tensor]) -> None:
         """Raise UnknownInput unless all that is left out may be, and something is given."""
@@ -137,7 +137,7 @@ class Signature:
             wire_shape = tuple(size if dimension == VARIABLE else dimension for dimension in wire_shape)
         return WireTensor(spec.name, spec.datatype.value, wire_shape, data)
 
-    def select(self, names: Sequence[str]) -> Sequence[str]:
+    def check_outputs(self, names: Sequence[str]) -> Sequence[str]:
         """The outputs to answer, in the order asked for; all when none are named. Raises UnknownOutput."""
         if not names:
             return self.output_names
@@ -197,7 +197,7 @@ def _tensor(expected: _Input, tensor: WireTensor, rows: int) -> Tensor:
             raise BadTensor(f"input '{tensor.name}' has a string that UTF-8 cannot carry") from error
         _check_text(buffer, count, tensor.name)
         return WireBytes(buffer, shape, offsets)
-    if isinstance(data, Window):
+    if isinstance(data, SharedMemoryWindow):
         if expected.itemsize and data.byte_size != count * expected.itemsize:
             raise _wrong_size(expected, shape, data.byte_size)
         data = data.read()

@@ -5,7 +5,7 @@ import logging
 import grpc
 
 from sluice.batcher.interface.outcome import Outcome
-from sluice.gateway.config.status_settings import TRITONS, StatusSettings
+from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
 from sluice.models import errors
 
 MAX_MESSAGE = 2000
@@ -76,7 +76,7 @@ def error_message(error: Exception) -> str:
 
 
 def outcome_error(
-    outcome: Outcome, reason: str, retry_after: int | None, statuses: StatusSettings = TRITONS
+    outcome: Outcome, reason: str, retry_after: int | None, statuses: StatusSettings = TRITON_STATUSES
 ) -> errors.ServingError:
     """The error that tells a client of an outcome without an answer."""
     kind, sentence = _ERRORS[outcome]

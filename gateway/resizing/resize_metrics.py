@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from sluice.gateway.observability.metrics import Remote
+from sluice.gateway.observability.metrics import MetricsSource
 from sluice.gateway.resizing.resizing import Asked
 
 
-class ResizeMetrics(Remote):
+class ResizeMetrics(MetricsSource):
     """Who asked for how many resizes of each partition, and why."""
 
     def __init__(self, done: Mapping[tuple[str, Asked], int]) -> None:

@@ -36,7 +36,7 @@ class BatchRuns:
     def ended(self, event: BatchCompleted | BatchFailed | BatchRevoked, now_ns: int) -> None:
         """Count a batch, and note in its requests' traces how it went; one that was revoked leaves no trace."""
         run, opened, price = self._batches.pop(event.batch)
-        run.told_ns = now_ns
+        run.reported_ns = now_ns
         if isinstance(event, BatchCompleted):
             self._completed(run, opened, price, event)
         elif isinstance(event, BatchFailed):
@@ -50,7 +50,7 @@ class BatchRuns:
     def _completed(self, run: BatchTrace, opened: Sequence[OpenRequest], price: float, event: BatchCompleted) -> None:
         batch = run.batch
         compute_ns = event.ended_ns - event.started_ns
-        run.follow(self._last.get(batch.partition))
+        run.set_worker_free(self._last.get(batch.partition))
         run.started_ns, run.ended_ns = event.started_ns, event.ended_ns
         run.cost = compute_ns * price
         self._last[batch.partition] = run

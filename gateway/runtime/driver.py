@@ -40,9 +40,10 @@ from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.config.tracing import TRACE_REQUESTS
 from sluice.gateway.executors.base import Executor
 from sluice.gateway.observability.metrics import ServerMetrics
-from sluice.gateway.observability.trace import Trace, Traces
+from sluice.gateway.observability.trace import RecentTraces, Trace
 from sluice.gateway.partitions.inventory import NO_DETAILS, Inventory, PartitionEvent, ProcessDetails
 from sluice.gateway.protocol.answer import Answer, Tensor
+from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.runtime import turn_budget as intake
 from sluice.gateway.runtime.batch_log import BatchRuns
 from sluice.gateway.runtime.local_stages import LocalStages
@@ -105,7 +106,7 @@ class Runtime:
         self._runs = BatchRuns(metrics, lambda name: scheduler.dispatcher.fleet.partitions[name].price / NS_PER_S)
         self._stages = {pipeline.name: pipeline.stages for pipeline in scheduler.spec.pipelines}
         self._hard = {pipeline.name for pipeline in scheduler.spec.pipelines if pipeline.late is Late.EVICT}
-        self.traces = Traces(trace_requests)
+        self.traces = RecentTraces(trace_requests)
         self._plans = PlanBuilding(build_plan, planning, self._enqueue)
         self._memory_limit = scheduler.spec.limits.memory_bytes
         self._next_request = 0
@@ -145,58 +146,56 @@ class Runtime:
         self._timer.start(self._alarm)
         self._executor.start(self.report)
 
-    def submit(
-        self,
-        pipeline: str,
-        inputs: Mapping[str, Tensor],
-        rows: int,
-        batch_key: str,
-        deadline_ns: int,
-        memory_bytes: int,
-        id: str = "",
-        max_cost: float | None = None,
-        priority: int = 0,
-        expires_ns: int = 0,
-    ) -> Submission:
-        """Hand over a valid request; its tensors belong to the runtime until the future is done.
+    def submit(self, pipeline: str, inputs: Mapping[str, Tensor], options: RequestOptions, now_ns: int) -> Submission:
+        """Start a checked request that arrived at `now_ns`; its tensors belong to the runtime until the future is done.
 
-        `pipeline` is `name:version`. `memory_bytes` is the size of the inputs, to which that of the stages' outputs
-        is added. The request is remembered by `id`. `priority` and `expires_ns` are for models that heed them (see
-        `RequestArrived`). Raises RejectedError once the runtime is closed, and RequestError when the tensors are over
-        the memory limit by themselves.
+        `pipeline` is `name:version`. The size of the stages' outputs is added to `options.memory_bytes`. Raises
+        RejectedError once the runtime is closed, and RequestError when the tensors alone exceed the memory limit.
         """
         if self._closed:
             raise RejectedError("the server is stopping")
         request = self._next_request = self._next_request + 1
-        memory_bytes += self._executor.admit(request, pipeline, inputs, rows, memory_bytes)
+        input_bytes = options.memory_bytes
+        memory_bytes = input_bytes + self._executor.admit(request, pipeline, inputs, options.rows, input_bytes)
         if memory_bytes > self._memory_limit:
-            self._executor.forget(request)
+            self._executor.discard(request)
             raise RequestError(
                 f"the tensors of the request need {memory_bytes} bytes, but the limit for all requests together is "
                 f"{self._memory_limit} bytes"
             )
-        future: asyncio.Future[Answer] = self._loop.create_future()
         arrival = RequestArrived(
-            request, pipeline, rows, deadline_ns, batch_key, memory_bytes, max_cost, priority, expires_ns
+            request,
+            pipeline,
+            options.rows,
+            now_ns + options.budget_ns,
+            options.batch_key,
+            memory_bytes,
+            options.max_cost,
+            options.priority,
+            now_ns + options.timeout_ns if options.timeout_ns else 0,
         )
-        trace = Trace(id, arrival, self._clock(), self._stages[pipeline])
-        submission = self._open[request] = Submission(request, future, trace, self._metrics.pipeline(pipeline))
-        self.traces.add(trace)
+        submission = self._opened(arrival, options.id, self._clock())
         self._enqueue(arrival)
         return submission
 
-    def recall(
-        self, pipeline: str, rows: int, deadline_ns: int, id: str, outputs: Mapping[str, Tensor], since_ns: int
+    def answer_from_cache(
+        self, pipeline: str, options: RequestOptions, outputs: Mapping[str, Tensor], now_ns: int
     ) -> Submission:
-        """Answer a request that came at that time with what is known already: the scheduler never hears of it."""
+        """Answer a request that arrived at `now_ns` with cached outputs; the scheduler does not see it."""
         request = self._next_request = self._next_request + 1
-        trace = Trace(id, RequestArrived(request, pipeline, rows, deadline_ns), since_ns, self._stages[pipeline])
-        future: asyncio.Future[Answer] = self._loop.create_future()
-        submission = self._open[request] = Submission(request, future, trace, self._metrics.pipeline(pipeline))
-        self.traces.add(trace)
+        arrival = RequestArrived(request, pipeline, options.rows, now_ns + options.budget_ns)
+        submission = self._opened(arrival, options.id, now_ns)
         self._now_ns = self._clock()
-        known = Answer(Outcome.COMPLETED, _FROM_CACHE, outputs=outputs)
-        self._settle(request, known, counted=True)
+        cached = Answer(Outcome.COMPLETED, _FROM_CACHE, outputs=outputs)
+        self._settle(request, cached, counted=True)
+        return submission
+
+    def _opened(self, arrival: RequestArrived, client_id: str, arrived_ns: int) -> Submission:
+        pipeline = arrival.pipeline
+        trace = Trace(client_id, arrival, arrived_ns, self._stages[pipeline])
+        submission = Submission(arrival.request, self._loop.create_future(), trace, self._metrics.pipeline(pipeline))
+        self._open[arrival.request] = submission
+        self.traces.add(trace)
         return submission
 
     def serve(self, change: ServingChanged) -> None:
@@ -257,7 +256,7 @@ class Runtime:
         given_up = list(self._open)
         for request in given_up:
             self._settle(request, Answer(Outcome.FAILED_UNAVAILABLE, "the server stopped before the request was done"))
-            self._executor.forget(request)
+            self._executor.discard(request)
         return len(given_up)
 
     def _alarm(self) -> None:
@@ -360,10 +359,10 @@ class Runtime:
 
     def _complete(self, decision: CompleteRequest) -> None:
         try:
-            tensors, release = self._executor.take(decision.request)
+            tensors, release = self._executor.take_outputs(decision.request)
         except Exception as error:  # the request is settled all the same
             logger.exception("the outputs of request %d could not be put together", decision.request)
-            self._executor.forget(decision.request)
+            self._executor.discard(decision.request)
             self._settle(decision.request, Answer(Outcome.FAILED_BACKEND, f"the answer could not be built: {error}"))
         else:
             # Each stage may have been known.
@@ -371,17 +370,17 @@ class Runtime:
             self._settle(decision.request, Answer(decision.outcome, reason, outputs=tensors, release=release))
 
     def _refuse(self, decision: RejectRequest | EvictRequest) -> None:
-        self._executor.forget(decision.request)
+        self._executor.discard(decision.request)
         wait_ns = decision.retry_after_ns
         retry_after_s = None if wait_ns is None else max(1, -(-wait_ns // NS_PER_S))
         self._settle(decision.request, Answer(decision.outcome, decision.reason, retry_after_s))
 
     def _fail(self, decision: FailRequest) -> None:
-        self._executor.forget(decision.request)
+        self._executor.discard(decision.request)
         self._settle(decision.request, Answer(decision.outcome, decision.reason))
 
     def _cancelled(self, decision: CancelRequest) -> None:
-        self._executor.forget(decision.request)
+        self._executor.discard(decision.request)
         self._settle(decision.request, Answer(decision.outcome, "the client cancelled the request"))
 
     def _settle(self, request: int, answer: Answer, *, counted: bool = False) -> None:
@@ -391,7 +390,7 @@ class Runtime:
         if answer.outcome is not Outcome.COMPLETED:
             self.traces.add_missed(trace)
         opened.meter.request_ended(answer.outcome, self._now_ns - trace.arrived_ns)
-        if answer.outcome is not Outcome.COMPLETED or (trace.composed and not counted):
+        if answer.outcome is not Outcome.COMPLETED or (trace.is_pipeline and not counted):
             self._metrics.statistics.request_ended(trace)
         if self._on_ended is not None:
             self._on_ended(trace)

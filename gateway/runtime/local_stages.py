@@ -43,7 +43,7 @@ class LocalStages:
         """See whether the outputs of a stage are known."""
         member = decision.member
         try:
-            batch_key = self._executor.recall(member)
+            batch_key = self._executor.look_up_cache(member)
         except Exception:  # whatever it is, the stage can still run
             logger.exception("request %d: stage %d could not be looked up", member.request, member.stage)
             batch_key = None

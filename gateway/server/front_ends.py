@@ -13,7 +13,7 @@ from sluice.gateway.http.server import HttpServer, http_config, http_server
 from sluice.gateway.inference.dataplane import DataPlane
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.observability.metrics import ServerMetrics
-from sluice.gateway.observability.trace import Traces
+from sluice.gateway.observability.trace import RecentTraces
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class FrontEnds:
 
 
 def front_ends(
-    config: ServerConfig, dataplane: DataPlane, control: ControlPlane, metrics: ServerMetrics, traces: Traces
+    config: ServerConfig, dataplane: DataPlane, control: ControlPlane, metrics: ServerMetrics, traces: RecentTraces
 ) -> FrontEnds:
     """The servers of both protocols, which listen already."""
     restrictions = Restrictions(config.restricted)

@@ -14,7 +14,7 @@ from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.spec_builder import build_spec
 from sluice.gateway.config.arenas import check_arenas
 from sluice.gateway.config.configured_partitions import configured_partitions, partition_config, triton_config
-from sluice.gateway.config.server_config import Control, ServerConfig
+from sluice.gateway.config.server_config import ModelControlMode, ServerConfig
 from sluice.gateway.deployment.dependencies import DependencyGraph
 from sluice.gateway.deployment.deployer import Deployer
 from sluice.gateway.deployment.held_memory import held_memory
@@ -53,7 +53,7 @@ from sluice.gateway.resizing.resizing import Resizing
 from sluice.gateway.runtime.driver import Runtime
 from sluice.gateway.server.front_ends import front_ends
 from sluice.gateway.server.server import Server
-from sluice.gateway.tensors.pipeline_wiring import PipelineWiring, plan_pipeline
+from sluice.gateway.tensors.pipeline_wiring import PipelineWiring, wire_pipeline
 from sluice.gateway.tensors.response_cache import ResponseCache
 from sluice.gateway.tensors.stage_cache import StageCache
 from sluice.gateway.version import server_version
@@ -122,7 +122,7 @@ def build_server(
         front_ends=front_ends(config, dataplane, control, metrics, runtime.traces),
         drain_timeout_s=config.drain_timeout_s,
         deployer=changes.deployer,
-        poll=Poll(changes.deployer, config.poll_s) if config.control is Control.POLL else None,
+        poll=Poll(changes.deployer, config.poll_s) if config.control is ModelControlMode.POLL else None,
         auto_resize=changes.auto_resize,
     )
 
@@ -329,7 +329,7 @@ def _corrections(scheduler: Scheduler) -> dict[tuple[str, str], float]:
 
 def _check_names(config: ServerConfig, repository: Repository) -> None:
     """Raise ConfigError for settings of a model that is not there, not even as a broken one, nor may come."""
-    if config.control is not Control.NONE:
+    if config.control is not ModelControlMode.NONE:
         return
     served = sorted({entry.spec.name for entry in repository.models.values()})
     broken = {each.name for each in repository.broken}
@@ -368,7 +368,7 @@ def _pipeline_plans(
 ) -> dict[str, PipelineWiring]:
     """What executors need to know of each pipeline."""
     return {
-        scheduled.name: plan_pipeline(pipeline, specs, [stage.verdicts for stage in scheduled.stages])
+        scheduled.name: wire_pipeline(pipeline, specs, [stage.verdicts for stage in scheduled.stages])
         for pipeline, scheduled in zip(pipelines, spec.pipelines, strict=True)
     }
 

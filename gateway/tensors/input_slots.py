@@ -6,7 +6,7 @@ from sluice.models.errors import PartitionError
 from sluice.mps.ipc.arena import Arena, Region
 
 
-class Regions(Protocol):
+class SharedRegions(Protocol):
     """Shares tensor regions with all workers (a `sluice.mps.supervisor.supervisor.Supervisor`)."""
 
     def share_region(self, region: Region) -> int:
@@ -30,7 +30,7 @@ class InputSlot(NamedTuple):
 class InputSlots:
     """An arena of `nbytes` bytes; what does not fit gets a region of its own, as long as those sum up to `nbytes`."""
 
-    def __init__(self, regions: Regions, nbytes: int) -> None:
+    def __init__(self, regions: SharedRegions, nbytes: int) -> None:
         self._regions = regions
         self._arena = Arena(nbytes)
         region = Region.create("sluice-inputs", nbytes)
@@ -43,7 +43,7 @@ class InputSlots:
         """Bytes of the arena that are taken."""
         return self._arena.used_bytes
 
-    def take(self, nbytes: int) -> InputSlot:
+    def allocate(self, nbytes: int) -> InputSlot:
         """A slot of at least `nbytes` bytes, aligned to a cache line; raises PartitionError when memory is short."""
         offset = self._arena.allocate(nbytes)
         if offset is not None:

@@ -11,7 +11,7 @@ from sluice.mps.ipc.messages import Segment
 _ALIGNMENT = 64
 
 
-class Layout:
+class InputLayout:
     """One input of a batch on its way into a slot: what is to be copied, and how much room that takes."""
 
     __slots__ = ("_copied", "_nbytes", "_pieces", "aligned_bytes")

@@ -8,7 +8,7 @@ from sluice.models.pipelines.memory import OutputMemory, output_memory
 from sluice.models.pipelines.pipeline import REQUEST, Combiner, Pipeline
 from sluice.models.spec import ModelSpec
 
-OF_REQUEST = -1
+REQUEST_STAGE = -1
 """The stage index that stands for the request itself."""
 
 
@@ -28,7 +28,7 @@ class StageWiring(NamedTuple):
     inputs: Mapping[str, TensorRef]
     combine: Combiner | None
     output: str
-    verdicts: tuple[ConfidenceSpec, ...]
+    confidences: tuple[ConfidenceSpec, ...]
     names: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
     model: str = ""
@@ -47,24 +47,24 @@ class PipelineWiring(NamedTuple):
     ranks: Mapping[str, int] = {}
 
 
-def plan_pipeline(
-    pipeline: Pipeline, models: Mapping[str, ModelSpec], verdicts: Sequence[tuple[ConfidenceSpec, ...]]
+def wire_pipeline(
+    pipeline: Pipeline, models: Mapping[str, ModelSpec], confidences: Sequence[tuple[ConfidenceSpec, ...]]
 ) -> PipelineWiring:
-    """Resolve a checked pipeline; `verdicts` are those of its combiners, one tuple a stage (empty for a model's)."""
-    numbers = {stage.name: number for number, stage in enumerate(pipeline.stages)} | {REQUEST: OF_REQUEST}
-    plans: list[StageWiring] = []
-    for stage, reports in zip(pipeline.stages, verdicts, strict=True):
-        wires = {name: TensorRef(numbers[source.stage], source.tensor) for name, source in stage.inputs.items()}
+    """Resolve a checked pipeline; `confidences` are those of its combiners, one tuple a stage (empty for a model's)."""
+    numbers = {stage.name: number for number, stage in enumerate(pipeline.stages)} | {REQUEST: REQUEST_STAGE}
+    wirings: list[StageWiring] = []
+    for stage, reports in zip(pipeline.stages, confidences, strict=True):
+        refs = {name: TensorRef(numbers[source.stage], source.tensor) for name, source in stage.inputs.items()}
         if stage.model is not None:
-            plans.append(StageWiring(wires, None, "", (), model=stage.model))
+            wirings.append(StageWiring(refs, None, "", (), model=stage.model))
         else:
             names = tuple(map(str, stage.inputs.values()))
-            plans.append(StageWiring(wires, stage.combine, wires["0"].tensor, reports, names, stage.weights))
+            wirings.append(StageWiring(refs, stage.combine, refs["0"].tensor, reports, names, stage.weights))
     keys = {key for stage in pipeline.stages for key in stage.models}
     batched = pipeline.batchable and all(models[key].batchable for key in keys)
     return PipelineWiring(
         pipeline.batchable,
-        tuple(plans),
+        tuple(wirings),
         {
             name: tuple(TensorRef(numbers[source.stage], source.tensor) for source in sources)
             for name, sources in pipeline.sources.items()

@@ -17,7 +17,7 @@ ENTRY_BYTES = 1024
 _DIGEST_BYTES = 16
 
 
-class Key(NamedTuple):
+class CacheKey(NamedTuple):
     """What requests with one answer have in common: the revision of a pipeline, and a digest of the inputs."""
 
     pipeline: str
@@ -37,9 +37,9 @@ class ResponseCache:
         self.clock = clock
         self._capacity = capacity
         self._statistics = statistics
-        self._entries: OrderedDict[Key, _Entry] = OrderedDict()
+        self._entries: OrderedDict[CacheKey, _Entry] = OrderedDict()
 
-    def look_up(self, key: Key, since_ns: int) -> Mapping[str, Tensor] | None:
+    def look_up(self, key: CacheKey, since_ns: int) -> Mapping[str, Tensor] | None:
         """All outputs of the answer that is known, not to be written to; a hit counts the time since then."""
         entry = self._entries.get(key)
         if entry is None:
@@ -48,12 +48,12 @@ class ResponseCache:
         self._statistics.of(key.pipeline).cache_hit(self.clock() - since_ns)
         return entry.outputs
 
-    def insert(self, key: Key, lookup_ns: int, future: asyncio.Future[Answer]) -> None:
-        """Keep what is answered, if it is; otherwise as `keep`."""
+    def store_answer(self, key: CacheKey, lookup_ns: int, future: asyncio.Future[Answer]) -> None:
+        """Keep what is answered, if it is; otherwise as `store`."""
         if not future.cancelled() and (answer := future.result()).outcome.answered:
-            self.keep(key, lookup_ns, answer.outputs)
+            self.store(key, lookup_ns, answer.outputs)
 
-    def keep(self, key: Key, lookup_ns: int, outputs: Mapping[str, Tensor]) -> None:
+    def store(self, key: CacheKey, lookup_ns: int, outputs: Mapping[str, Tensor]) -> None:
         """Keep a copy of outputs for which the look-up took that long; others go for it."""
         began_ns = self.clock()
         size = ENTRY_BYTES + sum(tensor.nbytes for tensor in outputs.values())
@@ -67,7 +67,7 @@ class ResponseCache:
         self._statistics.of(key.pipeline).cache_miss(lookup_ns + self.clock() - began_ns)
 
 
-def request_key(pipeline: str, inputs: Mapping[str, Tensor]) -> Key:
+def request_key(pipeline: str, inputs: Mapping[str, Tensor]) -> CacheKey:
     """The key of a request to a revision of a pipeline; its inputs have the datatypes of that."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for name in sorted(inputs):
@@ -77,7 +77,7 @@ def request_key(pipeline: str, inputs: Mapping[str, Tensor]) -> Key:
             digest.update(memoryview(tensor.buffer)[tensor.row_offsets[0] : tensor.row_offsets[-1]])
         else:
             digest.update(np.ascontiguousarray(tensor).data)
-    return Key(pipeline, digest.digest())
+    return CacheKey(pipeline, digest.digest())
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -8,13 +8,13 @@ from sluice.gateway.protocol.answer import Tensor
 from sluice.models.tensors.arrays import Array, WireBytes
 
 
-def runs(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The ascending `positions` as maximal runs `(first, one past the last)`."""
-    if isinstance(positions, range):
-        yield positions.start, positions.stop
+def contiguous_runs(row_positions: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The ascending `row_positions` as maximal contiguous_runs `(first, one past the last)`."""
+    if isinstance(row_positions, range):
+        yield row_positions.start, row_positions.stop
         return
-    first = last = positions[0]
-    for position in positions[1:]:
+    first = last = row_positions[0]
+    for position in row_positions[1:]:
         if position != last + 1:
             yield first, last + 1
             first = position
@@ -22,7 +22,7 @@ def runs(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
     yield first, last + 1
 
 
-def positions(wanted: tuple[int, ...] | None, available: tuple[int, ...] | None, rows: int) -> Sequence[int]:
+def row_positions(wanted: tuple[int, ...] | None, available: tuple[int, ...] | None, rows: int) -> Sequence[int]:
     """Where the rows `wanted` lie among those `available`, both ascending; None stands for all `rows` rows."""
     if wanted == available:
         return range(rows if available is None else len(available))
@@ -33,7 +33,7 @@ def positions(wanted: tuple[int, ...] | None, available: tuple[int, ...] | None,
     return [place[row] for row in (range(rows) if wanted is None else wanted)]
 
 
-def part(tensor: Tensor, first: int, end: int) -> Tensor:
+def row_slice(tensor: Tensor, first: int, end: int) -> Tensor:
     """Rows `first` to `end` of a tensor, as a view."""
     if not isinstance(tensor, WireBytes):
         return tensor[first:end]
@@ -51,23 +51,23 @@ def content(tensor: Tensor) -> Array:
     return tensor if tensor.ndim else tensor.reshape(1)
 
 
-def shaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+def reshaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The same elements in as many rows, as a view in another shape; raises ValueError where they do not fill it."""
     if isinstance(tensor, WireBytes):
         return WireBytes(tensor.buffer, shape, tensor.row_offsets)
     return tensor.reshape(shape)
 
 
-def merge(parts: Sequence[tuple[Tensor, Sequence[int]]], rows: int) -> Tensor:
+def merge_rows(stage_outputs: Sequence[tuple[Tensor, Sequence[int]]], rows: int) -> Tensor:
     """A tensor of `rows` rows in new memory from `(tensor, the rows of the result that it holds)`.
 
     Where several hold a row, the first one counts. Raises ValueError when a row is missing or the items' shapes differ.
     """
     pieces: list[tuple[Tensor, int] | None] = [None] * rows
-    for tensor, held in reversed(parts):
+    for tensor, held in reversed(stage_outputs):
         for position, row in enumerate(held):
             pieces[row] = (tensor, position)
-    chosen = [part(tensor, position, position + 1) for tensor, position in filter(None, pieces)]
+    chosen = [row_slice(tensor, position, position + 1) for tensor, position in filter(None, pieces)]
     if len(chosen) < rows:
         raise ValueError(f"only {len(chosen)} of {rows} rows were computed")
     shapes = sorted({piece.shape[1:] for piece in chosen})

@@ -9,16 +9,16 @@ from sluice.batcher.interface.plan_data import CostToGo
 from sluice.batcher.planner.problem import Problem, StageProblem
 from sluice.batcher.planner.stage_options import Candidate
 from sluice.gateway.what_if.answer import PER, Arithmetic, Configuration, StageAnswer
-from sluice.gateway.what_if.planning import Chosen, Situation
+from sluice.gateway.what_if.planning import RateScenario, StageChoices
 from sluice.models.units import ns_to_ms
 
 _MEDIAN = 0.5
 
 
-class Figures:
+class PlanFigures:
     """Figures of configurations at one rate; `simulated` are the models and kinds whose latencies are."""
 
-    def __init__(self, now: Situation, slo_ns: int, simulated: set[tuple[str, str]]) -> None:
+    def __init__(self, now: RateScenario, slo_ns: int, simulated: set[tuple[str, str]]) -> None:
         self._now = now
         self._slo_ns = slo_ns
         self._simulated = simulated
@@ -28,10 +28,10 @@ class Figures:
         return self._now.problem(self._slo_ns)
 
     @cached_property
-    def _rests(self) -> tuple[CostToGo, ...]:
-        return self._now.rests(self._slo_ns)
+    def _costs_to_go(self) -> tuple[CostToGo, ...]:
+        return self._now.costs_to_go(self._slo_ns)
 
-    def configuration(self, chosen: Chosen) -> Configuration:
+    def configuration(self, chosen: StageChoices) -> Configuration:
         """All figures; its latencies are None when the rate is too much for one of the stages."""
         stages = self._problem.stages
         pairs = list(zip(chosen.candidates, stages, strict=True))
@@ -82,7 +82,7 @@ class Figures:
         moved = (stage.model or option.model, self._problem.stages[index].rate)
         begin_ns, end_ns = span_ns
         left_ns = self._slo_ns - end_ns
-        rest = self._rests[index]
+        rest = self._costs_to_go[index]
         step = bisect_right(rest.within_ns, left_ns) - 1
         return Arithmetic(
             kind_rate=demand.rate_on(option.model, option.kind, moved),

@@ -46,7 +46,7 @@ def planner_named(name: str, seed: int) -> PathPlanner:
     return _PLANNERS[name](seed)
 
 
-class Chosen(NamedTuple):
+class StageChoices(NamedTuple):
     """A candidate for every stage, and what they come to: of a row, and of the longest way through the pipeline."""
 
     candidates: tuple[Candidate, ...]
@@ -74,11 +74,11 @@ class WhatIf:
         self._tables = tables
         self._probabilities = dict(probabilities)
 
-    def at(self, rate: float) -> "Situation":
+    def at(self, rate: float) -> "RateScenario":
         """The pipeline at so many rows a second; ConfigError when nothing is known of a model."""
         observed = Observed(self._tables, {self.pipeline.name: rate}, self._probabilities)
         residency = residency_of(self.spec, observed)
-        return Situation(self, DemandTable(self.spec, observed, residency), residency, rate)
+        return RateScenario(self, DemandTable(self.spec, observed, residency), residency, rate)
 
     def highest_rate(self, slo_ns: int) -> float:
         """The highest rate at which some configuration keeps to the objective, by bisection; 0 when none is."""
@@ -91,7 +91,7 @@ class WhatIf:
         return low
 
 
-class Situation:
+class RateScenario:
     """What there is to choose from at one rate. `demand` tells what the rate asks of the partitions.
 
     `residency` are the models that each partition holds, by its name; empty when all are everywhere.
@@ -126,7 +126,7 @@ class Situation:
         return not self.overloaded and self.quickest.latency_ns <= slo_ns
 
     @property
-    def quickest(self) -> Chosen:
+    def quickest(self) -> StageChoices:
         """The configuration of the least latency; of the others at each stage the cheapest that is as quick."""
         problem = self.problem(0)
         choices = [int(np.lexsort((stage.cost, stage.latency_ns))[0]) for stage in problem.stages]
@@ -136,12 +136,12 @@ class Situation:
         """The problem with all candidates, as the planners are given it."""
         return problem_of(self.demand, self.pipeline, self._candidates, budget_ns, self._percentile)
 
-    def best(self, planner: PathPlanner, slo_ns: int) -> Chosen | None:
+    def best(self, planner: PathPlanner, slo_ns: int) -> StageChoices | None:
         """What a planner finds."""
         paths = planner(self.problem(slo_ns))
         return _chosen(self._candidates, paths[0]) if paths else None
 
-    def alternatives(self, budget_ns: int) -> list[Chosen]:
+    def alternatives(self, budget_ns: int) -> list[StageChoices]:
         """The cheapest configurations within a time that differ in their figures, cheapest first; a few."""
         candidates = [_distinct(choices) for choices in self._candidates]
         problem = problem_of(self.demand, self.pipeline, candidates, budget_ns, self._percentile)
@@ -161,14 +161,14 @@ class Situation:
         """The least cost of a row against the time for it, whatever the objective."""
         return ExactPlanner(self.problem(self.any_time(slo_ns))).front
 
-    def rests(self, slo_ns: int) -> tuple[CostToGo, ...]:
+    def costs_to_go(self, slo_ns: int) -> tuple[CostToGo, ...]:
         """For each stage what all that follows costs, against the time that is left."""
         return ExactPlanner(self.problem(slo_ns)).rests()
 
 
-def _chosen(candidates: Sequence[Sequence[Candidate]], path: Path) -> Chosen:
+def _chosen(candidates: Sequence[Sequence[Candidate]], path: Path) -> StageChoices:
     chosen = tuple(choices[choice] for choices, choice in zip(candidates, path.choices, strict=True))
-    return Chosen(chosen, path.latency_ns, path.cost)
+    return StageChoices(chosen, path.latency_ns, path.cost)
 
 
 def _distinct(candidates: Sequence[Candidate]) -> list[Candidate]:

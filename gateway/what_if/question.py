@@ -16,15 +16,15 @@ from sluice.gateway.what_if.answer import (
     TableSource,
     TableUsed,
 )
-from sluice.gateway.what_if.figures import Figures
-from sluice.gateway.what_if.planning import PRECISION, Chosen, Situation, WhatIf, planner_named
+from sluice.gateway.what_if.figures import PlanFigures
+from sluice.gateway.what_if.planning import PRECISION, RateScenario, StageChoices, WhatIf, planner_named
 from sluice.models.units import ns_to_ms
 
 _EQUAL = 1e-9
 """Costs that differ by less, relatively, are the same."""
 
 
-class Question(NamedTuple):
+class PlanQuestion(NamedTuple):
     """What is asked; `assumptions` and `tables` are what it rests on, for the answer to say."""
 
     slo_ns: int
@@ -35,7 +35,7 @@ class Question(NamedTuple):
     tables: tuple[TableUsed, ...] = ()
 
 
-def answer(what_if: WhatIf, question: Question) -> PlanAnswer:
+def answer_question(what_if: WhatIf, question: PlanQuestion) -> PlanAnswer:
     """Plan, and find out what lies around the plan; ConfigError when nothing is known of a model."""
     slo_ns = question.slo_ns
     now = what_if.at(question.rate)
@@ -44,7 +44,7 @@ def answer(what_if: WhatIf, question: Question) -> PlanAnswer:
     chosen = exact[0] if exact else None
     if exact and question.planner != "exact":
         chosen = now.best(planner_named(question.planner, question.seed), slo_ns)
-    plan = Figures(now, slo_ns, simulated).configuration(chosen or (exact[0] if exact else now.quickest))
+    plan = PlanFigures(now, slo_ns, simulated).configuration(chosen or (exact[0] if exact else now.quickest))
     highest = what_if.highest_rate(slo_ns)
     return PlanAnswer(
         pipeline=now.pipeline.name,
@@ -70,13 +70,13 @@ def answer(what_if: WhatIf, question: Question) -> PlanAnswer:
     )
 
 
-def _front(now: Situation, slo_ns: int) -> tuple[FrontPoint, ...]:
+def _front(now: RateScenario, slo_ns: int) -> tuple[FrontPoint, ...]:
     front = now.front(slo_ns)
     points = zip(front.within_ns, front.cost, strict=True)
     return tuple(FrontPoint(ns_to_ms(within_ns), cost * PER) for within_ns, cost in points)
 
 
-def _runner_up(now: Situation, chosen: Chosen, exact: Sequence[Chosen], slo_ns: int) -> RunnerUp | None:
+def _runner_up(now: RateScenario, chosen: StageChoices, exact: Sequence[StageChoices], slo_ns: int) -> RunnerUp | None:
     """The best that differs in its figures: one that fits, else one that does not."""
     others = [*exact, *now.alternatives(now.any_time(slo_ns))]
     other = next((each for each in others if each[1:] != chosen[1:]), None)
@@ -90,7 +90,7 @@ def _runner_up(now: Situation, chosen: Chosen, exact: Sequence[Chosen], slo_ns: 
     return RunnerUp(stages, ns_to_ms(other.latency_ns), other.cost * PER, _why_lost(other, chosen, slo_ns))
 
 
-def _why_lost(other: Chosen, chosen: Chosen, slo_ns: int) -> str:
+def _why_lost(other: StageChoices, chosen: StageChoices, slo_ns: int) -> str:
     if other.latency_ns > slo_ns:
         return f"too slow by {ns_to_ms(other.latency_ns - slo_ns):.3f} ms"
     slower_ms = ns_to_ms(other.latency_ns - chosen.latency_ns)
@@ -105,7 +105,7 @@ def _why_lost(other: Chosen, chosen: Chosen, slo_ns: int) -> str:
     return f"dearer by {other.cost / chosen.cost - 1:.1%}"
 
 
-def _bottleneck(now: Situation) -> Bottleneck:
+def _bottleneck(now: RateScenario) -> Bottleneck:
     """The stage whose rows take most of the partitions' time; without traffic, that would if there were some."""
     demand = now.demand
     shares = [
@@ -125,7 +125,9 @@ def _limit(what_if: WhatIf, highest: float) -> Limit:
     return Limit.CAPACITY if beyond.overloaded else Limit.LATENCY
 
 
-def _infeasible(now: Situation, question: Question, plan: Configuration, highest: float, *, found: bool) -> Infeasible:
+def _infeasible(
+    now: RateScenario, question: PlanQuestion, plan: Configuration, highest: float, *, found: bool
+) -> Infeasible:
     nearest_rate = highest or None
     if now.overloaded:
         neck = _bottleneck(now)

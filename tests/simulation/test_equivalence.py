@@ -41,6 +41,7 @@ from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.protocol.answer import Answer
+from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.runtime.driver import Runtime
 from sluice.models.pipelines.pipeline import Confidence, Late
 from sluice.models.profiles.latency_table import LatencyTable
@@ -241,7 +242,8 @@ def run_live(run: Run) -> list[Step]:
 
         def arrive(together: list[RequestArrived]) -> None:
             for event in together:
-                submission = runtime.submit(event.pipeline, {}, event.rows, "", event.deadline_ns, event.memory_bytes)
+                options = RequestOptions((), event.rows, "", event.memory_bytes, event.deadline_ns)
+                submission = runtime.submit(event.pipeline, {}, options, 0)
                 assert submission.request == event.request
                 answers.append(submission.future)
 

@@ -13,6 +13,7 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.protocol.answer import Answer
+from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.runtime.driver import Runtime
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
@@ -69,7 +70,8 @@ class Busy:
         """Read a request, which has come at some time before; returns its number."""
         self.loop.now_ns += READ_NS
         deadline_ns = self.loop.now_ns + SLO_NS
-        submission = self.runtime.submit("ensemble:1", {}, 1, "", deadline_ns, 0)
+        options = RequestOptions((), 1, "", 0, SLO_NS)
+        submission = self.runtime.submit("ensemble:1", {}, options, self.loop.now_ns)
         submission.future.add_done_callback(partial(self._answered, deadline_ns))
         return submission.request
 

@@ -18,6 +18,7 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.protocol.answer import Answer, Tensor
+from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.runtime.driver import Runtime
 from sluice.gateway.tensors.combiner import Combined
 from sluice.models.profiles.latency_table import LatencyTable
@@ -82,10 +83,10 @@ class Refusing(TimedExecutor):
             raise ValueError("answers of the shapes [1, 2], [1, 3] cannot be joined")
         return super().combine(member)
 
-    def take(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
+    def take_outputs(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
         if self.torn:
             raise KeyError("probs")
-        return super().take(request)
+        return super().take_outputs(request)
 
 
 class Steps:
@@ -138,8 +139,8 @@ class Bench:
     def submit(
         self, rows: int = 1, slo_ms: int = 1000, pipeline: str = "mlp:1", memory_bytes: int = 0
     ) -> tuple[int, asyncio.Future[Answer]]:
-        deadline_ns = self.loop.now_ns + slo_ms * NS_PER_MS
-        submission = self.runtime.submit(pipeline, {}, rows, "", deadline_ns, memory_bytes)
+        options = RequestOptions((), rows, "", memory_bytes, slo_ms * NS_PER_MS)
+        submission = self.runtime.submit(pipeline, {}, options, self.loop.now_ns)
         return submission.request, submission.future
 
 

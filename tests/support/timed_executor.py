@@ -82,15 +82,15 @@ class TimedExecutor:
         """Nothing is joined."""
         return self._service.combined_verdicts(CombineOutputs(member)), ""
 
-    def recall(self, member: Member) -> str | None:
+    def look_up_cache(self, member: Member) -> str | None:
         """Nothing is known."""
         return None
 
-    def take(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
+    def take_outputs(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
         """No outputs."""
         return {}, _nothing
 
-    def forget(self, request: int) -> None:
+    def discard(self, request: int) -> None:
         """Nothing is kept."""
 
     def _completed(self, event: BatchCompleted) -> None:

@@ -17,7 +17,7 @@ from sluice.gateway.executors.triton.partition import TritonPartition
 from sluice.gateway.partitions.inventory import NO_DETAILS, PartitionEvent, ProcessDetails
 from sluice.gateway.tensors.assembly import Assembly
 from sluice.gateway.tensors.input_slots import InputSlots
-from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelineWiring, StageWiring, TensorRef
+from sluice.gateway.tensors.pipeline_wiring import REQUEST_STAGE, PipelineWiring, StageWiring, TensorRef
 from sluice.models.pipelines.memory import OutputMemory
 from sluice.models.pipelines.pipeline import Confidence
 from sluice.models.spec import ModelSpec
@@ -27,7 +27,7 @@ from tests.support.inventory import summary
 
 PLAN = PipelineWiring(
     True,
-    (StageWiring({"x": TensorRef(OF_REQUEST, "x")}, None, "", ()),),
+    (StageWiring({"x": TensorRef(REQUEST_STAGE, "x")}, None, "", ()),),
     {"y": (TensorRef(0, "y"),)},
     OutputMemory(0, 8),
 )
@@ -78,7 +78,7 @@ class Bench:
         return self._batches
 
     def taken(self, batch: int, number: int = 0) -> list[Any]:
-        tensors, _ = self.assembly.take(100 * batch + number)
+        tensors, _ = self.assembly.take_outputs(100 * batch + number)
         y = tensors["y"]
         assert not isinstance(y, WireBytes)
         return cast("list[Any]", y.tolist())

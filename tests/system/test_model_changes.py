@@ -25,7 +25,7 @@ from sluice.batcher.interface.events import (
 )
 from sluice.gateway.executors.worker.executor import WorkerExecutor
 from sluice.gateway.partitions.inventory import NO_DETAILS
-from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelineWiring, StageWiring, TensorRef
+from sluice.gateway.tensors.pipeline_wiring import REQUEST_STAGE, PipelineWiring, StageWiring, TensorRef
 from sluice.models.pipelines.memory import OutputMemory
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.spec import ModelSpec
@@ -225,7 +225,7 @@ async def test_orders_of_the_scheduler_are_carried_out_and_answered(tmp_path: Pa
     files = small, timed(tmp_path / "timed.json", 1), slow, model(broken, "bad:1")
     tensor = TensorSpec("x", DataType.FP32, (8,))
     specs = {file.key: ModelSpec(file.key[:-2], 1, (tensor,), (tensor,), max_batch_size=4) for file in files}
-    stages = (StageWiring({"x": TensorRef(OF_REQUEST, "x")}, None, "", ()),)
+    stages = (StageWiring({"x": TensorRef(REQUEST_STAGE, "x")}, None, "", ()),)
     plan = PipelineWiring(True, stages, {"y": (TensorRef(0, "y"),)}, OutputMemory(0, 1))
     spec = WorkerSpec(partition(), files, MIB, initial=("small:1",))
     executor = WorkerExecutor([spec], {"timed:1": plan}, specs, MIB)
@@ -270,5 +270,5 @@ async def test_orders_of_the_scheduler_are_carried_out_and_answered(tmp_path: Pa
         assert events.empty()
     finally:
         with suppress(KeyError):
-            executor.forget(1)
+            executor.discard(1)
         await executor.drain()

@@ -16,7 +16,7 @@ from sluice.gateway.executors.triton.models import TritonModels
 from sluice.gateway.executors.triton.wire import EncodedInfer, decode_batch, encode_for
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.tensors.assembly import Assembly
-from sluice.gateway.tensors.request_tensors import Outputs
+from sluice.gateway.tensors.request_tensors import BatchOutputs
 from sluice.models.backends.device_errors import is_out_of_memory
 from sluice.models.errors import BackendFailed, BadTensor, PartitionError
 from sluice.models.pipelines.confidence import confidence
@@ -162,7 +162,7 @@ class TritonBatches:
         started_ns = max(sent_ns, self._free_ns)
         self._free_ns = ended_ns
         del self._running[batch.batch]
-        self._assembly.complete(batch.batch, Outputs(tensors, {}, lambda: self._free(sent)))
+        self._assembly.complete(batch.batch, BatchOutputs(tensors, {}, lambda: self._free(sent)))
         self._report(BatchCompleted(batch.batch, started_ns, ended_ns, verdicts, key))
 
     def _free(self, sent: EncodedInfer) -> None:

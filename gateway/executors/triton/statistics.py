@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from sluice.gateway.observability.metrics import Remote
+from sluice.gateway.observability.metrics import MetricsSource
 from sluice.models.errors import ServingError
 from sluice.models.units import NS_PER_S
 
@@ -34,7 +34,7 @@ class Counting(Protocol):
         ...
 
 
-class TritonStatistics(Remote):
+class TritonStatistics(MetricsSource):
     """The counts of servers, by the name of each, as they were when they were last asked for."""
 
     def __init__(self, servers: Mapping[str, Counting]) -> None:

@@ -30,7 +30,7 @@ from sluice.gateway.tensors.assembly import Assembly
 from sluice.gateway.tensors.combiner import Combined
 from sluice.gateway.tensors.input_slots import InputSlots
 from sluice.gateway.tensors.pipeline_wiring import PipelineWiring
-from sluice.gateway.tensors.request_tensors import Outputs
+from sluice.gateway.tensors.request_tensors import BatchOutputs
 from sluice.gateway.tensors.stage_cache import StageCache
 from sluice.models.errors import PartitionError
 from sluice.models.pipelines.pipeline import batch_key
@@ -94,9 +94,9 @@ class WorkerExecutor:
         self._report: EventSink
         # Tensors are the assembly's business alone.
         self.admit = self._assembly.admit
-        self.recall = self._assembly.recall
-        self.take = self._assembly.take
-        self.forget = self._assembly.forget
+        self.look_up_cache = self._assembly.look_up_cache
+        self.take_outputs = self._assembly.take_outputs
+        self.discard = self._assembly.discard
 
     def add(
         self,
@@ -323,7 +323,7 @@ class WorkerExecutor:
             case Done():
                 located = {output.name: output for output in message.outputs}
                 tensors = {output.name: self._view(output) for output in message.outputs}
-                self._assembly.complete(batch.batch, Outputs(tensors, located, self._free(worker, message)))
+                self._assembly.complete(batch.batch, BatchOutputs(tensors, located, self._free(worker, message)))
                 key = self._output_key(batch.model, message.outputs)
                 self._report(BatchCompleted(batch.batch, message.started_ns, message.ended_ns, message.verdicts, key))
             case BatchRefused():

@@ -26,9 +26,10 @@ from sluice.gateway.management.repository_api import RepositoryApi
 from sluice.gateway.observability.log_settings import LogSettings
 from sluice.gateway.observability.metrics import PipelineMeter, ServerMetrics
 from sluice.gateway.observability.statistics import Statistics
-from sluice.gateway.observability.trace import Trace, Traces
+from sluice.gateway.observability.trace import RecentTraces, Trace
 from sluice.gateway.observability.trace_settings import TraceSettings
 from sluice.gateway.protocol.answer import Answer, Tensor
+from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.resizing.resizing import Resizing
 from sluice.gateway.runtime.driver import Runtime
@@ -51,7 +52,7 @@ class InstantRuntime:
     def __init__(self) -> None:
         self.submitted: list[dict[str, Any]] = []
         self.cancelled: list[int] = []
-        self.traces = Traces(8)
+        self.traces = RecentTraces(8)
         self.arrived = asyncio.Event()
         self.gone = asyncio.Event()
         self.released = 0
@@ -59,31 +60,20 @@ class InstantRuntime:
         self.hold = False
         self._held: list[tuple[asyncio.Future[Answer], Answer]] = []
 
-    def submit(
-        self,
-        pipeline: str,
-        inputs: Mapping[str, Tensor],
-        rows: int,
-        batch_key: str,
-        deadline_ns: int,
-        memory_bytes: int,
-        id: str = "",
-        max_cost: float | None = None,
-        priority: int = 0,
-        expires_ns: int = 0,
-    ) -> Submission:
+    def submit(self, pipeline: str, inputs: Mapping[str, Tensor], options: RequestOptions, now_ns: int) -> Submission:
+        deadline_ns = now_ns + options.budget_ns
         self.submitted.append(
             {
                 "pipeline": pipeline,
                 "inputs": inputs,
-                "rows": rows,
-                "batch_key": batch_key,
+                "rows": options.rows,
+                "batch_key": options.batch_key,
                 "deadline_ns": deadline_ns,
-                "memory_bytes": memory_bytes,
-                "id": id,
-                "max_cost": max_cost,
-                "priority": priority,
-                "expires_ns": expires_ns,
+                "memory_bytes": options.memory_bytes,
+                "id": options.id,
+                "max_cost": options.max_cost,
+                "priority": options.priority,
+                "expires_ns": now_ns + options.timeout_ns if options.timeout_ns else 0,
             }
         )
         self.arrived.set()
@@ -93,8 +83,16 @@ class InstantRuntime:
             self._held.append((future, answer))
         else:
             future.set_result(answer)
-        arrival = RequestArrived(len(self.submitted), pipeline, rows, deadline_ns, batch_key, memory_bytes, max_cost)
-        trace = Trace(id, arrival, ARRIVED_NS, (StageConfig("only", pipeline),))
+        arrival = RequestArrived(
+            len(self.submitted),
+            pipeline,
+            options.rows,
+            deadline_ns,
+            options.batch_key,
+            options.memory_bytes,
+            options.max_cost,
+        )
+        trace = Trace(options.id, arrival, ARRIVED_NS, (StageConfig("only", pipeline),))
         trace.outcome, trace.reason, trace.ended_ns = answer.outcome, answer.reason, ARRIVED_NS
         self.traces.add(trace)
         return Submission(arrival.request, future, trace, PipelineMeter(["only"]))
@@ -122,7 +120,7 @@ class Exposition:
 class Front(NamedTuple):
     runtime: InstantRuntime
     inventory: PlayedInventory
-    catalogue: ModelRegistry
+    registry: ModelRegistry
     dataplane: DataPlane
     control: ControlPlane
     make_app: Callable[[], FastAPI]
@@ -170,18 +168,18 @@ def front(
     resizing: object = None,
 ) -> Front:
     inventory = PlayedInventory("cpu0")
-    catalogue = ModelRegistry("1.2.3", pipelines, [Broken("broken", None, "model.onnx is empty")], inventory)
+    registry = ModelRegistry("1.2.3", pipelines, [Broken("broken", None, "model.onnx is empty")], inventory)
     inventory.partition_ready("cpu0", [f"{pipeline.name}:{pipeline.version}" for pipeline in pipelines], {})
     runtime = InstantRuntime()
     shared_memory = SharedMemory(allow_client_shm, 1 << 20)
-    dataplane = DataPlane(catalogue, cast(Runtime, runtime), 1000.0, lambda: ARRIVED_NS, shared_memory)
+    dataplane = DataPlane(registry, cast(Runtime, runtime), 1000.0, lambda: ARRIVED_NS, shared_memory)
     control = ControlPlane(
-        catalogue,
-        RepositoryApi(catalogue),
+        registry,
+        RepositoryApi(registry),
         Statistics(),
         shared_memory,
         LogSettings(),
-        TraceSettings(TraceFileSettings(trace_file), catalogue.names()),
+        TraceSettings(TraceFileSettings(trace_file), registry.names()),
         lambda: ARRIVED_NS,
         EPOCH_NS,
         inventory,
@@ -193,7 +191,7 @@ def front(
         return build_app(control, cast(ServerMetrics, Exposition()), runtime.traces, max_body_bytes, restrictions)
 
     return Front(
-        runtime, inventory, catalogue, dataplane, control, app, InferRoute(dataplane, max_body_bytes), restrictions
+        runtime, inventory, registry, dataplane, control, app, InferRoute(dataplane, max_body_bytes), restrictions
     )
 
 

@@ -108,13 +108,13 @@ class InstantExecutor:
     def combine(self, member: Member) -> Combined:
         raise NotImplementedError
 
-    def recall(self, member: Member) -> str | None:
+    def look_up_cache(self, member: Member) -> str | None:
         raise NotImplementedError
 
-    def take(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
+    def take_outputs(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
         return {}, lambda: None
 
-    def forget(self, request: int) -> None: ...
+    def discard(self, request: int) -> None: ...
 
 
 class NoTimer:
@@ -142,7 +142,7 @@ class Served:
         spec = msgspec.structs.replace(build_spec([], [], configs), residency=config.residency.config(loading))
         self.scheduler = Scheduler(spec, LivePlanner())
         self.inventory = Inventory(partitions)
-        self.catalogue = ModelRegistry("1", [], (), self.inventory)
+        self.registry = ModelRegistry("1", [], (), self.inventory)
         metrics = ServerMetrics({}, names, queue_depths=self.scheduler.queue_depths, arena_bytes=lambda: 0)
         loads = LoadWaiter(self.inventory)
         self.executor = InstantExecutor(names)
@@ -157,16 +157,16 @@ class Served:
         )
         executor = cast(WorkerExecutor, self.executor)
         deployment = Deployment(
-            config, {}, self.inventory, self.scheduler, self.runtime, executor, self.catalogue, metrics, loads
+            config, {}, self.inventory, self.scheduler, self.runtime, executor, self.registry, metrics, loads
         )
         empty = Repository.scan(repositories, selection=Selection(()))
         deployed = DependencyGraph(deployed_from(empty, source))
-        self.lifecycle = Deployer(source, deployed, self.catalogue, deployment, loads, self.inventory, recycle=False)
+        self.deployer = Deployer(source, deployed, self.registry, deployment, loads, self.inventory, recycle=False)
         self.runtime.start()
 
     @property
     def index(self) -> list[tuple[str, str, str]]:
-        entries: list[IndexEntry] = RepositoryApi(self.catalogue).index("", ready_only=False)
+        entries: list[IndexEntry] = RepositoryApi(self.registry).index("", ready_only=False)
         return [(f"{each.name}:{each.version}", each.state, each.reason) for each in entries]
 
     @property
@@ -194,7 +194,7 @@ def served(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None
             try:
                 await test(gateway, tmp_path)
             finally:
-                gateway.lifecycle.close()
+                gateway.deployer.close()
                 gateway.runtime.close()
 
         asyncio.run(whole())

@@ -168,7 +168,7 @@ def test_health_has_no_body_and_tells_loading_from_draining(served: Front) -> No
     assert get(served, "/v2/models/broken/ready").status == 503
     served.inventory.partition_lost("cpu0")
     assert statuses() == [(200, b""), (400, b""), (503, b"")]
-    served.catalogue.draining = True
+    served.registry.draining = True
     assert statuses() == [(200, b""), (503, b""), (503, b"")]
 
 

@@ -38,7 +38,7 @@ def test_the_configuration_is_printed_as_triton_does(served: Front) -> None:
 
 def test_statistics_are_of_one_version_or_all_that_is_ready(served: Front) -> None:
     batch = DispatchBatch(1, "cpu0", "m:1", 3, (Member(1, 0, 1), Member(2, 0, 2)), ReleaseReason.FULL)
-    run = BatchTrace(batch, dispatched_ns=10, free_ns=10, started_ns=12, ended_ns=17, told_ns=18 * NS_PER_MS)
+    run = BatchTrace(batch, dispatched_ns=10, free_ns=10, started_ns=12, ended_ns=17, reported_ns=18 * NS_PER_MS)
     served.control.statistics.of("m:1").batch_ran(run, 2, 3, ready_ns=8 + 9)
     (entry,) = get(served, "/v2/models/m/stats").json["model_stats"]
     assert entry["name"] == "m"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sluice.batcher.interface.outcome import Outcome
-from sluice.gateway.inference.dataplane import respond
+from sluice.gateway.inference.dataplane import build_response
 from sluice.gateway.protocol.answer import Answer
 from sluice.gateway.protocol.request import InferRequest, InferResponse, Parameters, WireTensor
 from sluice.models import errors
@@ -48,9 +48,9 @@ def infer(
 async def run(served: Front, name: str, request: InferRequest, budget_ns: int | None = None) -> InferResponse:
     dataplane = served.dataplane
     signature = dataplane.signature(name, "")
-    given, terms = dataplane.check(signature, request, budget_ns)
-    answer = await dataplane.answer(dataplane.submit(signature, given, terms))
-    return respond(answer, terms)
+    given, options = dataplane.check(signature, request, budget_ns)
+    answer = await dataplane.answer(dataplane.submit(signature, given, options))
+    return build_response(answer, options)
 
 
 def test_the_runtime_gets_views_rows_and_deadline() -> None:
@@ -388,7 +388,7 @@ def test_what_is_not_served_any_more_is_forgotten() -> None:
     served = front(FIXED, TWO, VARIABLE)
     gone = weakref.ref(served.dataplane.signature("m", ""))
     kept = served.dataplane.signature("two", "")
-    served.catalogue.set_unavailable("m", {})
+    served.registry.set_unavailable("m", {})
     served.dataplane.signature("v", "")
     assert gone() is None
     assert served.dataplane.signature("two", "1") is kept

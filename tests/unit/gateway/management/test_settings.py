@@ -81,7 +81,7 @@ def traced(number: int, pipeline: str = "m:1", stages: tuple[StageConfig, ...] =
         begin = 110 + 100 * index
         batch = DispatchBatch(index, "cpu0", str(stage.model), 1, (Member(number, index, 1),), ReleaseReason.IDLE)
         trace.runs += (BatchTrace(batch, begin, begin, begin, begin + 5, begin + 25, begin + 30),)
-    trace.outcome, trace.ended_ns = Outcome.COMPLETED, 10 + trace.runs[-1].told_ns
+    trace.outcome, trace.ended_ns = Outcome.COMPLETED, 10 + trace.runs[-1].reported_ns
     return trace
 
 

@@ -10,7 +10,7 @@ from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.cli.why import table
 from sluice.gateway.observability.explanation import Explanation, StageTrace, explain
-from sluice.gateway.observability.trace import BatchTrace, Trace, Traces
+from sluice.gateway.observability.trace import BatchTrace, RecentTraces, Trace
 from sluice.models.errors import NotFoundError
 
 MS = 1_000_000
@@ -49,7 +49,7 @@ def ran(
         expected_ns=ns(max(expected, dispatched)),
         started_ns=ns(started),
         ended_ns=ns(ended),
-        told_ns=ns(told),
+        reported_ns=ns(told),
         cost=cost,
     )
 
@@ -156,7 +156,7 @@ ME = Member(7, 0, 1)
         ),
         (
             [
-                BatchTrace(batch(1, ME), 1 * MS, told_ns=9 * MS, failed="worker_lost"),
+                BatchTrace(batch(1, ME), 1 * MS, reported_ns=9 * MS, failed="worker_lost"),
                 ran(batch(2, ME), 10, 10, 12, 12),
             ],
             12,
@@ -251,7 +251,7 @@ def test_headers_are_short_and_ascii() -> None:
 
 def test_the_table_has_a_line_a_stage_and_the_sentence() -> None:
     runs = [
-        BatchTrace(batch(1, ME), 1 * MS, told_ns=2 * MS, failed="backend"),
+        BatchTrace(batch(1, ME), 1 * MS, reported_ns=2 * MS, failed="backend"),
         ran(batch(2, Member(6, 0, 2), ME, predicted_ms=4.5), 2, 2.25, 4, 4.5, cost=0.75),
     ]
     assert table(explain(trace(runs, Outcome.COMPLETED, 4.5), 0)).splitlines() == [
@@ -259,14 +259,14 @@ def test_the_table_has_a_line_a_stage_and_the_sentence() -> None:
         "stage  model  partition  batch  size  rows  closed  queue  hand-off  compute  return  predicted  actual  cost",
         "mlp    mlp:1  cpu0       1      1     1     idle    1.000  -         backend  -       -          1.000   0",
         "mlp    mlp:1  cpu0       2      3     1     idle    0.000  0.250     1.750    0.500   2.500      2.000   0.25",
-        "(queue to actual in ms; predicted and actual from the dispatch to the end of the batch)",
+        "(times in ms; predicted and actual run from the dispatch to the end of the batch)",
         "It was answered 5.5 ms before its deadline; the largest part of 4.5 ms was computing, as predicted: 1.75 ms, "
         "all of it for stage 'mlp' on cpu0.",
     ]
 
 
 def test_only_the_last_requests_are_remembered_and_of_equal_ids_the_latest() -> None:
-    traces = Traces(2)
+    traces = RecentTraces(2)
     for number, id in enumerate(("first", "same", "same"), start=1):
         traces.add(Trace(id, RequestArrived(number, "mlp:1", 1, 0), 0, ONE))
     assert traces.find("same").arrival.request == 3

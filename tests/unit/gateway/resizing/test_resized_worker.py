@@ -88,7 +88,7 @@ async def test_outputs_of_the_worker_before_stay_readable_until_nobody_needs_the
     bench.done(1)
     bench.executor.worker_gone(cast("WorkerProcess", bench.worker), "it exited with status 0")
     assert bench.mapped(bench.output)
-    _, release = bench.executor.take(1)
+    _, release = bench.executor.take_outputs(1)
     release()
     assert not bench.mapped(bench.output)
     assert len(bench.events) == 3  # nothing is lost

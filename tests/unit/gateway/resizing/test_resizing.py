@@ -147,7 +147,7 @@ async def test_a_model_that_is_prepared_meanwhile_gets_the_profiles_of_the_new_s
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sluice.gateway.deployment.rollout.worker_files", files)
-        await gateway.lifecycle.load("m")
+        await gateway.deployer.load("m")
     assert kinds == [["cpu1"], ["cpu2"]]
     assert gateway.keys == ["m:1@1"]
 
@@ -204,4 +204,4 @@ def test_the_command_tells_why_not(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == f"sluice: {url}: core 2 belongs to partition cpu1 already\n"
     with pytest.raises(SystemExit):
         main(["partitions", "resize", "cpu0", "--cores", "all"])
-    assert "expected numbers of cores, such as 0,1; got 'all'" in capsys.readouterr().err
+    assert "expected core numbers such as 0,1, got 'all'" in capsys.readouterr().err

@@ -6,6 +6,7 @@ from sluice.batcher.interface.decisions import ReleaseReason
 from sluice.batcher.interface.events import BatchCompleted, RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.protocol.answer import Answer
+from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.models.errors import NotFoundError, PartitionError, RejectedError, RequestError
 from sluice.models.units import NS_PER_MS, NS_PER_S
 from tests.support.runtime_bench import Bench, FullDisk, Refusing, outcomes
@@ -234,7 +235,7 @@ def test_what_a_request_went_through_is_remembered_and_its_cost_shared_by_rows()
         trace = bench.runtime.traces.find("sluice-2")
         (run,) = trace.runs
         assert (trace.outcome, trace.arrived_ns, trace.ended_ns) == (Outcome.COMPLETED, 1 * NS_PER_MS, 5 * NS_PER_MS)
-        assert (run.dispatched_ns, run.started_ns, run.ended_ns, run.told_ns) == tuple(
+        assert (run.dispatched_ns, run.started_ns, run.ended_ns, run.reported_ns) == tuple(
             time * NS_PER_MS for time in (1, 1, 5, 5)
         )
         assert run.batch is bench.steps.batches()[0]
@@ -275,7 +276,8 @@ def test_no_more_requests_are_remembered_than_set() -> None:
 def test_the_most_that_a_request_may_cost_reaches_the_scheduler() -> None:
     async def main(loop: VirtualLoop) -> None:
         bench = Bench(loop)
-        await bench.runtime.submit("mlp:1", {}, 1, "", NS_PER_S, 0, "r", 0.5).future
+        options = RequestOptions((), 1, "", 0, NS_PER_S, "r", 0.5)
+        await bench.runtime.submit("mlp:1", {}, options, 0).future
         arrivals = [event for _, event, _ in bench.steps.steps if isinstance(event, RequestArrived)]
         assert [arrival.max_cost for arrival in arrivals] == [0.5]
 

@@ -9,7 +9,7 @@ from sluice.batcher.interface.config import Limits, PartitionConfig, PipelineCon
 from sluice.gateway.cli.text.plan_report import report
 from sluice.gateway.what_if.answer import Limit, PlanAnswer, TableSource, TableUsed
 from sluice.gateway.what_if.planning import PLANNERS, WhatIf, planner_named
-from sluice.gateway.what_if.question import Question, answer
+from sluice.gateway.what_if.question import PlanQuestion, answer_question
 from sluice.models.errors import ConfigError
 from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import MS, cascade, chain, ensemble, model, single, spec_of
@@ -36,7 +36,7 @@ def what_if(
 
 
 def asked(case: WhatIf, slo_ms: float, rate: float = 0.0, planner: str = "exact") -> PlanAnswer:
-    return answer(case, Question(round(slo_ms * MS), rate, planner))
+    return answer_question(case, PlanQuestion(round(slo_ms * MS), rate, planner))
 
 
 def test_the_plan_and_its_figures() -> None:
@@ -108,7 +108,7 @@ def test_only_what_the_latency_hangs_on_is_critical() -> None:
     assert found.plan.p99_ms == 30
     assert [each.stage for each in found.plan.stages if each.critical] == ["b#1"]
     assert found.plan.stages[2].arithmetic is None
-    assert "vote: a combiner, which takes no time" in report(found, explain=True)
+    assert "vote: a combiner, which runs on no partition" in report(found, explain=True)
 
 
 @pytest.mark.parametrize(("partitions", "feasible", "p99_ms"), [(1, False, 30.45), (2, False, 20.3), (3, True, 10.15)])
@@ -121,7 +121,7 @@ def test_models_side_by_side_on_too_few_partitions(partitions: int, feasible: bo
     assert (found.feasible, found.plan.p50_ms, found.plan.p99_ms) == (feasible, p99_ms, p99_ms)
     assert (found.infeasible.nearest_slo_ms if found.infeasible else None) == (None if feasible else p99_ms)
     text = report(found, explain=True)
-    assert ("+ stages beside it 20.300 = 30.450 ms" in text) == (partitions == 1)
+    assert ("+ parallel stages 20.300 = 30.450 ms" in text) == (partitions == 1)
 
 
 def test_a_stage_s_capacity_limits_the_rate() -> None:
@@ -148,7 +148,7 @@ def test_models_that_are_on_different_partitions_do_not_share_these() -> None:
     assert found.bottleneck.total_utilisation == pytest.approx(0.6)
     assert found.highest_rate == pytest.approx(90, rel=0.01)
     text = report(found)
-    assert "held by p: a\nheld by q: b\n" in text
+    assert "loaded on p: a\nloaded on q: b\n" in text
     assert not asked(case, 1000, 95).feasible
 
 
@@ -170,7 +170,7 @@ def test_an_objective_below_any_possible_latency() -> None:
     assert found.plan.p99_ms == 40, "the quickest there is"
     text = report(found)
     assert "INFEASIBLE: the quickest configuration takes 40.000 ms, 5.000 ms too long; stage 'b#1' takes most" in text
-    assert "what can be had: an objective of 40.000 ms at this rate" in text
+    assert "possible instead: an objective of 40.000 ms at this rate" in text
     assert "not even a lone request" in text
 
 
@@ -222,7 +222,7 @@ def test_an_unknown_planner() -> None:
 
 def test_aquatope_with_one_seed_gives_one_answer() -> None:
     case = what_if(chain("a", "b"), {"a": BOTH, "b": BOTH}, partitions=(QUICK, CHEAP))
-    first, second = (answer(case, Question(70 * MS, 10, "aquatope", 7)) for _ in range(2))
+    first, second = (answer_question(case, PlanQuestion(70 * MS, 10, "aquatope", 7)) for _ in range(2))
     assert first == second
 
 
@@ -235,7 +235,7 @@ def test_variants_of_a_stage_compete() -> None:
 def test_simulated_figures_are_labelled_on_every_line_of_figures() -> None:
     case = what_if(chain("a", "b"), {"a": BOTH, "b": BOTH}, partitions=(QUICK, CHEAP))
     tables = tuple(TableUsed(key, "cpu1", TableSource.SIMULATED) for key in "ab")
-    found = answer(case, Question(45 * MS, 0, tables=tables))
+    found = answer_question(case, PlanQuestion(45 * MS, 0, tables=tables))
     assert found.simulated
     text = report(found, explain=True)
     for line in text.splitlines():

@@ -21,7 +21,7 @@ from sluice.batcher.interface.events import (
 )
 from sluice.gateway.executors.worker.executor import WorkerExecutor
 from sluice.gateway.partitions.inventory import NO_DETAILS, PartitionEvent, ProcessDetails
-from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelineWiring, StageWiring, TensorRef
+from sluice.gateway.tensors.pipeline_wiring import REQUEST_STAGE, PipelineWiring, StageWiring, TensorRef
 from sluice.models.errors import PartitionError
 from sluice.models.pipelines.memory import OutputMemory
 from sluice.models.profiles.latency_table import LatencyTable
@@ -52,7 +52,7 @@ SPEC = ModelSpec(
 )
 PLAN = PipelineWiring(
     True,
-    (StageWiring({"x": TensorRef(OF_REQUEST, "x")}, None, "", ()),),
+    (StageWiring({"x": TensorRef(REQUEST_STAGE, "x")}, None, "", ()),),
     {"y": (TensorRef(0, "y"),)},
     OutputMemory(0, 1),
 )
@@ -161,7 +161,7 @@ async def test_a_completed_batch_tells_times_and_the_shapes_of_variable_outputs(
 async def test_a_slot_goes_back_with_the_next_batch_after_its_answer_was_released(bench: Bench) -> None:
     bench.done(bench.send(1), slot=64)
     bench.send(2)
-    _, release = bench.executor.take(1)
+    _, release = bench.executor.take_outputs(1)
     release()
     bench.send(3)
     assert [message.release for message in bench.worker.sent if isinstance(message, RunBatch)] == [(), (), (64,)]
@@ -171,7 +171,7 @@ async def test_a_slot_goes_back_with_the_next_batch_after_its_answer_was_release
 async def test_outputs_of_their_own_region_are_unmapped_when_the_answer_was_released(bench: Bench) -> None:
     overflow = bench.supervisor.share_region(Region.create("test-overflow", 4096))
     bench.done(bench.send(1), slot=-1, region=overflow)
-    _, release = bench.executor.take(1)
+    _, release = bench.executor.take_outputs(1)
     assert bench.mapped(overflow)
     release()
     assert not bench.mapped(overflow)
@@ -191,7 +191,7 @@ async def test_a_lost_worker_fails_its_batches_and_its_outputs_live_until_they_a
     assert bench.reported[1:] == ["cpu0 lost: killed by SIGKILL"]
     assert bench.executor.arena_bytes == 0
     assert bench.mapped(bench.output)
-    _, release = bench.executor.take(1)
+    _, release = bench.executor.take_outputs(1)
     release()
     assert not bench.mapped(bench.output)
     with pytest.raises(PartitionError, match="partition cpu0 has no worker"):
@@ -257,7 +257,7 @@ async def test_workers_that_go_together_are_told_of_at_once_and_once(bench: Benc
 @benched
 async def test_a_batch_that_cannot_be_sent_leaves_nothing_behind(bench: Bench) -> None:
     bench.done(bench.send(1), slot=64)
-    _, release = bench.executor.take(1)
+    _, release = bench.executor.take_outputs(1)
     release()
     bench.worker.refusal = PartitionError("too long")
     with pytest.raises(PartitionError, match="too long"):
