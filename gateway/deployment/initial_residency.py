@@ -11,7 +11,7 @@ from sluice.batcher.interface.config import PartitionConfig, ScheduledModel, Sch
 from sluice.batcher.interface.residency_config import Loading
 from sluice.batcher.planner.residency import ModelNeed, place_models
 from sluice.batcher.settings.residency import LoadingMode, ResidencySettings
-from sluice.gateway.deployment.instance_counts import log_missing_instances
+from sluice.gateway.deployment.placement import log_missing_instances
 from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.observability.logs import log
 

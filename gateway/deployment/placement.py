@@ -1,10 +1,14 @@
 """Where models that come have room beside those that are there, which serve on meanwhile."""
 
-from collections.abc import Collection, Mapping, Sequence
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from sluice.batcher.interface.config import PartitionConfig
+from sluice.batcher.interface.config import PartitionConfig, ScheduledModel
 from sluice.batcher.planner.residency import ModelNeed, place_models
+from sluice.gateway.observability.logs import log
+
+logger = logging.getLogger(__name__)
 
 
 class Room(NamedTuple):
@@ -55,6 +59,15 @@ def find_room(
         if coming:
             residency[name] = tuple(coming)
     return Room(residency, spare, most)
+
+
+def log_missing_instances(models: Iterable[ScheduledModel], residency: Mapping[str, Collection[str]]) -> None:
+    """Warn of models that fewer partitions hold than are asked for; `residency` has the models of each partition."""
+    for model in models:
+        partitions = sum(model.key in keys for keys in residency.values())
+        if 0 < partitions < model.replicas:
+            what = "fewer partitions than instances are asked for"
+            log(logger, logging.WARNING, what, model=model.key, instances=model.replicas, partitions=partitions)
 
 
 def _spare(

@@ -13,9 +13,8 @@ from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.spec_builder import build_spec
 from sluice.gateway.config.server_config import ServerConfig
 from sluice.gateway.deployment.initial_residency import model_needs
-from sluice.gateway.deployment.instance_counts import log_missing_instances
 from sluice.gateway.deployment.load_waiter import LoadWaiter
-from sluice.gateway.deployment.placement import Room, find_room
+from sluice.gateway.deployment.placement import Room, find_room, log_missing_instances
 from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.deployment.revision import Deployed
 from sluice.gateway.deployment.stored_profiles import footprints, model_memory, stored_entries

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
+from prometheus_client.core import CounterMetricFamily, Metric
 
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.gateway.deployment.dependencies import DependencyGraph
@@ -13,6 +14,7 @@ from sluice.gateway.deployment.rollout import Deployment
 from sluice.gateway.deployment.stored_profiles import stored_entries, stored_tables
 from sluice.gateway.executors.mixed import MixedExecutor
 from sluice.gateway.executors.worker.executor import WorkerExecutor
+from sluice.gateway.observability.metrics import MetricsSource
 from sluice.gateway.partitions.inventory import Inventory
 from sluice.models.errors import NotFoundError, PartitionError, RequestError
 from sluice.models.profiles.latency_table import LatencyTable
@@ -121,6 +123,25 @@ class Resizing:
                 raise RequestError(f"partition {name} is a share of a GPU; expected 'share_percent' alone, such as 40")
             case _:
                 raise RequestError(f"partition {name} is a MIG instance, which has one size; apply another layout")
+
+
+class ResizeMetrics(MetricsSource):
+    """Who asked for how many resizes of each partition, and why."""
+
+    def __init__(self, done: Mapping[tuple[str, Asked], int]) -> None:
+        self._done = done
+
+    async def refresh(self) -> None:
+        """Nothing has to be asked for."""
+
+    def collect(self) -> Iterator[Metric]:
+        """The family, for prometheus_client."""
+        resizes = CounterMetricFamily(
+            "sluice_partition_resizes", "Other shares that it was given.", labels=["partition", "by", "reason"]
+        )
+        for (partition, asked), count in self._done.items():
+            resizes.add_metric([partition, *asked], count)
+        yield resizes
 
 
 def _tables(entries: Sequence[ModelEntry], kind: str) -> dict[str, LatencyTable]:

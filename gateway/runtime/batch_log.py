@@ -2,22 +2,15 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.batcher.interface.events import BatchCompleted, BatchFailed, BatchRevoked, FailureCause
 from sluice.gateway.observability.logs import log
-from sluice.gateway.observability.metrics import PipelineMeter, ServerMetrics
-from sluice.gateway.observability.trace import BatchTrace, Trace
+from sluice.gateway.observability.metrics import ServerMetrics
+from sluice.gateway.observability.trace import BatchTrace
+from sluice.gateway.runtime.submission import Submission
 
 logger = logging.getLogger(__name__)
-
-
-class OpenRequest(Protocol):
-    """A request that has no outcome yet, or got it while it was in a batch."""
-
-    trace: Trace
-    meter: PipelineMeter
 
 
 class BatchRuns:
@@ -26,10 +19,10 @@ class BatchRuns:
     def __init__(self, metrics: ServerMetrics, price: Callable[[str], float]) -> None:
         self._metrics = metrics
         self._price = price
-        self._batches: dict[int, tuple[BatchTrace, Sequence[OpenRequest], float]] = {}
+        self._batches: dict[int, tuple[BatchTrace, Sequence[Submission], float]] = {}
         self._last: dict[str, BatchTrace] = {}
 
-    def dispatched(self, batch: DispatchBatch, opened: Sequence[OpenRequest], now_ns: int) -> None:
+    def dispatched(self, batch: DispatchBatch, opened: Sequence[Submission], now_ns: int) -> None:
         """Take note of a batch; `opened` are the requests of its members, in their order."""
         self._batches[batch.batch] = BatchTrace(batch, now_ns), opened, self._price(batch.partition)
 
@@ -47,7 +40,7 @@ class BatchRuns:
             for each in opened:
                 each.trace.runs += (run,)
 
-    def _completed(self, run: BatchTrace, opened: Sequence[OpenRequest], price: float, event: BatchCompleted) -> None:
+    def _completed(self, run: BatchTrace, opened: Sequence[Submission], price: float, event: BatchCompleted) -> None:
         batch = run.batch
         compute_ns = event.ended_ns - event.started_ns
         run.set_worker_free(self._last.get(batch.partition))

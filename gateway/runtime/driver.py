@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor as PlanExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from sluice.batcher.interface.decisions import (
     AnyDecision,
@@ -49,7 +49,6 @@ from sluice.gateway.runtime.batch_log import BatchRuns
 from sluice.gateway.runtime.local_stages import LocalStages
 from sluice.gateway.runtime.plan_building import BuildPlans, PlanBuilding
 from sluice.gateway.runtime.submission import Submission
-from sluice.gateway.runtime.timer import Timer
 from sluice.models.errors import PartitionError, RejectedError, RequestError
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.units import NS_PER_S
@@ -63,6 +62,22 @@ _FROM_CACHE = "it was answered from the cache"
 
 Observe = Callable[[int, AnyEvent | None, list[AnyDecision]], None]
 """Is told every step of the scheduler: the time, the event (None for a wake-up) and the decisions."""
+
+
+class Timer(Protocol):
+    """One alarm on the clock of the runtime."""
+
+    def start(self, callback: Callable[[], None]) -> None:
+        """Begin; `callback` is called when the alarm goes off."""
+        ...
+
+    def arm(self, due_ns: int | None) -> None:
+        """Set the alarm, in place of an earlier setting; None turns it off."""
+        ...
+
+    def close(self) -> None:
+        """Turn the alarm off for good."""
+        ...
 
 
 class Runtime:

@@ -48,8 +48,7 @@ from sluice.gateway.partitions.partition_metrics import PartitionMetrics
 from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.resizing.auto_resize import AutoResize
 from sluice.gateway.resizing.plan_steps import PlanSteps, watched
-from sluice.gateway.resizing.resize_metrics import ResizeMetrics
-from sluice.gateway.resizing.resizing import Resizing
+from sluice.gateway.resizing.resizing import ResizeMetrics, Resizing
 from sluice.gateway.runtime.driver import Runtime
 from sluice.gateway.server.front_ends import front_ends
 from sluice.gateway.server.server import Server

@@ -10,8 +10,7 @@ from sluice.batcher.planner.core_steps import Ask, Cores, CoreStep, Judgement, R
 from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.resizing.auto_resize import AutoResize
 from sluice.gateway.resizing.plan_steps import PlanSteps
-from sluice.gateway.resizing.resize_metrics import ResizeMetrics
-from sluice.gateway.resizing.resizing import BY_CLIENT, Asked, Resizing
+from sluice.gateway.resizing.resizing import BY_CLIENT, Asked, ResizeMetrics, Resizing
 from sluice.models.errors import PartitionError
 from sluice.mps.partitions.balance import BalanceSettings, Change
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, ShareMode
