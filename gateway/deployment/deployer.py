@@ -16,7 +16,7 @@ from sluice.gateway.deployment.load_waiter import LoadWaiter
 from sluice.gateway.deployment.override import Override
 from sluice.gateway.deployment.registry import ModelRegistry, VersionStatus
 from sluice.gateway.deployment.revision import Deployed, Revision, RevisionSource, read_revision
-from sluice.gateway.deployment.rollout import Deployment, Prepared
+from sluice.gateway.deployment.rollout import Prepared, Rollout
 from sluice.gateway.observability.logs import log
 from sluice.gateway.partitions.inventory import Inventory
 from sluice.models.errors import (
@@ -45,7 +45,7 @@ class Deployer:
         source: RevisionSource,
         names: DependencyGraph,
         registry: ModelRegistry,
-        deployment: Deployment,
+        deployment: Rollout,
         load_waiter: LoadWaiter,
         inventory: Inventory,
         *,

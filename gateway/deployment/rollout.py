@@ -53,7 +53,7 @@ class Prepared(NamedTuple):
     outdated: frozenset[str]
 
 
-class Deployment:
+class Rollout:
     """What is served, as the scheduler, the runtime, the executor and the registry know it.
 
     `remote` are the models that Triton servers hold, which stay; `inventory` has the partitions of our workers.

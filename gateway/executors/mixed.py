@@ -14,11 +14,11 @@ from sluice.models.spec import ModelSpec
 
 
 class MixedExecutor:
-    """Runs batches on worker processes and on Triton servers, whichever partition they are for.
+    """Runs the batches of each partition on its worker process or its Triton server.
 
-    Tensors are the workers' assembly's business for both, so the stages of a request may run here and there. `holds`
-    are the models that each server may hold, by its name; `verdicts` what is asked of each, by key; `processes` those
-    of the servers that we run.
+    The assembly of the workers keeps the tensors for both, so stages of one request may run on either. `holds` are the
+    models that each server may hold, by server name. `verdicts` are the confidences that each model reports, by key.
+    `processes` are those of the servers that we run.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class MixedExecutor:
 
     @property
     def statistics(self) -> TritonStatistics:
-        """What the servers count themselves."""
+        """The counts that the servers keep."""
         return TritonStatistics(self._servers)
 
     def start(self, report: EventSink) -> None:
@@ -69,17 +69,17 @@ class MixedExecutor:
             server.start(report)
 
     async def drain(self, timeout_s: float = 5.0) -> None:
-        """End the calls and the workers, and give all shared memory up."""
+        """End the calls and the workers, and release all shared memory."""
         for server in self._servers.values():
             await server.drain()
         await self._workers.drain(timeout_s)
 
     def run(self, batch: DispatchBatch) -> None:
-        """Start a batch; raises PartitionError when it cannot be."""
+        """Start a batch; raises PartitionError if the partition cannot take it."""
         self._servers.get(batch.partition, self._workers).run(batch)
 
     def revoke(self, batch: int) -> None:
-        """Take a batch back wherever it is; too late is no error."""
+        """Take a batch back from the partition that has it; too late is no error."""
         self._workers.revoke(batch)
         for server in self._servers.values():
             server.revoke(batch)

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.gateway.deployment.dependencies import DependencyGraph
-from sluice.gateway.deployment.rollout import Deployment
+from sluice.gateway.deployment.rollout import Rollout
 from sluice.gateway.deployment.stored_profiles import stored_entries, stored_tables
 from sluice.gateway.executors.mixed import MixedExecutor
 from sluice.gateway.executors.worker.executor import WorkerExecutor
@@ -49,7 +49,7 @@ class Resizing:
         self,
         inventory: Inventory,
         names: DependencyGraph,
-        deployment: Deployment,
+        deployment: Rollout,
         executor: WorkerExecutor | MixedExecutor,
         beside: Sequence[Partition],
         configure: Callable[[Partition], PartitionConfig],

@@ -13,7 +13,7 @@ from sluice.gateway.runtime.submission import Submission
 logger = logging.getLogger(__name__)
 
 
-class BatchRuns:
+class BatchLog:
     """Keeps batches until they end. `price` is what a nanosecond of a partition costs now."""
 
     def __init__(self, metrics: ServerMetrics, price: Callable[[str], float]) -> None:

@@ -45,7 +45,7 @@ from sluice.gateway.partitions.inventory import NO_DETAILS, Inventory, Partition
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.runtime import turn_budget as intake
-from sluice.gateway.runtime.batch_log import BatchRuns
+from sluice.gateway.runtime.batch_log import BatchLog
 from sluice.gateway.runtime.local_stages import LocalStages
 from sluice.gateway.runtime.plan_building import BuildPlans, PlanBuilding
 from sluice.gateway.runtime.submission import Submission
@@ -118,7 +118,7 @@ class Runtime:
         self._on_ended = on_ended
         self._loop = asyncio.get_running_loop()
         self._open: dict[int, Submission] = {}
-        self._runs = BatchRuns(metrics, lambda name: scheduler.dispatcher.fleet.partitions[name].price / NS_PER_S)
+        self._runs = BatchLog(metrics, lambda name: scheduler.dispatcher.fleet.partitions[name].price / NS_PER_S)
         self._stages = {pipeline.name: pipeline.stages for pipeline in scheduler.spec.pipelines}
         self._hard = {pipeline.name for pipeline in scheduler.spec.pipelines if pipeline.late is Late.EVICT}
         self.traces = RecentTraces(trace_requests)

@@ -26,7 +26,7 @@ from sluice.gateway.deployment.read import model_source
 from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.deployment.residency_metrics import ResidencyMetrics
 from sluice.gateway.deployment.revision import RevisionSource, deployed_from
-from sluice.gateway.deployment.rollout import Deployment
+from sluice.gateway.deployment.rollout import Rollout
 from sluice.gateway.deployment.stored_profiles import footprints, model_memory, stored_entries
 from sluice.gateway.deployment.worker_files import worker_files
 from sluice.gateway.executors.mixed import MixedExecutor
@@ -274,7 +274,7 @@ class _Changes:
 
 def _build_changes(config: ServerConfig, core: _Core, state: _State, execution: _Execution) -> _Changes:
     scheduler, source, inventory = core.scheduler, core.source, state.inventory
-    deployment = Deployment(
+    deployment = Rollout(
         config,
         source.remote,
         inventory,

@@ -1,4 +1,4 @@
-"""One Triton server as a partition: a circuit breaker around it, its models, and the batches that it runs."""
+"""One Triton server as a partition: a circuit breaker, its models, and the batches that it runs."""
 
 import asyncio
 import enum
@@ -33,7 +33,7 @@ FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
 
 
 class Breaker(enum.StrEnum):
-    """Whether a server is given batches: `closed` as long as all is well, `half_open` while it is tried."""
+    """The state of a circuit breaker: `closed` lets batches through, and `half_open` tries the server."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -41,12 +41,12 @@ class Breaker(enum.StrEnum):
 
 
 class TritonPartition:
-    """Runs batches on one server, each as one call, and keeps it and its models going as far as that can be done.
+    """Runs batches on one server, each as one call, and keeps the server and its models running.
 
-    `specs` are the models that it may hold, and begins with, by key; `verdicts` what is asked of each; `process` is
-    that of a server which we run, and start again when it ends. A call that fails by more than its content opens the
-    breaker: the partition is lost with its batches. It is ready again when the server is, and has run a batch of every
-    size. What does not come up then is tried again beside the batches.
+    `specs` are the models that the server may hold, and begins with, by key. `verdicts` are the confidences that each
+    model reports. `process` belongs to a server that we run; it is started again when it ends. A call that fails for
+    more than its content opens the breaker: the partition is lost with its batches. It is ready again when the server
+    is, and has run a batch of every size. Models that do not load then are tried again beside the batches.
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class TritonPartition:
         self._report: EventSink
 
     def start(self, report: EventSink) -> None:
-        """Connect, and report what the server holds once it is ready."""
+        """Connect, and report the models that the server holds once it is ready."""
         self._report = report
         self._batches.start(report)
         self._serving = asyncio.get_running_loop().create_task(self._serve())
 
     async def drain(self) -> None:
-        """Give up what runs; the server stays, and a process of ours is left to who launched it."""
+        """Cancel the calls in flight; the server stays, and a process of ours is left to its launcher."""
         if self._process is not None:
             self._process.unwatch()
         tasks = [self._serving, *self._changes]
@@ -104,7 +104,7 @@ class TritonPartition:
         self._batches.run(batch)
 
     async def counts(self) -> dict[str, ModelCounts]:
-        """What the server has counted of our models, by `name:version`; nothing while it is lost."""
+        """The server's counts of our models, by `name:version`; nothing while it is lost."""
         if self.breaker is not Breaker.CLOSED:
             return {}
         ours = {public_key(key) for key in self._models.specs}
@@ -131,7 +131,7 @@ class TritonPartition:
             await asyncio.sleep(min(back_off.lost(time.monotonic()), LAST_PROBE_S))
 
     async def _watch(self) -> None:
-        """Return when the server is lost; one that has answered nothing for long is asked how it is."""
+        """Return when the server is lost; after a long time without answers, ask whether it is there."""
         while True:
             answered = self._batches.answered
             with suppress(TimeoutError):
@@ -145,7 +145,7 @@ class TritonPartition:
                     self._open(str(error))
 
     async def _bring_up(self) -> dict[str, str]:
-        """Get the server and its models to run; returns the reasons why some do not.
+        """Bring up the server and its models; returns the reasons why some models do not run.
 
         Raises ServerLost, or OSError when its process cannot be started.
         """
@@ -200,12 +200,12 @@ class TritonPartition:
     # -- models
 
     def load(self, key: str) -> None:
-        """Have the server hold one more model; nothing follows when the server is lost first."""
+        """Have the server load a model; no event follows when the server is lost first."""
         if self.breaker is Breaker.CLOSED:
             self._change(self._load(key))
 
     def unload(self, key: str) -> None:
-        """Have the server give up a model after its batches; as `load`."""
+        """Have the server unload a model after its batches; no event follows when the server is lost first."""
         if self.breaker is Breaker.CLOSED:
             self._change(self._unload(key))
 
@@ -215,7 +215,7 @@ class TritonPartition:
         task.add_done_callback(self._changes.discard)
 
     async def _carry_out(self, change: Coroutine[None, None, None]) -> None:
-        """Make a change; nothing is said of a model when the server is lost with it."""
+        """Make a change; a lost server is reported in place of the model."""
         try:
             await change
         except ServerLost as error:
@@ -226,7 +226,7 @@ class TritonPartition:
             self._report(ModelLoadFailed(self._name, key, reason))
 
     async def _revive(self, key: str) -> None:
-        """Try a model that did not come up until it does."""
+        """Try to load a model that failed until it loads."""
         delay_s = FIRST_RETRY_S
         while key not in self._held:
             await asyncio.sleep(delay_s)
@@ -234,7 +234,7 @@ class TritonPartition:
             await self._bring_up_one(key)
 
     async def _bring_up_one(self, key: str) -> str | None:
-        """Load a model, one at a time, and report it; returns the reason when it does not load."""
+        """Load a model, one at a time, and report it; returns the reason if it does not load."""
         async with self._changing:
             try:
                 await self._models.bring_up(key)

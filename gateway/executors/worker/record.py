@@ -1,9 +1,9 @@
-"""What the executor over worker processes knows of one of them."""
+"""The executor's record of one worker."""
 
 from collections.abc import Callable, Mapping
 
 from sluice.batcher.interface.decisions import DispatchBatch
-from sluice.gateway.executors.hang_detector import BatchWatch
+from sluice.gateway.executors.hang_detector import HangDetector
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.supervisor.process import WorkerProcess
 
@@ -13,7 +13,7 @@ class WorkerRecord:
 
     `tables` are of all models that it has held, `loading` those that are on their way in, in order. One that is
     `retired` gets nothing any more, and what that holds is to be called when it has answered all. `overdue` is told of
-    a batch that does not end, as by `BatchWatch`.
+    a batch that does not end, as by `HangDetector`.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class WorkerRecord:
         self.batches: dict[int, DispatchBatch] = {}
         self.tables = dict(tables)
         self.loading: dict[str, None] = {}
-        self.watch = BatchWatch(self.batches, self.tables, self.loading, batch_timeout_s, process.take_in, overdue)
+        self.watch = HangDetector(self.batches, self.tables, self.loading, batch_timeout_s, process.take_in, overdue)
         self.slots_in_use = 0
         self.freed: list[int] = []
         self.retired: Callable[[], None] | None = None

@@ -23,7 +23,7 @@ from sluice.gateway.deployment.deployer import Deployer
 from sluice.gateway.deployment.load_waiter import LoadWaiter
 from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.deployment.revision import RevisionSource, deployed_from
-from sluice.gateway.deployment.rollout import Deployment
+from sluice.gateway.deployment.rollout import Rollout
 from sluice.gateway.executors.base import EventSink
 from sluice.gateway.executors.worker.executor import WorkerExecutor
 from sluice.gateway.management.repository_api import IndexEntry, RepositoryApi
@@ -156,7 +156,7 @@ class Served:
             build_plan=build_plan,
         )
         executor = cast(WorkerExecutor, self.executor)
-        deployment = Deployment(
+        deployment = Rollout(
             config, {}, self.inventory, self.scheduler, self.runtime, executor, self.registry, metrics, loads
         )
         empty = Repository.scan(repositories, selection=Selection(()))

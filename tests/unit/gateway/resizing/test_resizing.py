@@ -12,7 +12,7 @@ from sluice.batcher.interface.config import PartitionConfig
 from sluice.gateway.cli.main import main
 from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings, Restrictions
 from sluice.gateway.deployment.dependencies import DependencyGraph
-from sluice.gateway.deployment.rollout import Deployment
+from sluice.gateway.deployment.rollout import Rollout
 from sluice.gateway.deployment.worker_files import worker_files
 from sluice.gateway.executors.worker.executor import WorkerExecutor
 from sluice.gateway.partitions.inventory import Inventory
@@ -48,7 +48,7 @@ class Machine:
         self.resizing = Resizing(
             self.inventory,
             DependencyGraph({}),
-            cast(Deployment, self),
+            cast(Rollout, self),
             cast(WorkerExecutor, self),
             [CpuPartition("triton", (3,))],
             lambda partition: PartitionConfig(partition.name, partition.profile_kind),
