@@ -1,7 +1,7 @@
-"""The life cycle of what is served: models and pipelines are loaded, loaded anew and unloaded while requests run.
+"""Loads, reloads and unloads models and pipelines while requests run.
 
-What is new is loaded and warmed beside what there is; then the registry names it instead, and what was there before
-goes when its last request is done. Whatever fails on the way leaves all as it was.
+New revisions are loaded and warmed beside the old ones; then the registry names the new one, and the old one goes when
+its last request is done. A failure on the way leaves everything as it was.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from sluice.gateway.deployment.load_waiter import LoadWaiter
 from sluice.gateway.deployment.override import Override
 from sluice.gateway.deployment.registry import ModelRegistry, VersionStatus
 from sluice.gateway.deployment.revision import Deployed, Revision, RevisionSource, read_revision
-from sluice.gateway.deployment.rollout import Prepared, Rollout
+from sluice.gateway.deployment.rollout import PreparedRevision, Rollout
 from sluice.gateway.observability.logs import log
 from sluice.gateway.partitions.inventory import Inventory
 from sluice.models.errors import (
@@ -35,15 +35,16 @@ RECYCLE_TIMEOUT_S = 300.0
 
 
 class Deployer:
-    """Changes what is served; calls about names that have to do with each other wait for each other, others do not.
+    """Changes what is served; calls about names that affect each other wait for each other, others run together.
 
-    `names` has what is served by name. With `recycle`, the workers that held a model are replaced after an unload.
+    `dependencies` has everything that is served, by name. With `recycle`, the workers that held a model are replaced
+    after an unload.
     """
 
     def __init__(
         self,
         source: RevisionSource,
-        names: DependencyGraph,
+        dependencies: DependencyGraph,
         registry: ModelRegistry,
         deployment: Rollout,
         load_waiter: LoadWaiter,
@@ -52,7 +53,7 @@ class Deployer:
         recycle: bool,
     ) -> None:
         self.source = source
-        self.names = names
+        self.dependencies = dependencies
         self._registry = registry
         self._deployment = deployment
         self._load_waiter = load_waiter
@@ -64,30 +65,31 @@ class Deployer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def load(self, name: str, override: Override | None = None) -> None:
-        """Serve a name as it is in the repository now, or with an override; nothing happens when it is so already.
+        """Serve a name as it is in the repository now, or with an override; nothing happens if it is served so already.
 
-        What needs it is served anew with it, and what it needs is loaded if it is not there. Raises RequestError when
-        that fails, RejectedError when there is no room for it now, and ModelNotFound when there is nothing of the name.
+        Everything that needs it is reloaded with it, and what it needs is loaded if it is not there. Raises
+        RequestError when that fails, RejectedError when there is no room for it now, and ModelNotFound without an entry
+        of the name.
         """
         try:
             if override is not None:
                 await asyncio.to_thread(_write, override, name)
             overrides = {} if override is None else {name: override}
-            async with self._alone(name, overrides):
-                await self._load(name, self.names.overrides(without=name) | overrides)
+            async with self._exclusive(name, overrides):
+                await self._load(name, self.dependencies.overrides(without=name) | overrides)
         except BaseException:
             if override is not None:
                 override.discard()
             raise
 
-    async def unload(self, name: str, *, with_needs: bool = False, recycle: bool = False) -> None:
-        """Serve a name no more, nor what needs it; what could not be served is forgotten.
+    async def unload(self, name: str, *, with_dependencies: bool = False, recycle: bool = False) -> None:
+        """Stop serving a name, and everything that needs it; a name that could not be served is forgotten.
 
-        `with_needs` unloads what it needs as well, as far as nothing else does. With `recycle`, returns when the
-        workers that held any of it have given all their memory back; otherwise its last requests may still run.
+        `with_dependencies` also unloads what only this name needs. With `recycle`, returns when the workers that held
+        any of it have returned all their memory; otherwise its last requests may still run.
         """
-        async with self._alone(name, {}):
-            leaving, stranded = self.names.take(name, with_needs=with_needs)
+        async with self._exclusive(name, {}):
+            leaving, stranded = self.dependencies.remove(name, with_dependencies=with_dependencies)
             if name not in leaving:
                 self._registry.forget(name)
             for each, was in leaving.items():
@@ -97,11 +99,11 @@ class Deployer:
                 self._registry.set_unavailable(each, {str(pipeline.version): state for pipeline in was.pipelines})
                 log(logger, logging.INFO, "unloading", name=each)
             holders = {holder for key in _models(leaving) for holder in self._inventory.holders(key)}
-            gone = self._keep(self._see_off(leaving, stranded))
+            gone = self._start_task(self._retire(leaving, stranded))
         if recycle or (self._recycle and leaving):
             try:
                 async with asyncio.timeout(RECYCLE_TIMEOUT_S):
-                    await asyncio.shield(gone)  # it goes whether or not anybody waits for that
+                    await asyncio.shield(gone)  # the unload goes on if the caller stops waiting
                     await self._deployment.recycle(sorted(holders))
             except TimeoutError as error:
                 waited = f"within {RECYCLE_TIMEOUT_S:g} s"
@@ -112,37 +114,38 @@ class Deployer:
                 raise
 
     def close(self) -> None:
-        """Refuse what is under way and what comes, and remove the files that clients gave."""
+        """Refuse present and future changes, and remove the files that clients gave."""
         self._registry.draining = True
         for task in self._tasks:
             task.cancel()
         self._load_waiter.close()
-        for override in self.names.overrides().values():
+        for override in self.dependencies.overrides().values():
             override.discard()
 
     # -- loading
 
     async def _load(self, name: str, overrides: Mapping[str, Override]) -> None:
         if name not in overrides and self.source.entry(name, overrides) is None:
-            overrides = self.names.overrides()  # its files may be those that a client gave before
+            overrides = self.dependencies.overrides()  # a client may have given its files before
         if self.source.entry(name, overrides) is None:
             raise ModelNotFound(f"failed to load '{name}', failed to poll from model repository")
-        served = self.names.served
-        names = self.source.needed({name, *self.names.dependents({name})}, served, overrides)
-        returning = self.names.returning(names)
+        served = self.dependencies.served
+        names = self.source.needed({name, *self.dependencies.dependents({name})}, served, overrides)
+        returning = self.dependencies.returning(names)
         names |= self.source.needed(returning, served, overrides)
         number = next(self._numbers)
         try:
-            anew = () if self._registry.broken(name) is None else {name}  # what workers could not load is tried again
-            revision = _whole(await self._revision(names, number, overrides, anew), returning)
+            # A model that workers could not load is tried again.
+            reread = () if self._registry.broken(name) is None else {name}
+            revision = _whole(await self._revision(names, number, overrides, reread), returning)
             if self._is_same(name, revision, overrides):
                 return
             prepared = await self._prepare(names, number, revision, overrides)
-            await self._bring(prepared)
+            await self._load_and_wait(prepared)
         except BaseException as error:
             reason = str(error) or "loading was cancelled"
             for override in overrides.values():
-                reason = override.told(reason)
+                reason = override.without_directory(reason)
             if name not in served:
                 unsupported = isinstance(error, UnsupportedModel)
                 self._registry.set_unavailable(name, {"": (VersionStatus.UNAVAILABLE, reason)}, unsupported=unsupported)
@@ -151,7 +154,7 @@ class Deployer:
                 raise
             kind = RejectedError if isinstance(error, RejectedError) else RequestError
             raise kind(f"load failed for model '{name}': {reason}") from error
-        self._switch(prepared.deployed)
+        self._switch_over(prepared.deployed)
 
     async def _prepare(
         self,
@@ -159,10 +162,10 @@ class Deployer:
         number: int,
         revision: Mapping[str, Deployed],
         overrides: Mapping[str, Override],
-    ) -> Prepared:
-        """How to bring a revision; models that are to report more of their batches than they do are read anew."""
-        anew: set[str] = set()
-        served, remote = self.names.served, {entry.spec.name for entry in self.source.remote.values()}
+    ) -> PreparedRevision:
+        """Prepare a revision; models that lack a confidence that a new pipeline needs are read again."""
+        reread: set[str] = set()
+        served, remote = self.dependencies.served, {entry.spec.name for entry in self.source.remote.values()}
         while True:
             prepared = await self._deployment.prepare(revision, served)
             if not prepared.outdated:
@@ -170,25 +173,25 @@ class Deployer:
             if beside := prepared.outdated & remote:
                 lacking = "does not report the confidence that the new pipeline needs"
                 raise ConfigError(f"model '{min(beside)}' of a Triton server {lacking}")
-            anew |= prepared.outdated
-            wanted = self.source.needed({*names, *anew, *self.names.dependents(anew)}, served, overrides)
-            revision = _whole(await self._revision(wanted, number, overrides, anew), ())
+            reread |= prepared.outdated
+            wanted = self.source.needed({*names, *reread, *self.dependencies.dependents(reread)}, served, overrides)
+            revision = _whole(await self._revision(wanted, number, overrides, reread), ())
 
     async def _revision(
-        self, names: Collection[str], number: int, overrides: Mapping[str, Override], anew: Collection[str]
+        self, names: Collection[str], number: int, overrides: Mapping[str, Override], reread: Collection[str]
     ) -> Revision:
-        served = dict(self.names.served)
-        return await asyncio.to_thread(read_revision, self.source, names, number, served, overrides, anew)
+        served = dict(self.dependencies.served)
+        return await asyncio.to_thread(read_revision, self.source, names, number, served, overrides, reread)
 
-    async def _bring(self, prepared: Prepared) -> None:
-        """Have what is new loaded and warmed; raises ConfigError when some model is on no partition then."""
+    async def _load_and_wait(self, prepared: PreparedRevision) -> None:
+        """Load and warm new models; raises ConfigError when one of them is on no partition afterwards."""
         coming: list[asyncio.Future[str]] = []
         before = {}
         begun = False
         try:
-            # One is added after the other: when one is refused, those before it are to be given up.
+            # One is added after the other: if one is refused, those before it are cancelled.
             coming.extend(self._load_waiter.wait_loaded(*each) for each in prepared.placed)
-            for name in prepared.deployed.keys() - self.names.served.keys():
+            for name in prepared.deployed.keys() - self.dependencies.served.keys():
                 before[name] = {version: (state, reason) for version, state, reason in self._registry.states(name)}
                 versions = [str(pipeline.version) for pipeline in prepared.deployed[name].pipelines]
                 self._registry.set_unavailable(name, dict.fromkeys(versions, (VersionStatus.LOADING, "")))
@@ -206,33 +209,33 @@ class Deployer:
             added = {pipeline.name for pipeline in prepared.change.pipelines}
             if begun:
                 self._deployment.retire(added)
-            self._keep(self._deployment.end(added, {model.key for model in prepared.change.models}))
+            self._start_task(self._deployment.end(added, {model.key for model in prepared.change.models}))
             if isinstance(error, TimeoutError):
                 raise ConfigError(f"it was not loaded within {LOAD_TIMEOUT_S:g} s") from error
             raise
 
-    def _switch(self, revision: Mapping[str, Deployed]) -> None:
-        before = {name: self.names.served[name] for name in revision if name in self.names.served}
-        self.names.serve(revision)
+    def _switch_over(self, revision: Mapping[str, Deployed]) -> None:
+        before = {name: self.dependencies.served[name] for name in revision if name in self.dependencies.served}
+        self.dependencies.serve(revision)
         for name, each in revision.items():
             self._registry.serve(name, each.pipelines)
             log(logger, logging.INFO, "loaded", name=name, versions=[pipeline.version for pipeline in each.pipelines])
-        self._keep(self._see_off(before, ()))
+        self._start_task(self._retire(before, ()))
 
     def _is_same(self, name: str, revision: Mapping[str, Deployed], overrides: Mapping[str, Override]) -> bool:
-        before, served = self.names.served.get(name), self.names.served
+        before, served = self.dependencies.served.get(name), self.dependencies.served
         if before is None or before.override is not overrides.get(name) or self._registry.broken(name):
             return False
         return before.files == revision[name].files and revision.keys() <= served.keys()
 
     # -- unloading
 
-    def _see_off(self, before: Mapping[str, Deployed], stranded: Collection[str]) -> Coroutine[Any, Any, None]:
-        """Have what was served before get no more requests; what is returned waits until nothing of it is left."""
-        served = self.names.served.values()
+    def _retire(self, before: Mapping[str, Deployed], stranded: Collection[str]) -> Coroutine[Any, Any, None]:
+        """Send no more requests to what was served before; the result waits until nothing of it is left."""
+        served = self.dependencies.served.values()
         pipelines = {pipeline.key for each in before.values() for pipeline in each.pipelines}
         pipelines -= {pipeline.key for each in served for pipeline in each.pipelines}
-        models = _models(before) - _models(self.names.served)
+        models = _models(before) - _models(self.dependencies.served)
         self._deployment.retire(pipelines)
         return self._end(pipelines, models, before, stranded)
 
@@ -247,7 +250,7 @@ class Deployer:
         for name, each in before.items():
             if name in stranded:
                 continue
-            now = self.names.served.get(name)
+            now = self.dependencies.served.get(name)
             if each.override is not None and (now is None or now.override is not each.override):
                 await asyncio.to_thread(each.override.discard)
             if any(state is VersionStatus.UNLOADING for _, state, _ in self._registry.states(name)):
@@ -257,10 +260,10 @@ class Deployer:
     # -- turns
 
     @asynccontextmanager
-    async def _alone(self, name: str, overrides: Mapping[str, Override]) -> AsyncIterator[None]:
-        """One at a time of all that involve one name."""
+    async def _exclusive(self, name: str, overrides: Mapping[str, Override]) -> AsyncIterator[None]:
+        """Run one change at a time of all that involve the same names."""
         async with self._turn:
-            while (involved := self.names.involved(self.source, name, overrides)) & self._busy:
+            while (involved := self.dependencies.involved(self.source, name, overrides)) & self._busy:
                 await self._turn.wait()
             self._busy |= involved
         try:
@@ -272,7 +275,7 @@ class Deployer:
             async with self._turn:
                 self._turn.notify_all()
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -291,7 +294,7 @@ def _models(deployed: Mapping[str, Deployed]) -> set[str]:
 
 
 def _whole(revision: Revision, returning: Collection[str]) -> Mapping[str, Deployed]:
-    """What was read, if nothing is broken but what is only returning. Raises ConfigError."""
+    """The names that were read, if none is broken that is not only returning. Raises ConfigError."""
     if reasons := {name: reason for name, reason in revision.broken.items() if name not in returning}:
         kind = UnsupportedModel if revision.unsupported.issuperset(reasons) else ConfigError
         raise kind("; ".join(reasons.values()))

@@ -1,4 +1,4 @@
-"""What models take of memory where they are held, and who says so."""
+"""The memory that models take where they are held, and where each figure comes from."""
 
 from typing import Literal, NamedTuple
 
@@ -9,7 +9,7 @@ Source = Literal["profile", "load", "file"]
 
 
 class Held(NamedTuple):
-    """A model that a partition holds: bytes by what residency goes by."""
+    """A model that a partition holds, with the bytes that residency counts for it."""
 
     memory_bytes: int
     source: Source

@@ -1,4 +1,4 @@
-"""Where the models of a server are when it begins, and whether the others are loaded on demand."""
+"""The initial placement of models on partitions, and whether the other models are loaded on demand."""
 
 import logging
 import math
@@ -21,7 +21,10 @@ _MIB = 1 << 20
 
 
 class InitialResidency(NamedTuple):
-    """The `spec` with what has models loaded, the models that each partition begins with, and those without a place."""
+    """The initial placement: `residency` has the models of each partition, `unplaced` are the others.
+
+    The `spec` says how models are loaded from then on.
+    """
 
     spec: SchedulerSpec
     residency: Mapping[str, tuple[str, ...]]
@@ -50,7 +53,7 @@ class InitialResidency(NamedTuple):
         log_missing_instances(self.spec.models, self.residency)
 
     def _kept_out(self, waiting: Iterable[str]) -> list[str]:
-        """Of the models that wait, those that have room nowhere beside the copies of pinned ones that stay."""
+        """Waiting models that fit on no partition beside the copies of pinned models that stay."""
         models = {model.key: model for model in self.spec.models}
         room = {partition.name: partition.memory_bytes or math.inf for partition in self.spec.partitions}
         for model in filter(lambda model: model.pinned, self.spec.models):
@@ -70,7 +73,7 @@ class InitialResidency(NamedTuple):
 
 
 def initial_residency(spec: SchedulerSpec, settings: ResidencySettings) -> InitialResidency:
-    """Place all models, pinned ones and those of a high priority first where there is no room for all."""
+    """Place all models; pinned ones and those of a high priority come first if there is no room for all."""
     needs = model_needs(spec.models, spec.partitions)
     placement = place_models(needs, spec.partitions)
     largest = max(partition.memory_bytes for partition in spec.partitions)
@@ -83,7 +86,7 @@ def initial_residency(spec: SchedulerSpec, settings: ResidencySettings) -> Initi
 
 
 def model_needs(models: Iterable[ScheduledModel], partitions: Iterable[PartitionConfig]) -> dict[str, ModelNeed]:
-    """What models take; what they are asked for is not known yet, and is taken to be as they rank."""
+    """The memory that models need, and their expected demand, which is their priority as long as nothing is known."""
     models = tuple(models)
     kinds = {partition.kind for partition in partitions}
     least = min((model.priority for model in models), default=0)

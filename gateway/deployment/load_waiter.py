@@ -9,11 +9,11 @@ from sluice.gateway.partitions.inventory import Inventory, InventoryChange
 from sluice.models.errors import RejectedError
 
 WORKERS = 3
-"""A model is waited for while so many workers of a partition, one after the other, are lost before they loaded it."""
+"""The number of workers of a partition, one after the other, that may be lost before one has loaded a model."""
 
 
 class _ExpectedModel:
-    """A model that is being loaded: `partitions` have not reported it yet, `reasons` are why others do not hold it."""
+    """A model that is being loaded: `partitions` have not reported it yet, `reasons` are the failures on others."""
 
     def __init__(self, partitions: Collection[str]) -> None:
         self.partitions = set(partitions)
@@ -56,9 +56,10 @@ class LoadWaiter:
         inventory.subscribe(self._changed)
 
     def wait_loaded(self, model: str, partitions: Iterable[str]) -> asyncio.Future[str]:
-        """Is done when all partitions of these that are up (or all, if none is) have loaded a model, or could not.
+        """Done when each of these partitions that is up (or each one, if none is) has loaded a model, or failed to.
 
-        Its result is why none of them holds it, "" if one does. Raises RejectedError once the server is stopping.
+        The result is the reason why none of them holds it, "" if one does. Raises RejectedError once the server is
+        stopping.
         """
         if self._closed:
             raise RejectedError("the server is stopping")
@@ -69,7 +70,7 @@ class LoadWaiter:
         return expected.ended
 
     async def wait_unloaded(self, model: str) -> None:
-        """Wait until no partition holds a model that is to go."""
+        """Wait until no partition holds a model that is being unloaded."""
         if self._inventory.holders(model):
             leaving = self._leaving[model] = asyncio.get_running_loop().create_future()
             await leaving

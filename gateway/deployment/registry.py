@@ -21,7 +21,7 @@ class VersionStatus(enum.StrEnum):
 
 @dataclass(slots=True)
 class _Entry:
-    """What is defined under one name: `versions` that are served, and others that are not, with the reasons.
+    """The definition of one name: `versions` that are served, and others that are not, with the reasons.
 
     "" among the `unavailable` stands for all versions. They are `unreadable` if their files could not be read when the
     server began, and `unsupported` if they are of a kind that is not served.
@@ -34,7 +34,7 @@ class _Entry:
 
 
 class ModelRegistry:
-    """Holds the definitions of pipelines (a single model is one, too); whether they are ready, the inventory tells.
+    """Holds the definitions of pipelines (a single model is one, too); the inventory says whether they are ready.
 
     A pipeline is served once some partition has loaded a model for each of its stages, or is to load it on demand. One
     that is broken, or has a stage whose models no partition could load, stays known with the reason. A `strict` server

@@ -1,4 +1,4 @@
-"""Metrics of models that come and go on demand."""
+"""Metrics of the models that partitions hold, and of those that are loaded on demand."""
 
 from collections.abc import Iterator
 
@@ -24,12 +24,12 @@ class ResidencyMetrics(MetricsSource):
         weights = GaugeMetricFamily(
             "sluice_model_memory_bytes", "Memory that it takes where it is held.", labels=["model", "kind", "source"]
         )
-        told: set[tuple[str, str]] = set()
+        seen: set[tuple[str, str]] = set()
         for name, partition in self._scheduler.dispatcher.fleet.partitions.items():
             models.add_metric([name], len(partition.models))
             for key, held in held_memory(self._scheduler, name).items():
-                if held.memory_bytes and (key, partition.kind) not in told:
-                    told.add((key, partition.kind))
+                if held.memory_bytes and (key, partition.kind) not in seen:
+                    seen.add((key, partition.kind))
                     weights.add_metric([key, partition.kind, held.source], held.memory_bytes)
         yield models
         yield weights

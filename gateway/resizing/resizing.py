@@ -1,4 +1,4 @@
-"""Partitions that get another share of the machine while they serve."""
+"""Gives partitions another share of the machine while they serve."""
 
 import asyncio
 from collections import Counter
@@ -28,45 +28,45 @@ RESIZE_TIMEOUT_S = 300.0
 """Time for a new worker to load, warm and time all models."""
 
 
-class Asked(NamedTuple):
-    """Who asked for another share: `client`, `plan` or `load`; and why, in a word."""
+class ResizeCause(NamedTuple):
+    """The origin of a resize: `client`, `plan` or `load`; and the reason, in a word."""
 
     by: str
     reason: str
 
 
-BY_CLIENT = Asked("client", "request")
+CLIENT_REQUEST = ResizeCause("client", "request")
 
 
 class Resizing:
-    """Has new workers, on other shares, take the place of those that serve.
+    """Replaces workers by others on new shares.
 
-    `beside` are partitions of other processes, `configure` tells how the scheduler is to know one of ours.
-    `done` counts resizes by partition and who asked.
+    `beside` are partitions of other processes, and `configure` gives a partition of ours as the scheduler is to know
+    it. `done` counts resizes by partition and cause.
     """
 
     def __init__(
         self,
         inventory: Inventory,
-        names: DependencyGraph,
+        dependencies: DependencyGraph,
         deployment: Rollout,
         executor: WorkerExecutor | MixedExecutor,
         beside: Sequence[Partition],
         configure: Callable[[Partition], PartitionConfig],
     ) -> None:
         self._inventory = inventory
-        self._names = names
+        self._dependencies = dependencies
         self._deployment = deployment
         self._executor = executor
         self._beside = beside
         self._configure = configure
-        self.done: Counter[tuple[str, Asked]] = Counter()
-        # What is free is free for one: memory is looked at before the new worker takes it.
+        self.done: Counter[tuple[str, ResizeCause]] = Counter()
+        # One at a time: free memory is measured before the new worker takes it.
         self._one_at_a_time = asyncio.Lock()
 
     @property
     def under_way(self) -> bool:
-        """Whether a partition is just being given another share."""
+        """Whether a partition is being resized now."""
         return self._one_at_a_time.locked()
 
     async def resize(
@@ -74,17 +74,17 @@ class Resizing:
         name: str,
         cores: Sequence[int] | None = None,
         share_percent: int | None = None,
-        asked: Asked = BY_CLIENT,
+        cause: ResizeCause = CLIENT_REQUEST,
     ) -> Partition:
-        """Give a partition these cores or this share of its GPU, after what is under way; returns when it serves there.
+        """Give a partition these cores or this share of its GPU; returns when it serves there.
 
-        Raises NotFoundError, RequestError for a share that it cannot have, and PartitionError when the new worker could
-        not take over: then all is as it was.
+        It waits for the resize that is under way. Raises NotFoundError, RequestError for a share that it cannot have,
+        and PartitionError when the new worker could not take over: then nothing has changed.
         """
         async with self._one_at_a_time:
-            return await self._resize(name, self._wanted(name, cores, share_percent), asked)
+            return await self._resize(name, self._wanted(name, cores, share_percent), cause)
 
-    async def _resize(self, name: str, wanted: Partition, asked: Asked) -> Partition:
+    async def _resize(self, name: str, wanted: Partition, cause: ResizeCause) -> Partition:
         if wanted == self._inventory.statuses[name].partition:
             return wanted
         others = [each for each in self._inventory.partitions if each.name != name]
@@ -94,13 +94,15 @@ class Resizing:
             await asyncio.to_thread(check_spare_memory, wanted, self._deployment.memory_of(name))
         except PartitionError as error:
             raise RequestError(str(error)) from error
-        entries = [entry for each in self._names.served.values() for entry in each.models if entry.backend != REMOTE]
+        entries = [
+            entry for each in self._dependencies.served.values() for entry in each.models if entry.backend != REMOTE
+        ]
         tables = await asyncio.to_thread(_tables, entries, wanted.profile_kind)
         try:
             await self._executor.resize(wanted, self._configure(wanted), tables, RESIZE_TIMEOUT_S)
         except PartitionError as error:
             raise PartitionError(f"partition {name} stays as it is: {error}") from error
-        self.done[name, asked] += 1
+        self.done[name, cause] += 1
         return wanted
 
     def _wanted(self, name: str, cores: Sequence[int] | None, share_percent: int | None) -> Partition:
@@ -126,9 +128,9 @@ class Resizing:
 
 
 class ResizeMetrics(MetricsSource):
-    """Who asked for how many resizes of each partition, and why."""
+    """Counts the resizes of each partition by their causes."""
 
-    def __init__(self, done: Mapping[tuple[str, Asked], int]) -> None:
+    def __init__(self, done: Mapping[tuple[str, ResizeCause], int]) -> None:
         self._done = done
 
     async def refresh(self) -> None:
@@ -139,12 +141,12 @@ class ResizeMetrics(MetricsSource):
         resizes = CounterMetricFamily(
             "sluice_partition_resizes", "Other shares that it was given.", labels=["partition", "by", "reason"]
         )
-        for (partition, asked), count in self._done.items():
-            resizes.add_metric([partition, *asked], count)
+        for (partition, cause), count in self._done.items():
+            resizes.add_metric([partition, *cause], count)
         yield resizes
 
 
 def _tables(entries: Sequence[ModelEntry], kind: str) -> dict[str, LatencyTable]:
-    """What stored profiles say of the models' speed on a kind of partition, by key."""
+    """The stored latencies of models on a kind of partition, by key."""
     found = {entry.spec.key: stored_tables(entry, stored_entries(entry, [kind])) for entry in entries}
     return {key: tables[kind] for key, tables in found.items() if kind in tables}

@@ -1,4 +1,4 @@
-"""The batches under way, and what is counted and noted of each when it ends."""
+"""The batches under way, and the counts and traces of each when it ends."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class BatchLog:
-    """Keeps batches until they end. `price` is what a nanosecond of a partition costs now."""
+    """Keeps batches until they end. `price` gives the present cost of a nanosecond of a partition."""
 
     def __init__(self, metrics: ServerMetrics, price: Callable[[str], float]) -> None:
         self._metrics = metrics
@@ -23,11 +23,11 @@ class BatchLog:
         self._last: dict[str, BatchTrace] = {}
 
     def dispatched(self, batch: DispatchBatch, opened: Sequence[Submission], now_ns: int) -> None:
-        """Take note of a batch; `opened` are the requests of its members, in their order."""
+        """Record a batch; `opened` are the requests of its members, in their order."""
         self._batches[batch.batch] = BatchTrace(batch, now_ns), opened, self._price(batch.partition)
 
     def ended(self, event: BatchCompleted | BatchFailed | BatchRevoked, now_ns: int) -> None:
-        """Count a batch, and note in its requests' traces how it went; one that was revoked leaves no trace."""
+        """Count a batch, and add it to the traces of its requests; a revoked batch leaves no trace."""
         run, opened, price = self._batches.pop(event.batch)
         run.reported_ns = now_ns
         if isinstance(event, BatchCompleted):
@@ -36,7 +36,7 @@ class BatchLog:
             run.failed = event.cause
             self._metrics.batch_failed(run.batch, event.cause)
             if event.cause is FailureCause.OUT_OF_MEMORY:
-                _tell(run.batch, event.message)
+                _log_out_of_memory(run.batch, event.message)
             for each in opened:
                 each.trace.runs += (run,)
 
@@ -61,8 +61,8 @@ class BatchLog:
         self._metrics.statistics.of(batch.model).batch_ran(run, requests, rows, ready_ns)
 
 
-def _tell(batch: DispatchBatch, reason: str) -> None:
-    """Log that there was no memory: smaller batches are made there from now on, which nobody should have to guess."""
+def _log_out_of_memory(batch: DispatchBatch, reason: str) -> None:
+    """Log that a batch ran out of memory, since the batches there are smaller from now on."""
     log(
         logger,
         logging.WARNING,

@@ -28,7 +28,7 @@ LAST_RESPONSES_S = 2.0
 """Time for clients to take their last responses, after which connections are closed."""
 
 YOUNG_OBJECTS = 20_000
-"""New objects before the collector looks for cycles among them: requests make next to none, and are many at a time."""
+"""New objects before the collector looks for cycles among them: requests make hardly any, and many are open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ class Server:
     auto_resize: AutoResize | None = None
 
     async def run(self, ready_file: Path | None) -> int:
-        """Serve until SIGTERM or SIGINT, then finish what is in flight; a second signal ends it at once.
+        """Serve until SIGTERM or SIGINT, then finish the open requests; a second signal ends the server at once.
 
         `ready_file` gets the ports and the process id when all workers are up. Returns the exit status: 0, or 1 when
-        requests were abandoned or the scheduler failed. Raises PartitionError, once it has ended, when it ended because
-        a partition is not proved that has to be.
+        requests were abandoned or the scheduler failed. Raises PartitionError, after the end, if it ended because a
+        partition did not prove its limits under `strict`.
         """
         stop, force = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -114,7 +114,7 @@ class Server:
         scratch.replace(path)
 
     async def _drain(self, force: asyncio.Event) -> int:
-        """Finish what is in flight while new requests are refused; returns how many requests were given up."""
+        """Finish the open requests while new ones are refused; returns how many were abandoned."""
         self.registry.draining = True
         log(logger, logging.INFO, "drain begun", in_flight=self.runtime.in_flight)
         drained = asyncio.create_task(self.runtime.drain(self.drain_timeout_s))

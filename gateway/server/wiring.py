@@ -83,7 +83,7 @@ def build_server(
     processes: Mapping[str, TritonProcess] = {},
     mps: Mapping[str, MpsControl] = {},
 ) -> Server:
-    """All parts of a server, connected; it listens already, and its workers start when it runs.
+    """Build all parts of a server; it listens already, and its workers start when it runs.
 
     To be called on the event loop that is to run it. Raises ConfigError or PartitionError for settings that cannot be
     met, such as a port that is taken.
@@ -128,7 +128,7 @@ def build_server(
 
 @dataclass(frozen=True, slots=True)
 class _Core:
-    """The scheduler, and what it was built from.
+    """The scheduler, and the models and partitions that it was built from.
 
     `specs` and `stored` are the specs and the profiles of models by key; models of Triton servers have no profiles.
     `server_models` are the models that each Triton server may hold.
@@ -174,7 +174,7 @@ def _build_core(config: ServerConfig, repository: Repository, triton: Discovery)
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What the server knows of its partitions and models outside the scheduler."""
+    """The server's knowledge of its partitions and models outside the scheduler."""
 
     inventory: Inventory
     registry: ModelRegistry
@@ -199,7 +199,7 @@ def _build_state(config: ServerConfig, core: _Core) -> _State:
 
 @dataclass(frozen=True, slots=True)
 class _Execution:
-    """The executor and the runtime that drives it, and what counts their work."""
+    """The executor, the runtime that drives it, and the metrics of their work."""
 
     executor: WorkerExecutor | MixedExecutor
     runtime: Runtime
@@ -265,7 +265,7 @@ def _build_execution(
 
 @dataclass(frozen=True, slots=True)
 class _Changes:
-    """What changes a server while it runs: the models that it serves, and the shares of its partitions."""
+    """The parts that change a running server: the models that it serves, and the shares of its partitions."""
 
     deployer: Deployer
     resizing: Resizing
@@ -285,11 +285,18 @@ def _build_changes(config: ServerConfig, core: _Core, state: _State, execution: 
         execution.metrics,
         state.load_waiter,
     )
-    names = DependencyGraph(deployed_from(core.repository, source))
-    deployer = Deployer(source, names, state.registry, deployment, state.load_waiter, inventory, recycle=config.recycle)
+    dependencies = DependencyGraph(deployed_from(core.repository, source))
+    deployer = Deployer(
+        source, dependencies, state.registry, deployment, state.load_waiter, inventory, recycle=config.recycle
+    )
     beside = [CpuPartition(server.name, server.cores) for server in config.triton if server.cores]
     resizing = Resizing(
-        inventory, names, deployment, execution.executor, beside, lambda partition: partition_config(config, partition)
+        inventory,
+        dependencies,
+        deployment,
+        execution.executor,
+        beside,
+        lambda partition: partition_config(config, partition),
     )
     execution.metrics.include(ResizeMetrics(resizing.done))
     if config.balance is None:
@@ -301,7 +308,7 @@ def _build_changes(config: ServerConfig, core: _Core, state: _State, execution: 
             config.balance,
             {each.name: each.cores for each in core.partitions if isinstance(each, CpuPartition)},
             lambda: watched(scheduler, monotonic_ns(), _corrections(scheduler)),
-            KnownSizes(names).tables,
+            KnownSizes(dependencies).tables,
             lambda partition: partition_config(config, partition),
         )
     auto_resize = AutoResize(config.balance, inventory, resizing, execution.metrics.busy_ns, taken, plan)
@@ -318,7 +325,7 @@ def _response_cache(config: ServerConfig, registry: ModelRegistry, statistics: S
 
 
 def _corrections(scheduler: Scheduler) -> dict[tuple[str, str], float]:
-    """How many times as long as their tables say batches take, by model and kind of partition."""
+    """The factors by which batches take longer than their tables say, by model and kind of partition."""
     return {
         (key, kind): estimate.correction
         for key, model in scheduler.dispatcher.models.items()
@@ -327,7 +334,7 @@ def _corrections(scheduler: Scheduler) -> dict[tuple[str, str], float]:
 
 
 def _check_names(config: ServerConfig, repository: Repository) -> None:
-    """Raise ConfigError for settings of a model that is not there, not even as a broken one, nor may come."""
+    """Raise ConfigError for settings of a model that is not there, not even as a broken one, and cannot come later."""
     if config.control is not ModelControlMode.NONE:
         return
     served = sorted({entry.spec.name for entry in repository.models.values()})
@@ -365,7 +372,7 @@ def _scheduler_spec(
 def _pipeline_plans(
     pipelines: Sequence[Pipeline], spec: SchedulerSpec, specs: Mapping[str, ModelSpec]
 ) -> dict[str, PipelineWiring]:
-    """What executors need to know of each pipeline."""
+    """The tensor wiring of each pipeline, for the executor."""
     return {
         scheduled.name: wire_pipeline(pipeline, specs, [stage.verdicts for stage in scheduled.stages])
         for pipeline, scheduled in zip(pipelines, spec.pipelines, strict=True)

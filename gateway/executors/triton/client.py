@@ -15,7 +15,7 @@ from sluice.models.spec import ModelSpec
 
 LOAD_TIMEOUT_S = 120.0
 PROBE_TIMEOUT_S = 5.0
-"""Time for a server to say how it is; a server that is gone is noticed at once."""
+"""Time for a server to answer a probe; a server that is gone is noticed at once."""
 
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 OPTIONS = (
@@ -141,7 +141,7 @@ async def _changed(model: ModelSpec, change: str, call: Awaitable[Any]) -> None:
 
 
 async def _allowed(call: Awaitable[_T]) -> _T:
-    """Make a call that the server need not serve."""
+    """Make a call that the server may refuse to serve."""
     try:
         return await call
     except grpc.aio.AioRpcError as error:

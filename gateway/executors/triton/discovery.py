@@ -53,7 +53,7 @@ class Discovery:
 
 
 NOTHING = Discovery()
-"""Where there are no Triton servers."""
+"""The result without Triton servers."""
 
 
 def discover(
@@ -174,7 +174,7 @@ def _unreachable(error: Exception) -> str:
         reason = "connection refused"
     elif "SETTINGS frame" in reason:
         reason = "what listens there does not speak gRPC"
-    return f"{reason}; expected the port of Triton's gRPC service (8001, if it was told no other)"
+    return f"{reason}; expected the port of Triton's gRPC service (8001 by default)"
 
 
 def _reason(error: Exception) -> str:

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 SLOTS = 4
 """Two for the batches in flight, and as many whose outputs are still on their way to clients."""
 MIN_SLOT_BYTES, MAX_SLOT_BYTES = 1 << 20, 32 << 20
-"""Batches above this go by message: the memory is taken for good, and /dev/shm is small in containers."""
+"""Larger batches are sent in messages: the memory is never returned, and /dev/shm is small in containers."""
 ALIGNMENT = 64
 
 _DIRECTORY = "/dev/shm"
@@ -47,7 +47,7 @@ class MemorySlot:
             os.close(descriptor)
 
     def unlink(self) -> None:
-        """Take its name away: the memory is gone when nobody has it mapped any more, whoever ends first."""
+        """Remove its name: the memory is freed when no process maps it any more, in whatever order they end."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{_DIRECTORY}/{self.name}")
 

@@ -25,11 +25,11 @@ from sluice.models.spec import ModelSpec, public_key
 from sluice.mps.isolation.back_off import BackOff
 
 LAST_PROBE_S = 5.0
-"""The longest that a server which is lost is left alone."""
+"""The longest time between two tries of a lost server."""
 IDLE_S = 10.0
-"""How long a server may be sent nothing before it is asked whether it is still there."""
+"""A server that was sent nothing for this time is asked whether it is still there."""
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
-"""How long a model that could not be loaded is left alone; twice as long each time."""
+"""The first and the longest time between two tries to load a model; it doubles each time."""
 
 
 class Breaker(enum.StrEnum):

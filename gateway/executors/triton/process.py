@@ -18,15 +18,15 @@ from sluice.mps.isolation.pinning import environment
 from sluice.mps.partitions.partition import CpuPartition
 
 STOP_TIMEOUT_S = 10.0
-"""Time for a server to end when it is told to; then it is killed."""
+"""Time for a server to end when it is asked to; then it is killed."""
 PAUSE_S = 0.1
 """Between two looks at a server that is starting."""
 
 _HEAD_LINES, _TAIL_LINES, _LINE_BYTES = 2, 6, 300
 _MARK = b"\n\0\n"
-"""Comes after the last output of a process that has ended; what has left its group may hold the pipe open."""
+"""Marks the end of the output of a process that has ended; processes that left its group may hold the pipe open."""
 _OUTPUT_TIMEOUT_S = 10.0
-"""Time to read what a process has said that has ended; the thread that does only has to get its turns."""
+"""Time to read the output of a process that has ended; the reading thread only needs its turns."""
 _KILL_TIMEOUT_S = 5.0
 
 

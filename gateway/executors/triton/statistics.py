@@ -12,7 +12,7 @@ from sluice.models.errors import ServingError
 from sluice.models.units import NS_PER_S
 
 TIMEOUT_S = 0.25
-"""Time for all servers together; of one that does not answer in it the last counts stand."""
+"""Time for all servers together; a server that does not answer in it keeps its last counts."""
 
 
 class ModelCounts(NamedTuple):

@@ -129,7 +129,7 @@ class WorkerExecutor:
         batches, which is bounded as for all batches. Without a worker, nothing happens.
         """
         worker = self._workers.get(partition)
-        if worker is None or worker.retired:
+        if worker is None or worker.on_drained:
             return
         self._supervisor.keep(partition, _RECYCLED)
         self._report(PartitionLost(partition, _RECYCLED), ProcessDetails(planned=True))
@@ -146,7 +146,7 @@ class WorkerExecutor:
         """
         name = partition.name
         worker = self._workers.get(name)
-        if name in self._resizing or (worker is not None and worker.retired is not None):
+        if name in self._resizing or (worker is not None and worker.on_drained is not None):
             raise PartitionError(f"partition {name}: another worker takes the place of its own just now")
         taken_over = self._supervisor.resize(partition, tables)
         self._resizing[name] = partition, config, tables
@@ -198,7 +198,7 @@ class WorkerExecutor:
         worker.freed.clear()
         worker.batches[batch.batch] = batch
         if len(worker.batches) == 1:
-            worker.watch.restart()
+            worker.hang_detector.restart()
 
     def revoke(self, batch: int) -> None:
         """Ask the worker to take a batch back; too late is no error."""
@@ -209,7 +209,7 @@ class WorkerExecutor:
     def load(self, order: LoadModel) -> None:
         """Have a worker load a model; a worker that is gone is not asked, since its loss was reported."""
         worker = self._workers.get(order.partition)
-        if worker is not None and worker.retired is None:
+        if worker is not None and worker.on_drained is None:
             worker.loading[order.model] = None
             self._supervisor.load(order.partition, self._files[order.partition][order.model])
 
@@ -240,13 +240,13 @@ class WorkerExecutor:
         The model that it was loading may be the reason, so its load has failed there; other models may be tried again.
         """
         worker = self._workers.pop(partition, None)
-        if worker is None or worker.retired is None:
+        if worker is None or worker.on_drained is None:
             failed = {}
             if worker is not None and worker.loading:
                 failed[next(iter(worker.loading))] = f"the worker of {partition} was lost: {reason}"
             self._report(PartitionLost(partition, reason), ProcessDetails(failed=failed))
         if worker is not None:  # it was ready
-            self._bury(worker, reason)
+            self._fail_batches(worker, reason)
 
     def worker_replaced(
         self,
@@ -268,17 +268,17 @@ class WorkerExecutor:
         )
         self._report(resized, ProcessDetails(ready.pid, ready.cores, ready.evidence, share))
         self._replaced[before.process] = before
-        before.retired = lambda: self._supervisor.retire(before.process)
+        before.on_drained = lambda: self._supervisor.retire(before.process)
         if not before.batches:
-            before.retired()
+            before.on_drained()
 
     def worker_gone(self, worker: WorkerProcess, reason: str) -> None:
         """Report the batches that a replaced worker left unanswered."""
-        self._bury(self._replaced.pop(worker), reason)
+        self._fail_batches(self._replaced.pop(worker), reason)
 
-    def _bury(self, worker: WorkerRecord, reason: str) -> None:
+    def _fail_batches(self, worker: WorkerRecord, reason: str) -> None:
         worker.lost = True
-        worker.watch.stop()
+        worker.hang_detector.stop()
         for batch in worker.batches:
             self._assembly.abandon(batch)
             self._report(BatchFailed(batch, FailureCause.WORKER_LOST, reason))
@@ -289,10 +289,10 @@ class WorkerExecutor:
         """Report that a worker loaded a model, or could not; not for a retired worker."""
         worker = self._workers[partition]
         worker.loading.pop(model.key, None)
-        if worker.retired is not None:
+        if worker.on_drained is not None:
             return
         if worker.batches:
-            worker.watch.restart()
+            worker.hang_detector.restart()
         details = ProcessDetails(evidence=model.evidence)
         if model.table is None:
             self._report(ModelLoadFailed(partition, model.key, model.error), details)
@@ -302,7 +302,7 @@ class WorkerExecutor:
 
     def model_unloaded(self, partition: str, key: str) -> None:
         """Report that a worker unloaded a model; not for a retired worker."""
-        if self._workers[partition].retired is not None:
+        if self._workers[partition].on_drained is not None:
             return
         self._report(ModelUnloaded(partition, key))
 
@@ -316,9 +316,9 @@ class WorkerExecutor:
             return
         batch = worker.batches.pop(message.batch)
         if worker.batches:
-            worker.watch.restart()
-        elif worker.retired is not None:
-            worker.retired()
+            worker.hang_detector.restart()
+        elif worker.on_drained is not None:
+            worker.on_drained()
         match message:
             case Done():
                 located = {output.name: output for output in message.outputs}
@@ -341,8 +341,8 @@ class WorkerExecutor:
         """
         for name, why in self.recovery.context_lost(partition, process, reason).items():
             worker = self._workers.get(name)
-            if worker is not None and worker.retired is None:
-                worker.retired = lambda: None
+            if worker is not None and worker.on_drained is None:
+                worker.on_drained = lambda: None
                 self._supervisor.keep(name, why)
                 self._report(PartitionLost(name, why))
 
@@ -353,9 +353,9 @@ class WorkerExecutor:
         return WorkerRecord(worker, region, tables, self._batch_timeout_s, overdue)
 
     def _retire(self, partition: str, worker: WorkerRecord) -> None:
-        worker.retired = lambda: self._supervisor.recycle(partition)
+        worker.on_drained = lambda: self._supervisor.recycle(partition)
         if not worker.batches:
-            worker.retired()
+            worker.on_drained()
 
     def _view(self, output: OutputTensor) -> Tensor:
         memory = self._supervisor.region(output.region).view
@@ -369,7 +369,7 @@ class WorkerExecutor:
         if done.slot < 0:
             region = done.outputs[0].region
             return lambda: self._supervisor.drop_region(region)
-        return worker.hold(done.slot, self._supervisor.drop_region)
+        return worker.keep_slot(done.slot, self._supervisor.drop_region)
 
     def _output_key(self, model: str, outputs: Sequence[OutputTensor]) -> str:
         """Distinguishes outputs whose variable dimensions differ; "" when all are fixed."""

@@ -138,7 +138,7 @@ async def test_a_pipeline_goes_with_its_model_and_returns_with_it(gateway: Serve
     await gateway.deployer.load("m")
     await gateway.settle()
     assert gateway.keys == ["m:1@2", "p:1@2"]
-    await gateway.deployer.unload("p", with_needs=True)
+    await gateway.deployer.unload("p", with_dependencies=True)
     await gateway.settle()
     assert [state for _, state, _ in gateway.index] == ["UNAVAILABLE", "UNAVAILABLE"]
 
@@ -168,7 +168,7 @@ async def test_an_override_is_in_force_until_the_next_load(gateway: Served, repo
     assert gateway.registry.pipeline("given", "1").key == "given:1@3"
     await gateway.deployer.load("given")  # it has not changed
     assert gateway.registry.pipeline("given", "1").key == "given:1@3"
-    override = gateway.deployer.names.served["given"].override
+    override = gateway.deployer.dependencies.served["given"].override
     assert override is not None
     assert override.entry is not None
     await gateway.deployer.unload("given")

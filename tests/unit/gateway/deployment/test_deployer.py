@@ -158,7 +158,7 @@ def deployed(*needs: str, override: Override | None = None) -> Deployed:
 def test_what_needs_a_name_goes_with_it_and_returns_with_it() -> None:
     names = DependencyGraph({"m": deployed(), "n": deployed(), "family": deployed("m"), "p": deployed("family", "n")})
     assert names.dependents({"m"}) == {"family", "p"}
-    taken, stranded = names.take("m", with_needs=False)
+    taken, stranded = names.remove("m", with_dependencies=False)
     assert (set(taken), stranded) == ({"m", "family", "p"}, {"family", "p"})
     assert set(names.served) == {"n"}
     assert names.returning({"n"}) == set()
@@ -167,9 +167,9 @@ def test_what_needs_a_name_goes_with_it_and_returns_with_it() -> None:
 
 def test_what_only_a_name_needs_goes_with_it_when_that_is_asked_for() -> None:
     served = {"m": deployed(), "n": deployed(), "k": deployed(), "p": deployed("m", "n"), "q": deployed("n")}
-    taken, stranded = DependencyGraph(served).take("p", with_needs=True)
+    taken, stranded = DependencyGraph(served).remove("p", with_dependencies=True)
     assert (set(taken), stranded) == ({"p", "m"}, set())
-    taken, stranded = DependencyGraph(served).take("unknown", with_needs=True)
+    taken, stranded = DependencyGraph(served).remove("unknown", with_dependencies=True)
     assert (taken, stranded) == ({}, set())
 
 

@@ -16,7 +16,7 @@ from sluice.gateway.deployment.rollout import Rollout
 from sluice.gateway.deployment.worker_files import worker_files
 from sluice.gateway.executors.worker.executor import WorkerExecutor
 from sluice.gateway.partitions.inventory import Inventory
-from sluice.gateway.resizing.resizing import BY_CLIENT, Resizing
+from sluice.gateway.resizing.resizing import CLIENT_REQUEST, Resizing
 from sluice.models.errors import NotFoundError, PartitionError, RequestError
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.ipc.messages import ModelFile
@@ -73,7 +73,7 @@ def test_cores_and_shares_become_others_and_all_else_stays(monkeypatch: pytest.M
     assert machine.ask("cpu0", [1, 0]) == CpuPartition("cpu0", (0, 1), memory_mb=100)
     assert machine.ask("quarter", None, 50) == MpsPartition("quarter", GPU, 50, memory_mb=1000)
     assert [config.kind for _, config in machine.orders] == ["cpu2", "mps-50"]
-    assert machine.resizing.done == {("cpu0", BY_CLIENT): 1, ("quarter", BY_CLIENT): 1}
+    assert machine.resizing.done == {("cpu0", CLIENT_REQUEST): 1, ("quarter", CLIENT_REQUEST): 1}
 
 
 def test_nothing_happens_when_it_is_so_already(monkeypatch: pytest.MonkeyPatch) -> None:
