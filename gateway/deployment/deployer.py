@@ -107,7 +107,7 @@ class Deployer:
                     await self._deployment.recycle(sorted(holders))
             except TimeoutError as error:
                 waited = f"within {RECYCLE_TIMEOUT_S:g} s"
-                raise ServingError(f"'{name}' is unloaded, but its memory was not given back {waited}") from error
+                raise ServingError(f"'{name}' is unloaded, but its memory was not freed {waited}") from error
             except asyncio.CancelledError:
                 if gone.cancelled():
                     raise RejectedError("the server is stopping") from None
@@ -286,7 +286,7 @@ def _write(override: Override, name: str) -> None:
     try:
         override.write(name)
     except (OSError, ValueError) as error:
-        raise RequestError(f"the files of '{name:.80}' cannot be kept: {error}") from error
+        raise RequestError(f"the files of '{name:.80}' cannot be stored: {error}") from error
 
 
 def _models(deployed: Mapping[str, Deployed]) -> set[str]:

@@ -8,7 +8,7 @@ from sluice.batcher.interface.events import PartitionLost, PartitionReady
 from sluice.gateway.partitions.inventory import Inventory, InventoryChange
 from sluice.models.errors import RejectedError
 
-WORKERS = 3
+MAX_LOST_WORKERS = 3
 """The number of workers of a partition, one after the other, that may be lost before one has loaded a model."""
 
 
@@ -18,7 +18,7 @@ class _ExpectedModel:
     def __init__(self, partitions: Collection[str]) -> None:
         self.partitions = set(partitions)
         self.held = False
-        self.workers = WORKERS
+        self.workers = MAX_LOST_WORKERS
         self.reasons: list[str] = []
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -34,7 +34,9 @@ class _ExpectedModel:
         if partition in self.partitions:
             self.workers -= 1
             if not self.workers:
-                self.settle(partition, f"{partition} lost {WORKERS} workers before they had loaded it: {reason}")
+                self.settle(
+                    partition, f"{partition} lost {MAX_LOST_WORKERS} workers before they had loaded it: {reason}"
+                )
             elif self.held or self.reasons or len(self.partitions) > 1:
                 self._without(partition)
 

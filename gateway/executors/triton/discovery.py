@@ -173,7 +173,7 @@ def _unreachable(error: Exception) -> str:
     elif "Connection refused" in reason:
         reason = "connection refused"
     elif "SETTINGS frame" in reason:
-        reason = "what listens there does not speak gRPC"
+        reason = "the server there does not speak gRPC"
     return f"{reason}; expected the port of Triton's gRPC service (8001 by default)"
 
 

@@ -147,7 +147,7 @@ class WorkerExecutor:
         name = partition.name
         worker = self._workers.get(name)
         if name in self._resizing or (worker is not None and worker.on_drained is not None):
-            raise PartitionError(f"partition {name}: another worker takes the place of its own just now")
+            raise PartitionError(f"partition {name}: its worker is being replaced already")
         taken_over = self._supervisor.resize(partition, tables)
         self._resizing[name] = partition, config, tables
         try:

@@ -271,7 +271,7 @@ async def test_memory_that_does_not_return_in_time_is_told_and_returns_later(gat
     await busy(gateway)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sluice.gateway.deployment.deployer.RECYCLE_TIMEOUT_S", 0)
-        with pytest.raises(ServingError, match="'m' is unloaded, but its memory was not given back within 0 s"):
+        with pytest.raises(ServingError, match="'m' is unloaded, but its memory was not freed within 0 s"):
             await gateway.deployer.unload("m", recycle=True)
     gateway.executor.finish()
     await gateway.settle()
@@ -310,9 +310,9 @@ def test_what_no_model_can_be_named_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
-        (["1/" + "f" * 300], "the files of 'm' cannot be kept: .*File name too long"),
-        (["1", "1/model.py"], "the files of 'm' cannot be kept: .*File exists"),
-        (["1/model.py", "1"], "the files of 'm' cannot be kept: .*Is a directory"),
+        (["1/" + "f" * 300], "the files of 'm' cannot be stored: .*File name too long"),
+        (["1", "1/model.py"], "the files of 'm' cannot be stored: .*File exists"),
+        (["1/model.py", "1"], "the files of 'm' cannot be stored: .*Is a directory"),
     ],
 )
 def test_files_that_cannot_be_kept_are_refused(files: list[str], reason: str) -> None:

@@ -144,7 +144,7 @@ async def test_a_new_worker_that_fails_leaves_all_as_it_was(bench: Bench) -> Non
 async def test_a_new_worker_has_its_time_and_nobody_else_takes_over_meanwhile(bench: Bench) -> None:
     resized = Resized(bench)
     resizing = await resized.begin()
-    with pytest.raises(PartitionError, match="another worker takes the place of its own just now"):
+    with pytest.raises(PartitionError, match="its worker is being replaced already"):
         await bench.executor.resize(SHARE, CONFIG, {}, 60.0)
     with pytest.raises(PartitionError, match="the new worker did not take over within 60 s"):
         await resizing
@@ -182,7 +182,7 @@ async def test_a_worker_that_is_recycled_is_not_resized(bench: Bench) -> None:
     assert resized.kept == ["the worker is being recycled to free memory"]
     with pytest.raises(PartitionError, match=resized.kept[0]):
         await resizing
-    with pytest.raises(PartitionError, match="another worker takes the place of its own just now"):
+    with pytest.raises(PartitionError, match="its worker is being replaced already"):
         await bench.executor.resize(SHARE, CONFIG, {}, 60.0)
 
 
