@@ -1,4 +1,4 @@
-"""Profiles as CSV: a line a cell, what goes for the whole entry repeated on each (columns in docs/profiles.md)."""
+"""Profiles as CSV: one line a cell, each with the keys of its entry (columns: docs/operate/profiles.md)."""
 
 import csv
 import re

@@ -1,4 +1,4 @@
-"""Profiles as they lie beside models: what was measured, on which hardware, of which file (see docs/profiles.md)."""
+"""Profiles as files beside models: measurements, hardware and model file (see docs/operate/profiles.md)."""
 
 import enum
 import hashlib

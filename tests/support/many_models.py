@@ -1,6 +1,6 @@
 """Many models on few partitions: a seeded, skewed trace, run in virtual time, and what came of it.
 
-`python -m tests.support.many_models` prints the figures of docs/residency.md.
+`python -m tests.support.many_models` prints the figures of docs/operate/residency.md.
 """
 
 import random

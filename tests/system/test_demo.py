@@ -85,3 +85,15 @@ def test_the_readme_s_loadgen_command_runs(server: demo.Server) -> None:
         ".venv-demo/bin/loadgen", f"{sys.executable} -m sluice.loadgen.cli", 1
     )
     assert "accuracy" in run(["bash", "-c", short]).stdout
+
+
+def test_the_readme_s_plan_command_runs(server: demo.Server, tmp_path: Path) -> None:
+    (commands,) = (block for block in readme_blocks("sh", server) if "sluice plan" in block)
+    (command,) = (line for line in commands.splitlines() if "sluice plan" in line)
+    build_repository(tmp_path / "repository", wide=False)
+    here = command.replace(".demo/repository", str(tmp_path / "repository"))
+    plan = run(["bash", "-c", here.replace(".venv-demo/bin/sluice", f"{sys.executable} -m sluice.gateway.cli.main", 1)])
+    heading = re.search(r"^stage +model.*$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert heading is not None
+    printed = [line.split() for line in plan.stdout.splitlines()]
+    assert heading[0].split() in printed, plan.stderr
