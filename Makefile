@@ -33,7 +33,7 @@ comma := ,
 # Wheels only, so that no compiler is needed; modules are compiled when first imported, which is faster.
 PIP_OPTIONS := -qq --disable-pip-version-check --no-compile --only-binary :all:
 
-.PHONY: help demo test test-core test-system-a-m test-system-n-z test-triton test-conformance test-timed conformance lint bench triton clean
+.PHONY: help demo test test-core test-system-a-m test-system-n-z test-triton test-conformance test-timed conformance lint bench reference triton clean
 .DELETE_ON_ERROR:
 
 help:
@@ -42,6 +42,7 @@ help:
 	@echo "make lint         the first three only"
 	@echo "make conformance  replay what Triton's own tests ask of a server, print a table"
 	@echo "make bench        run the benchmarks"
+	@echo "make reference    write the generated pages of docs/reference"
 	@echo "make triton       set up the Triton server that tests run against (they do it themselves, too)"
 	@echo "make clean        remove the virtual environments, caches and the demo's models"
 
@@ -74,6 +75,9 @@ test-conformance: $(TEST)/installed-$(ORT)
 
 test-timed: $(TEST)/installed-$(ORT)
 	@$(PYTEST) -m timed tests/system tests/conformance
+
+reference: $(TEST)/installed-$(ORT)
+	@$(TEST)/bin/python -m scripts.reference
 
 conformance: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m pytest -q --no-header -p tests.support.conformance -m behaviour

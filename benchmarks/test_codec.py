@@ -19,7 +19,7 @@ from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.tensors.arrays import Array
 from sluice.models.tensors.spec import DataType
-from tests.unit.gateway.front import identity
+from tests.unit.gateway.instant_gateway import identity
 
 IMAGE = np.random.default_rng(0).random((1, 3, 224, 224), np.float32)
 """602 112 bytes."""

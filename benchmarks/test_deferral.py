@@ -14,10 +14,8 @@ from benchmarks.conftest import Report
 from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import (
     ConfidenceSpec,
-    Objective,
     PartitionConfig,
     PipelineConfig,
-    PolicyConfig,
     ScheduledModel,
     SchedulerSpec,
     StageConfig,
@@ -26,6 +24,7 @@ from sluice.batcher.interface.config import (
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch
 from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
 from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.policies.deadline import DeadlineSettings, Objective
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.loadgen.traffic.arrivals import ArrivalProcess, Arrivals
 from sluice.models.pipelines.pipeline import Confidence
@@ -80,7 +79,7 @@ class Setup(NamedTuple):
         keys = sorted({key for stages in self.pipelines for key in stages})
         verdict = ConfidenceSpec("probs", Confidence.MAX)
         return SchedulerSpec(
-            tuple(ScheduledModel(key, 64, (verdict,), PolicyConfig(objective=objective)) for key in keys),
+            tuple(ScheduledModel(key, 64, DeadlineSettings(objective), (verdict,)) for key in keys),
             tuple(
                 PipelineConfig(
                     f"p{number}",

@@ -20,6 +20,7 @@ from sluice.batcher.interface.decisions import AnyDecision, BuildPlan, DispatchB
 from sluice.batcher.interface.events import BatchCompleted, PartitionReady, PlanBuilt, RequestArrived
 from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
+from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_MS, NS_PER_S
@@ -38,7 +39,7 @@ class Load:
         kinds = list(KINDS)
         self.keys = [f"m{pipeline}-{stage}:1" for pipeline in range(pipelines) for stage in range(STAGES)]
         spec = SchedulerSpec(
-            tuple(ScheduledModel(key, 8) for key in self.keys),
+            tuple(ScheduledModel(key, 8, DeadlineSettings()) for key in self.keys),
             tuple(_chain(pipeline) for pipeline in range(pipelines)),
             tuple(
                 PartitionConfig(f"p{number}", kinds[number % 4], KINDS[kinds[number % 4]][1])

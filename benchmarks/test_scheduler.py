@@ -11,12 +11,13 @@ from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, ScheduledModel, SchedulerSpec, StageConfig
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch
 from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
+from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.latency_table import LatencyTable
 
 TABLE = LatencyTable.from_ms({1: 0.67, 2: 0.8, 4: 1.03, 8: 1.66, 16: 2.46, 32: 3.81, 64: 6.01})
 SPEC = SchedulerSpec(
-    (ScheduledModel("wide:1", 64),),
+    (ScheduledModel("wide:1", 64, DeadlineSettings()),),
     (PipelineConfig("wide:1", (StageConfig("wide", "wide:1"),)),),
     (PartitionConfig("cpu0", "cpu1"),),
 )

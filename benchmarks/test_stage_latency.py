@@ -14,7 +14,6 @@ from sluice.batcher.interface.config import (
     PartitionConfig,
     PipelineConfig,
     PolicyConfig,
-    PolicyName,
     ScheduledModel,
     SchedulerSpec,
     StageConfig,
@@ -22,10 +21,12 @@ from sluice.batcher.interface.config import (
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch
 from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
 from sluice.batcher.interface.plan_data import Observed
-from sluice.batcher.planner.demand import DemandTable
+from sluice.batcher.planner.demand import demand_table
 from sluice.batcher.planner.exact import ExactPlanner
 from sluice.batcher.planner.stage_latency import stage_latency
 from sluice.batcher.planner.stage_options import pipeline_candidates, problem_of
+from sluice.batcher.policies.deadline import DeadlineSettings
+from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_S
@@ -115,17 +116,17 @@ def ratios(policy_of: Callable[[int, float], tuple[PolicyConfig, int | None]]) -
 
 def filled(batch: int, fill_ns: float) -> tuple[PolicyConfig, int | None]:
     """Twice the time that a batch takes to fill: it is next to always full."""
-    return PolicyConfig(PolicyName.TIMEOUT, (batch,), int(2 * fill_ns)), None
+    return TimeoutConfig((batch,), int(2 * fill_ns)), None
 
 
 def half_filled(batch: int, fill_ns: float) -> tuple[PolicyConfig, int | None]:
     """Half of that time: batches leave by the clock."""
-    return PolicyConfig(PolicyName.TIMEOUT, (batch,), int(fill_ns / 2)), int(fill_ns / 2)
+    return TimeoutConfig((batch,), int(fill_ns / 2)), int(fill_ns / 2)
 
 
 def eager(batch: int, fill_ns: float) -> tuple[PolicyConfig, int | None]:
     """Sluice's own policy."""
-    return PolicyConfig(), 0
+    return DeadlineSettings(), 0
 
 
 @pytest.mark.parametrize("policy_of", [filled, half_filled, eager], ids=["full batches", "half-full", "deadline"])
@@ -153,10 +154,10 @@ def test_pipelines_with_stages_side_by_side(
     for shape, servers, utilisation in product(SHAPES.values(), (1, 2), (0.1, 0.4, 0.8)):
         table = LatencyTable.from_ms({rows: shape(rows) for rows in range(1, 9)})
         rate = utilisation * servers * 8 * NS_PER_S / table.latency_ns(8) / len(stages)
-        run = Run(table, servers, PolicyConfig(), stages, 1_500)
+        run = Run(table, servers, DeadlineSettings(), stages, 1_500)
         run.simulator.run(run.arrivals(rate))
         tables = {model.key: {"any": table} for model in run.spec.models}
-        demand = DemandTable(run.spec, Observed(tables, {"p:1": rate}, {}))
+        demand = demand_table(run.spec, Observed(tables, {"p:1": rate}, {}))
         largest = [choices[-1:] for choices in pipeline_candidates(demand, run.pipeline)]
         predicted_ns = ExactPlanner(problem_of(demand, run.pipeline, largest, SLO_NS)).quickest().latency_ns
         found.append(np.percentile(run.latency_ns[WARM_UP:], 99) / predicted_ns)

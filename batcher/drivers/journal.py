@@ -8,6 +8,7 @@ from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision
 from sluice.batcher.interface.events import AnyEvent
 from sluice.batcher.interface.planner_protocol import Planner
+from sluice.batcher.policies.registry import decode_policy
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.errors import ConfigError
 
@@ -18,6 +19,12 @@ class JournalStep(msgspec.Struct, frozen=True):
     now_ns: int
     event: AnyEvent | None
     decisions: tuple[AnyDecision, ...]
+
+
+decode_spec = msgspec.json.Decoder(SchedulerSpec, dec_hook=decode_policy).decode
+"""Reads the first line of a journal."""
+decode_step = msgspec.json.Decoder(JournalStep, dec_hook=decode_policy).decode
+"""Reads every other line of a journal."""
 
 
 class JournalWriter:
@@ -49,14 +56,13 @@ def replay(lines: Iterable[bytes], planner: Planner | None = None) -> JournalDif
     What follows a difference means nothing: later events answer decisions that were not taken. Raises ConfigError for a
     line that is not part of a journal.
     """
-    decoder = msgspec.json.Decoder(JournalStep)
     scheduler: Scheduler | None = None
     for number, line in enumerate(lines, start=1):
         try:
             if scheduler is None:
-                scheduler = Scheduler(msgspec.json.decode(line, type=SchedulerSpec), planner)
+                scheduler = Scheduler(decode_spec(line), planner)
                 continue
-            step = decoder.decode(line)
+            step = decode_step(line)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             expected = "the scheduler's spec" if scheduler is None else "a step"
             raise ConfigError(f"journal line {number}: expected {expected} in JSON: {error}") from error

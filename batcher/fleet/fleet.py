@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.interface.config import ScheduledModel, SchedulerSpec
 from sluice.batcher.interface.events import PartitionReady, PartitionResized
-from sluice.batcher.policies.select import select_policy
+from sluice.batcher.policies.registry import select_policy
 from sluice.batcher.queues.fair_queue import Queue
 from sluice.batcher.state.model import UNAVAILABLE_NS, ModelState, PartitionState
 from sluice.batcher.state.pool import PartitionGroup

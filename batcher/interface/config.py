@@ -1,28 +1,11 @@
 """What the scheduler is told when it is built: one spec for the live gateway and for the simulator."""
 
-import enum
-
 import msgspec
 
 from sluice.batcher.interface.residency_config import Footprint, ResidencyConfig
 from sluice.models.dynamic_batching import QueuePolicy
 from sluice.models.pipelines.pipeline import Confidence, Late
 from sluice.models.units import NS_PER_S, NS_PER_US
-
-
-class PolicyName(enum.StrEnum):
-    """The batch policies."""
-
-    NONE = "none"
-    TIMEOUT = "timeout"
-    DEADLINE = "deadline"
-
-
-class Objective(enum.StrEnum):
-    """What the policy `deadline` does with slack: answer soon, or wait for fuller (cheaper) batches."""
-
-    LATENCY = "latency"
-    COST = "cost"
 
 
 class LevelsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,18 +30,30 @@ class LevelsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.policies.get(level, self.policy)
 
 
-class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A batch policy; `objective` belongs to `deadline`, all else to `timeout`.
+class PolicyConfig:
+    """The configuration of a batch policy: base of one struct for each policy, in its file in `batcher/policies`.
 
-    With `preserve_ordering` batches that overtake others are answered after them.
+    Its methods are what the planner and the reservations need to know of a policy.
     """
 
-    name: PolicyName = PolicyName.DEADLINE
-    preferred: tuple[int, ...] = ()
-    max_delay_ns: int = 0
-    objective: Objective = Objective.LATENCY
-    levels: LevelsConfig = LevelsConfig()
-    preserve_ordering: bool = False
+    __slots__ = ()
+
+    @property
+    def combines(self) -> bool:
+        """Whether batches consist of several requests."""
+        return True
+
+    @property
+    def defers(self) -> bool:
+        """Whether a batch that could start waits for more rows for as long as its deadline allows."""
+        return False
+
+    def longest_wait_ns(self, rate: float) -> int | None:
+        """Time that the first row of a batch waits for others while a partition is idle; None: until the batch is full.
+
+        `rate` is in rows a second.
+        """
+        return 0
 
 
 class ConfidenceSpec(msgspec.Struct, frozen=True):
@@ -81,8 +76,8 @@ class ScheduledModel(msgspec.Struct, frozen=True):
 
     key: str
     max_batch: int
+    policy: PolicyConfig
     verdicts: tuple[ConfidenceSpec, ...] = ()
-    policy: PolicyConfig = PolicyConfig()
     memory_bytes: int = 0
     replicas: int = 1
     footprints: dict[str, Footprint] = {}

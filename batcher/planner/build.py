@@ -1,9 +1,9 @@
-"""Builds the plan that the scheduler goes by: the exact planner on every pipeline, at the rates that were seen."""
+"""Builds the scheduler's plan: the exact planner on every pipeline, at the rates that were seen."""
 
 from sluice.batcher.interface.config import PipelineConfig, SchedulerSpec
 from sluice.batcher.interface.plan_data import CostToGo, Observed, PipelinePlan, Plan, StagePlan
 from sluice.batcher.interface.residency_config import Loading
-from sluice.batcher.planner.demand import DemandTable
+from sluice.batcher.planner.demand import DemandTable, demand_table
 from sluice.batcher.planner.exact import ExactPlanner
 from sluice.batcher.planner.residency import ModelNeed, place_models
 from sluice.batcher.planner.stage_options import pipeline_candidates, problem_of
@@ -16,7 +16,7 @@ def build_plan(spec: SchedulerSpec, observed: Observed) -> Plan:
     Pure, and the same for the same arguments; milliseconds a pipeline, so a driver runs it beside its loop.
     """
     residency = residency_of(spec, observed)
-    demand = DemandTable(spec, observed, residency)
+    demand = demand_table(spec, observed, residency)
     plans: list[PipelinePlan] = []
     failed: dict[str, str] = {}
     for pipeline in spec.pipelines:
@@ -25,23 +25,21 @@ def build_plan(spec: SchedulerSpec, observed: Observed) -> Plan:
                 plans.append(_plan_pipeline(demand, pipeline))
             except ConfigError:
                 continue  # a model that is not loaded anywhere yet: its pipelines go by the stages' own latencies
-            except Exception as error:  # whatever it is, it ends this pipeline's plan and no other's
+            except Exception as error:  # any error ends only this pipeline's plan
                 failed[pipeline.name] = f"{type(error).__name__}: {error}"
     return Plan(tuple(plans), residency, failed)
 
 
 def residency_of(spec: SchedulerSpec, observed: Observed) -> dict[str, tuple[str, ...]]:
-    """Where models are to be, by what is asked of them; empty without a bound, when all are everywhere.
+    """The models that each partition is to hold, by demand; empty without a memory bound, when all are everywhere.
 
-    Where they are now when they are loaded on demand.
-
-    Partitions that are gone are left out, as if there were none of them.
+    When models are loaded on demand, these are the models that it holds now. Partitions that are gone are left out.
     """
     if not any(partition.memory_bytes for partition in spec.partitions):
         return {}
     if spec.residency.loading is Loading.DEMAND:
         return {name: held for name, held in observed.held.items() if name not in observed.gone}
-    demand = DemandTable(spec, observed)
+    demand = demand_table(spec, observed)
     slowest: dict[str, float] = {}
     for model in spec.models:
         for kind, capacity in demand.capacities(model.key).items():
@@ -55,13 +53,14 @@ def residency_of(spec: SchedulerSpec, observed: Observed) -> dict[str, tuple[str
 
 
 def _load(demand: DemandTable, model: str, slowest: dict[str, float]) -> dict[str, float]:
-    """By kind the partition-seconds a second that are asked of a model.
+    """The demand for a model in partition-seconds a second, by kind.
 
-    One that was never loaded counts as the slowest of the others: if that is too much, its first table will tell.
+    A model that was never loaded counts as the slowest of the others, until its first latency table corrects that.
     """
     rate = demand.rates[model]
+    known = demand.hosts[model]
     capacities = demand.capacities(model) or (slowest if rate else {})
-    hosts = {kind: demand.hosts(model, kind) or demand.partitions[kind] for kind in capacities}
+    hosts = {kind: known[kind].partitions if kind in known else demand.partitions[kind] for kind in capacities}
     return {kind: rate * hosts[kind] / capacity for kind, capacity in capacities.items() if capacity}
 
 
@@ -89,5 +88,5 @@ def _plan_pipeline(demand: DemandTable, pipeline: PipelineConfig) -> PipelinePla
 
 
 def _from_here(rest: CostToGo, probability: float) -> CostToGo:
-    """What is left to pay for a row that has come to a stage, which is more than what a row pays there on average."""
+    """The cost that is left for a row that has reached a stage, which is above the average over all rows."""
     return CostToGo(rest.within_ns, tuple(cost / probability for cost in rest.cost)) if probability else rest

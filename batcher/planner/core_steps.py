@@ -1,4 +1,4 @@
-"""Cores that are given, taken or moved because the plan asks for it: which steps there are, and when one is done."""
+"""Steps that give, take or move one core because the plan asks for it, and when a step is carried out."""
 
 import enum
 import math
@@ -11,10 +11,10 @@ Cores = tuple[int, ...]
 
 
 class CoreStep(NamedTuple):
-    """One core given, taken or moved: what partitions are to have, in the order in which they are to be changed.
+    """One core given, taken or moved: the new cores of partitions, in the order in which they are to be changed.
 
-    `cores` is by how many the partitions have more together. A step that is not `free` takes a core from a partition
-    that has no more of them than its own.
+    `cores` is the change of the total. A step that is not `free` takes a core from a partition that has no more than
+    its own.
     """
 
     changes: tuple[Change[Cores], ...]
@@ -23,11 +23,11 @@ class CoreStep(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """What the planner makes of a split of the cores.
+    """The planner's judgement of a split of the cores.
 
-    `missed` are the pipelines that cannot meet their objectives, or whose rate is too much. `busiest` is the share of
-    time that all models take at best of the busiest partitions, `overload` by how many times it is too much (at least
-    1). `cost` is that of a second.
+    `missed` are the pipelines that cannot meet their objectives, or whose rate is too high. `busiest` is the share of
+    time that all models take at best of the busiest partitions, `overload` the factor by which it is too high (at least
+    1). `cost` is the cost of a second.
     """
 
     missed: tuple[str, ...]
@@ -37,7 +37,7 @@ class Judgement(NamedTuple):
 
 
 class Reason(enum.StrEnum):
-    """Why the plan asks: an objective that is missed as things are, or what they cost."""
+    """The reason for a step: an objective that is missed now, or the cost."""
 
     OBJECTIVE = "objective"
     COST = "cost"
@@ -53,9 +53,9 @@ class Ask(NamedTuple):
 
 
 def steps(held: Mapping[str, Cores], own: Mapping[str, Cores], spare: Cores) -> Iterator[CoreStep]:
-    """All splits that differ by one core from the one that is `held`; `spare` cores are nobody's.
+    """All splits that differ by one core from the one that is `held`; `spare` cores belong to no partition.
 
-    Every partition keeps a core, and only another partition gets one of what is its `own`.
+    Every partition keeps a core. A core that a partition owns (`own`) goes to another partition only.
     """
     if spare:
         for name, cores in held.items():
@@ -74,7 +74,7 @@ def steps(held: Mapping[str, Cores], own: Mapping[str, Cores], spare: Cores) -> 
 
 
 class StepChoice:
-    """Does what the plan asks for once it has asked for the same at `LOOKS` looks in a row, and not too often."""
+    """Carries out a step once the plan has asked for it at `LOOKS` looks in a row, with a pause between steps."""
 
     def __init__(self, settings: BalanceSettings) -> None:
         self._pause_s = settings.pause_s
@@ -83,12 +83,12 @@ class StepChoice:
         self._times = 0
 
     def changed(self, now_s: float) -> None:
-        """Something was changed, by whomever: the pause and the looks count from now."""
+        """Note a change by anyone: the pause and the looks start again."""
         self._changed_s = now_s
         self._asked = None
 
     def look(self, now_s: float, ask: Ask | None) -> Ask | None:
-        """What the plan asks for, if it is to be done now; the caller tries it once, whatever comes of it."""
+        """The step to carry out now, or None; the caller tries it once and does not repeat it if it fails."""
         asked = None if ask is None else (ask.step, ask.reason)
         self._times = self._times + 1 if asked == self._asked else 1
         self._asked = asked

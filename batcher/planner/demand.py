@@ -1,162 +1,250 @@
-"""What all pipelines together ask of the models, and what the partitions that hold these can do."""
+"""The demand of all pipelines together for the models, and the capacity of the partitions that hold these."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
-from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, PolicyName, SchedulerSpec, StageConfig
+from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, ScheduledModel, SchedulerSpec, StageConfig
 from sluice.batcher.interface.plan_data import Observed
+from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_S
 
 
 class Equals(NamedTuple):
-    """Partitions of a kind that are up and hold the same `models` (None: all); `size` is how many."""
+    """Partitions of a kind that are up and hold the same `models` (None: all); `size` is their number."""
 
     kind: str
     models: frozenset[str] | None
     size: int
 
     def hold(self, model: str) -> bool:
-        """Whether a model is there."""
+        """Whether they hold a model."""
         return self.models is None or model in self.models
 
 
-class DemandTable:
-    """What all pipelines together ask of the models, and what the partitions can do.
+class Hosts(NamedTuple):
+    """The partitions of a kind that hold a model, by the numbers of their `groups`.
 
-    `rates` are rows a second by model; `price` is that of a kind's partitions, their mean where they differ. `reach`
-    is, by pipeline, the share of a request's rows that each stage runs for. A stage that may be run by several variants
-    counts for the first of them. A model is spread over the partitions that hold it in proportion to what they can do
-    of it: those that `residency` gives it to, or that may hold it where `residency` does not name them.
+    `capacity` is in rows a second, of all of them in the best batches.
     """
 
-    def __init__(
-        self, spec: SchedulerSpec, observed: Observed, residency: Mapping[str, tuple[str, ...]] | None = None
-    ) -> None:
-        self.spec = spec
-        self.tables = observed.tables
-        working = frozenset(observed.up or (partition.name for partition in spec.partitions))
-        there = [partition for partition in spec.partitions if partition.name in working]
-        groups = Counter((partition.kind, _models(partition, residency or {})) for partition in there)
-        self._groups = [Equals(*alike, size) for alike, size in groups.items()]
-        self.partitions = Counter(partition.kind for partition in there)
-        prices: dict[str, list[float]] = {}
-        for partition in spec.partitions:
-            prices.setdefault(partition.kind, []).append(partition.price)
-        self.price = {kind: fmean(each) for kind, each in prices.items()}
-        self.share = {partition.kind: partition.share for partition in spec.partitions}
-        self.models = {model.key: model for model in spec.models}
-        self.reach = {pipeline.name: _reach(pipeline, observed) for pipeline in spec.pipelines}
-        self.stage_rates: dict[str, list[float]] = {}
-        self.rates = dict.fromkeys(self.models, 0.0)
-        for pipeline in spec.pipelines:
-            rate = observed.rates.get(pipeline.name, 0.0)
-            self.stage_rates[pipeline.name] = [rate * share for share in self.reach[pipeline.name]]
-            for stage, rows in zip(pipeline.stages, self.stage_rates[pipeline.name], strict=True):
-                if stage.model is not None:
-                    self.rates[stage.model] += rows
-        self._places = {key: self._find(key) for key in self.models}
-        self._hosts = {
-            key: {kind: sum(self._groups[group].size for group in places) for kind, places in kinds.items()}
-            for key, kinds in self._places.items()
-        }
-        self._capacities = {key: self._by_kind(key) for key in self.models}
-        self._totals = {key: sum(kinds.values()) for key, kinds in self._capacities.items()}
-        self._busy = [0.0] * len(self._groups)
-        self._lone = [0.0] * len(self._groups)
-        for key, kinds in self._capacities.items():
-            for kind in kinds:
-                busy, lone = self.utilisation(key, self.rates[key]), self._lone_load(key, kind, self.rates[key])
-                for group in self._places[key][kind]:
-                    self._busy[group] += busy
-                    self._lone[group] += lone
+    groups: frozenset[int]
+    partitions: int
+    capacity: float
 
-    def capacities(self, model: str) -> dict[str, float]:
-        """Rows a second that all partitions of a kind together could do of one model, by the kinds that know it."""
-        return self._capacities[model]
 
-    def hosts(self, model: str, kind: str) -> int:
-        """How many partitions of a kind hold a model."""
-        return self._hosts[model].get(kind, 0)
+class Load(NamedTuple):
+    """The share of a partition's time that all models take: in their best batches (`busy`), and row by row (`lone`)."""
 
-    def utilisation(self, model: str, rate: float) -> float:
-        """The share of its partitions' time that rows of a model take at best; more than 1 is more than they can do."""
-        return rate / self._totals[model] if self._totals[model] else 0.0
+    busy: float
+    lone: float
+
+
+@dataclass(frozen=True, eq=False)
+class DemandTable:
+    """The demand for each model at the rates that were seen, and the capacity for it.
+
+    `rates` are rows a second by model, `stage_rates` by pipeline and stage. `price` and `share` are those of a kind's
+    partitions, the price their mean where they differ. `reach` is, by pipeline, the share of a request's rows that each
+    stage runs for. A stage that may be run by several variants counts for the first of them. A model is spread over its
+    `hosts`, by kind, in proportion to their capacity. `loads` are those of each of the `groups` of partitions.
+    """
+
+    spec: SchedulerSpec
+    tables: Mapping[str, Mapping[str, LatencyTable]]
+    groups: tuple[Equals, ...]
+    price: Mapping[str, float]
+    share: Mapping[str, float]
+    models: Mapping[str, ScheduledModel]
+    reach: Mapping[str, Sequence[float]]
+    stage_rates: Mapping[str, Sequence[float]]
+    rates: Mapping[str, float]
+    hosts: Mapping[str, Mapping[str, Hosts]]
+    loads: tuple[Load, ...]
+
+    @property
+    def partitions(self) -> Counter[str]:
+        """How many partitions of each kind are up."""
+        counted: Counter[str] = Counter()
+        for group in self.groups:
+            counted[group.kind] += group.size
+        return counted
 
     @property
     def busiest(self) -> float:
         """The share of time that all models together take at best, of the partitions of which that is most."""
-        return max(self._busy, default=0.0)
+        return max((load.busy for load in self.loads), default=0.0)
+
+    def capacities(self, model: str) -> dict[str, float]:
+        """Rows a second that all partitions of a kind together could do of one model, by the kinds that know it."""
+        return {kind: hosts.capacity for kind, hosts in self.hosts[model].items()}
+
+    def utilisation(self, model: str, rate: float) -> float:
+        """The share of its partitions' time that rows of a model take at best; above 1 they cannot do it."""
+        return _utilisation(self.hosts[model], rate)
 
     def sizes(self, model: str, kind: str) -> list[int]:
-        """The batch sizes worth telling apart, ascending."""
-        maximum = self.models[model].max_batch
-        if self.models[model].policy.name is PolicyName.NONE:
-            maximum = 1  # requests are not put together, and most have one row
-        return sorted({min(size, maximum) for size, _ in self.tables[model][kind].cells})
+        """The batch sizes with different latencies, ascending."""
+        return _sizes(self.models[model], self.tables[model][kind])
 
     def servers(self, model: str, kind: str, moved: tuple[str, float]) -> float:
         """Partitions of a kind that a model can count on; `moved` are rows that another model has run so far.
 
-        The others take what they need for rows one by one, if that leaves more than a share in proportion to what each
-        needs at best. Then batches have grown until all fit, and together no more than all partitions are counted on.
+        The other models take the time that their rows need one by one, if that leaves more than a share in proportion
+        to the needs of each at best. Otherwise batches grow until all fit, and the shares add up to all partitions.
         """
         first, rows = moved
         own = self.utilisation(model, self._with(model, moved))
         own_busy = self.utilisation(model, self.rates[model])
-        own_lone = self._lone_load(model, kind, self.rates[model])
-        freed = self._places[first].get(kind, ()) if first != model and kind in self._capacities[first] else ()
+        own_lone = self._lone(model, kind, self.rates[model])
+        freed = self.hosts[first][kind].groups if first != model and kind in self.hosts[first] else ()
         counted = 0.0
-        for group in self._places[model][kind]:
-            others, lone = self._busy[group] - own_busy, self._lone[group] - own_lone
+        for group in self.hosts[model][kind].groups:
+            others, lone = self.loads[group].busy - own_busy, self.loads[group].lone - own_lone
             if group in freed:
                 others -= self.utilisation(first, rows)
-                lone -= self._lone_load(first, kind, rows)
+                lone -= self._lone(first, kind, rows)
             least = own / (own + max(others, 0.0)) if own else 1.0 - others
-            counted += self._groups[group].size * max(min(least, 1.0), 1.0 - max(lone, 0.0), 0.0)
+            counted += self.groups[group].size * max(min(least, 1.0), 1.0 - max(lone, 0.0), 0.0)
         return counted
 
     def rate_on(self, model: str, kind: str, moved: tuple[str, float]) -> float:
         """Rows a second of a model that come to a kind."""
-        return self._on(model, kind, self._with(model, moved))
+        return _part_on(self.hosts[model], kind, self._with(model, moved))
 
     def met(self, model: str, other: str, kind: str) -> float:
         """The share of all rows of `other` that run on partitions of a kind which hold `model` as well."""
-        if kind not in self._capacities[other]:
+        hosts = self.hosts[other].get(kind)
+        if hosts is None:
             return 0.0
-        both = self._places[other][kind].intersection(self._places[model][kind])
-        return self._on(other, kind, sum(self._groups[group].size for group in both) / self._hosts[other][kind])
+        both = hosts.groups & self.hosts[model][kind].groups
+        return _part_on(self.hosts[other], kind, sum(self.groups[group].size for group in both) / hosts.partitions)
 
     def service_ns(self, model: str, kind: str, rows: int) -> int:
-        """Time of a batch, hand-off included."""
+        """Time of a batch, dispatch overhead included."""
         return self.tables[model][kind].latency_ns(rows) + self.spec.limits.hand_off_ns
 
     def _with(self, model: str, moved: tuple[str, float]) -> float:
-        """Rows a second of a model: a variant that would take a stage over has them on top of what it runs anyhow."""
+        """Rows a second of a model; a variant that would take a stage over has its rows in addition to its own."""
         first, rows = moved
         return self.rates[model] + (0.0 if model == first else rows)
 
-    def _lone_load(self, model: str, kind: str, rate: float) -> float:
-        """The share of the time of each partition of a kind that rows of a model take when they come one by one."""
-        return self._on(model, kind, rate) * self.service_ns(model, kind, 1) / NS_PER_S / self._hosts[model][kind]
+    def _lone(self, model: str, kind: str, rate: float) -> float:
+        return _lone_load(self.hosts[model], kind, rate, self.service_ns(model, kind, 1))
 
-    def _on(self, model: str, kind: str, rate: float) -> float:
-        return rate * self._capacities[model][kind] / self._totals[model]
 
-    def _find(self, model: str) -> dict[str, frozenset[int]]:
-        """The groups of partitions that hold a model and know how long it takes, by kind."""
-        found: dict[str, set[int]] = {}
-        for number, group in enumerate(self._groups):
-            if group.kind in self.tables.get(model, {}) and group.hold(model):
-                found.setdefault(group.kind, set()).add(number)
-        return {kind: frozenset(groups) for kind, groups in found.items()}
+def demand_table(
+    spec: SchedulerSpec, observed: Observed, residency: Mapping[str, tuple[str, ...]] | None = None
+) -> DemandTable:
+    """The demand and the capacity at the rates and latencies that were seen.
 
-    def _by_kind(self, model: str) -> dict[str, float]:
-        return {
-            kind: hosts * max(rows * NS_PER_S / self.service_ns(model, kind, rows) for rows in self.sizes(model, kind))
-            for kind, hosts in self._hosts[model].items()
-        }
+    Models are on the partitions that `residency` gives them to, or that may hold them where `residency` does not name
+    the partition.
+    """
+    groups = _groups(spec, observed, residency or {})
+    models = {model.key: model for model in spec.models}
+    reach = {pipeline.name: _reach(pipeline, observed) for pipeline in spec.pipelines}
+    stage_rates = {name: [observed.rates.get(name, 0.0) * share for share in shares] for name, shares in reach.items()}
+    rates = _rates(spec, stage_rates)
+    hosts = {
+        key: _hosts(model, groups, observed.tables.get(key, {}), spec.limits.hand_off_ns)
+        for key, model in models.items()
+    }
+    prices: dict[str, list[float]] = {}
+    for partition in spec.partitions:
+        prices.setdefault(partition.kind, []).append(partition.price)
+    return DemandTable(
+        spec=spec,
+        tables=observed.tables,
+        groups=groups,
+        price={kind: fmean(each) for kind, each in prices.items()},
+        share={partition.kind: partition.share for partition in spec.partitions},
+        models=models,
+        reach=reach,
+        stage_rates=stage_rates,
+        rates=rates,
+        hosts=hosts,
+        loads=_loads(len(groups), hosts, rates, observed.tables, spec.limits.hand_off_ns),
+    )
+
+
+def _groups(spec: SchedulerSpec, observed: Observed, residency: Mapping[str, tuple[str, ...]]) -> tuple[Equals, ...]:
+    working = frozenset(observed.up or (partition.name for partition in spec.partitions))
+    there = [partition for partition in spec.partitions if partition.name in working]
+    alike = Counter((partition.kind, _models(partition, residency)) for partition in there)
+    return tuple(Equals(kind, models, size) for (kind, models), size in alike.items())
+
+
+def _rates(spec: SchedulerSpec, stage_rates: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Rows a second by model, those of all stages added up."""
+    rates = dict.fromkeys((model.key for model in spec.models), 0.0)
+    for pipeline in spec.pipelines:
+        for stage, rows in zip(pipeline.stages, stage_rates[pipeline.name], strict=True):
+            if stage.model is not None:
+                rates[stage.model] += rows
+    return rates
+
+
+def _hosts(
+    model: ScheduledModel, groups: Sequence[Equals], tables: Mapping[str, LatencyTable], hand_off_ns: int
+) -> dict[str, Hosts]:
+    """The partitions that hold a model and know how long it takes, by kind."""
+    found: dict[str, set[int]] = {}
+    for number, group in enumerate(groups):
+        if group.kind in tables and group.hold(model.key):
+            found.setdefault(group.kind, set()).add(number)
+    hosts = {}
+    for kind, numbers in found.items():
+        table = tables[kind]
+        count = sum(groups[number].size for number in numbers)
+        best = max(rows * NS_PER_S / (table.latency_ns(rows) + hand_off_ns) for rows in _sizes(model, table))
+        hosts[kind] = Hosts(frozenset(numbers), count, count * best)
+    return hosts
+
+
+def _loads(
+    groups: int,
+    hosts: Mapping[str, Mapping[str, Hosts]],
+    rates: Mapping[str, float],
+    tables: Mapping[str, Mapping[str, LatencyTable]],
+    hand_off_ns: int,
+) -> tuple[Load, ...]:
+    """For each group of partitions the load of all models that they hold."""
+    busy, lone = [0.0] * groups, [0.0] * groups
+    for key, kinds in hosts.items():
+        for kind, those in kinds.items():
+            best = _utilisation(kinds, rates[key])
+            alone = _lone_load(kinds, kind, rates[key], tables[key][kind].latency_ns(1) + hand_off_ns)
+            for group in those.groups:
+                busy[group] += best
+                lone[group] += alone
+    return tuple(map(Load, busy, lone))
+
+
+def _sizes(model: ScheduledModel, table: LatencyTable) -> list[int]:
+    maximum = model.max_batch if model.policy.combines else 1  # most requests have one row
+    return sorted({min(size, maximum) for size, _ in table.cells})
+
+
+def _utilisation(kinds: Mapping[str, Hosts], rate: float) -> float:
+    total = _total(kinds)
+    return rate / total if total else 0.0
+
+
+def _lone_load(kinds: Mapping[str, Hosts], kind: str, rate: float, service_ns: int) -> float:
+    """The share of the time of each partition of a kind that rows of a model take when they come one by one."""
+    return _part_on(kinds, kind, rate) * service_ns / NS_PER_S / kinds[kind].partitions
+
+
+def _part_on(kinds: Mapping[str, Hosts], kind: str, rate: float) -> float:
+    """The part of a rate that comes to a kind."""
+    return rate * kinds[kind].capacity / _total(kinds)
+
+
+def _total(kinds: Mapping[str, Hosts]) -> float:
+    return sum(hosts.capacity for hosts in kinds.values())
 
 
 def _models(partition: PartitionConfig, residency: Mapping[str, tuple[str, ...]]) -> frozenset[str] | None:

@@ -1,32 +1,31 @@
-"""The exact planner: Pareto fronts, made backwards over the pipeline, say what all that follows costs within a time.
+"""The exact planner: Pareto fronts, made backwards over the pipeline, give the cost of all that follows within a time.
 
-The setting is that of ESG (HPDC 2024): batch and share of each stage, jointly, under one objective. ESG searches for
-what the fronts give directly; they are the cost-to-go of dynamic programming, and the algorithm is ours.
+The setting is that of ESG (HPDC 2024): batch and share of each stage, jointly, under one objective. ESG searches; the
+fronts give the answer directly. They are the cost-to-go of dynamic programming, and the algorithm is ours.
 """
 
 from functools import cached_property
 
 from sluice.batcher.interface.plan_data import CostToGo
-from sluice.batcher.planner.assembly import ResidualRegion, assemble, following
-from sluice.batcher.planner.check import check_problem
+from sluice.batcher.planner.fronts.assembly import ResidualRegion, assemble, following
+from sluice.batcher.planner.fronts.k_best import k_best
+from sluice.batcher.planner.fronts.pareto import DONE, Steps, series
+from sluice.batcher.planner.fronts.region import Bounds, Leaf, ParallelRegion, SeriesRegion, StageRegion
+from sluice.batcher.planner.fronts.slack import spend_slack
 from sluice.batcher.planner.graph import decompose, is_series_parallel
-from sluice.batcher.planner.k_best import k_best
-from sluice.batcher.planner.pareto import DONE, Steps, series
-from sluice.batcher.planner.problem import Path, Problem
-from sluice.batcher.planner.region import Bounds, Leaf, ParallelRegion, SeriesRegion, StageRegion
-from sluice.batcher.planner.slack import spend_slack
-from sluice.batcher.planner.slo_split import path_of
+from sluice.batcher.planner.problem import Path, Problem, check_problem, path_of
+from sluice.batcher.planner.registry import path_planner
 
 MAX_POINTS = 1000
 """Points of a front, above which time is cut into a grid of half as many cells (see `pareto.thinned`)."""
 
 
 class ExactPlanner:
-    """The fronts of one problem, made once for all that is asked of it.
+    """The fronts of one problem, made once for all questions about it.
 
     Exact for series-parallel pipelines as long as no front has more than `max_points` points, and for others within the
     limits that `assembly.ResidualRegion` and `assembly.assemble` state; beyond, plans still fit the budget, but may
-    cost more than the least. Raises ConfigError where a stage has no option or figures that make no sense.
+    cost more than the least. Raises ConfigError if a stage has no option, or figures that are out of range.
     """
 
     def __init__(self, problem: Problem, max_points: int = MAX_POINTS) -> None:
@@ -53,7 +52,7 @@ class ExactPlanner:
             found.add(tuple(self._choose(budget_ns)))
             if count > 1:
                 found.update(k_best(self._root, len(self._problem.stages), budget_ns, count, self._bounds))
-        if not is_series_parallel(self._shape):  # what had to be simplified may leave time over
+        if not is_series_parallel(self._shape):  # a simplified region may leave time unused
             found.update([spend_slack(self._problem, choices) for choices in (tuple(self._quickest), *found)])
         paths = [path_of(self._problem, choices) for choices in found]
         return sorted(paths, key=lambda path: (path.cost, path.latency_ns, path.choices))[:count]
@@ -73,9 +72,9 @@ class ExactPlanner:
     def rests(self) -> tuple[CostToGo, ...]:
         """For each stage the least cost of all that comes after it, against the time that is left when it ends.
 
-        All its descendants are counted, and nothing else: not what runs beside it, even where a later stage waits for
-        both. So a stage that joins branches is counted in the rest of each of them. Costs are weighted by probability,
-        and stages off the path take no time. A front ends at the budget, but has its quickest point in any case.
+        Only its descendants are counted: not the stages beside it, even where a later stage waits for both. So a stage
+        that joins branches is counted in each of them. Costs are weighted by probability, and stages off the path take
+        no time. A front ends at the budget, but always has its quickest point.
         """
         rests = [DONE] * len(self._problem.stages)
         leaves = self._walk(self._root, DONE)
@@ -107,8 +106,9 @@ class ExactPlanner:
         return choices
 
 
+@path_planner("exact", "the least cost")
 def plan_exact(problem: Problem, count: int = 1) -> list[Path]:
-    """The cheapest paths (a `PathPlanner`); what is exact and what bounds it is said at `ExactPlanner`.
+    """The cheapest paths (a `PathPlanner`), within the limits of `ExactPlanner`.
 
     In a region that is not series-parallel the second best and later paths differ only by combinations on its front.
     """

@@ -1,8 +1,8 @@
-"""The shape of a pipeline: what runs one after another, what side by side, and what cannot be told apart like that.
+"""The shape of a pipeline: parts in series, parts in parallel, and residual parts that are neither.
 
-Only the order of the stages matters for the longest way through them, so that we decompose the order, not the graph
-(modular decomposition; series-parallel orders: Valdes, Tarjan and Lawler, 1982). Transitive edges vanish of themselves,
-and single-entry, single-exit regions, as dominators and post-dominators bound them, are among the parts.
+Only the order of the stages matters for the longest path through them, so the order is decomposed, not the graph
+(modular decomposition; series-parallel orders: Valdes, Tarjan and Lawler, 1982). Transitive edges therefore do not
+matter, and the single-entry, single-exit regions that dominators and post-dominators bound are among the parts.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 Sources = tuple[tuple[int, ...], ...]
-"""For each node, in topological order, the nodes that have to end before it begins."""
+"""For each node, in topological order, the nodes that must end before it begins."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class Parallel:
 
 @dataclass(frozen=True)
 class Residual:
-    """Parts in topological order, each after those in `sources` (all of them, the indirect ones too)."""
+    """Parts in topological order, each after the parts in `sources` (direct and indirect)."""
 
     parts: tuple["Shape", ...]
     sources: Sources
 
 
 Shape = int | Series | Parallel | Residual
-"""A node by itself, or what its parts make."""
+"""A single node, or parts put together."""
 
 
 @lru_cache(maxsize=256)
@@ -47,19 +47,19 @@ def decompose(sources: Sources) -> Shape:
 
 @lru_cache(maxsize=256)
 def ancestors(sources: Sources) -> Sources:
-    """For each node all that have to end before it begins, in ascending order."""
+    """For each node all nodes that must end before it begins, in ascending order."""
     return tuple(tuple(_members(mask)) for mask in _Order(sources).before)
 
 
 def is_series_parallel(shape: Shape) -> bool:
-    """Whether there is nothing residual in it."""
+    """True if no part is residual."""
     return isinstance(shape, int) or (
         not isinstance(shape, Residual) and all(is_series_parallel(part) for part in shape.parts)
     )
 
 
 def tangle(sources: Sources) -> int:
-    """How many nodes are in regions that are not series-parallel; 0 says that all is."""
+    """The number of nodes in regions that are not series-parallel."""
     return _Order(sources).tangle((1 << len(sources)) - 1)
 
 
@@ -78,7 +78,7 @@ class _Order:
                 self.after[earlier] |= 1 << node
 
     def shape(self, nodes: int) -> Shape:
-        """The shape of a set of nodes that all others see alike."""
+        """The shape of a module: a set of nodes with the same relation to each node outside."""
         if nodes & (nodes - 1) == 0:
             return nodes.bit_length() - 1
         if len(parts := self.unordered_parts(nodes)) > 1:
@@ -93,7 +93,7 @@ class _Order:
         return Residual(tuple(self.shape(part) for part in parts), order)
 
     def tangle(self, nodes: int) -> int:
-        """The nodes in residual regions, their modules not told apart."""
+        """The number of nodes in residual regions, modules inside them included."""
         if nodes & (nodes - 1) == 0:
             return 0
         if len(parts := self.unordered_parts(nodes)) > 1 or len(parts := self.ordered_parts(nodes)) > 1:
@@ -101,17 +101,17 @@ class _Order:
         return nodes.bit_count()
 
     def unordered_parts(self, nodes: int) -> list[int]:
-        """The parts no node of which is before one of another part."""
+        """The parts whose nodes are unordered with the nodes of all other parts."""
         return self._components(nodes, [before | after for before, after in zip(self.before, self.after, strict=True)])
 
     def ordered_parts(self, nodes: int) -> list[int]:
-        """The parts each of which is before the next one as a whole: topological order sorts them."""
+        """The parts that follow one another as a whole, in topological order."""
         return self._components(
             nodes, [~(before | after) for before, after in zip(self.before, self.after, strict=True)]
         )
 
     def modules(self, nodes: int) -> list[int]:
-        """The largest parts that all other nodes see alike, where neither kind of parts above is more than one."""
+        """The largest proper modules, for nodes that are one unordered and one ordered part."""
         parts: list[int] = []
         left = nodes
         while left:
@@ -124,7 +124,7 @@ class _Order:
         return parts
 
     def _smallest_module(self, seed: int, nodes: int) -> int:
-        """Grow `seed` by all that tell two of its nodes apart."""
+        """Grow `seed` by all nodes whose relation to two of its nodes differs."""
         first = _first(seed)
         module, fresh = seed, seed
         while fresh:

@@ -1,9 +1,9 @@
-"""Which models each partition is to hold: every model somewhere, then more of those that are asked for most.
+"""Places models on partitions: each model once, then more replicas of the models with the most demand.
 
-Placing models in bounded memory is bin packing. ParvaGPU (SC'24) and gpulet (ATC'22) take demands in descending order,
-each into the place that fits best, in one pass. Ours takes models by descending memory, each into the cheapest kind
-that has room, and goes back on earlier choices where a model would be left out, a bounded number of times. What memory
-is left goes to replicas; ParvaGPU rather frees whole GPUs, but our partitions are there in any case.
+Placing models in bounded memory is bin packing. ParvaGPU (SC'24) and gpulet (ATC'22) take demands in descending order
+and put each where it fits best, in one pass. Ours takes models by descending memory, puts each on the cheapest kind
+that has room, and backtracks a bounded number of times if a model would be left out. The memory that is left goes to
+replicas. ParvaGPU frees whole GPUs instead, but our partitions exist in any case.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,16 +14,16 @@ from typing import NamedTuple
 from sluice.batcher.interface.config import PartitionConfig
 
 STAY = 0.8
-"""What a cost counts where a model is held already: models move to save a fifth, not with every change of traffic."""
+"""Factor on the cost where a model is held already: models move to save a fifth, not with every change of traffic."""
 STEPS = 2_000
-"""Choices that are tried, beside one for each model, before models are left out."""
+"""Choices that are tried, besides one for each model, before models are left out."""
 
 
 class ModelNeed(NamedTuple):
-    """What a model takes: memory, and by kind of partition the partition-seconds a second (none without traffic).
+    """The needs of a model: memory, and by kind of partition the partition-seconds a second (none without traffic).
 
-    A kind that is missing while there are others is taken last. `replicas` is on how many partitions it is to be before
-    the memory that is left goes to what is asked for most. A `pinned` one is placed before all others.
+    A kind that is missing while there are others is taken last. The model gets `replicas` partitions before the memory
+    that is left goes to the models with the most demand. A `pinned` model is placed before all others.
     """
 
     memory_bytes: int
@@ -33,7 +33,7 @@ class ModelNeed(NamedTuple):
 
 
 class ResidencyPlan(NamedTuple):
-    """The keys that each partition is to hold, sorted, by its name; and those of models for which there is no room."""
+    """The keys of the models that each partition is to hold, sorted; and the keys of models without room."""
 
     residency: dict[str, tuple[str, ...]]
     unplaced: tuple[str, ...]
@@ -44,12 +44,13 @@ def place_models(
     partitions: Sequence[PartitionConfig],
     present: Mapping[str, Collection[str]] | None = None,
 ) -> ResidencyPlan:
-    """Place every model once where it costs least, then the replicas that are asked for, then others by load a host.
+    """Place every model once where it costs least, then the replicas that are asked for, then others by load per host.
 
-    `present` is what partitions hold now, by name: what is nearly as good stays. The memory of a partition is never
-    exceeded, and one without a bound holds every model it may. When there is no room for all, pinned ones come first,
-    so that there is room beside them for the largest other one if there can be, then those with most load, then those
-    that are held, then the smaller ones. O((models + STEPS) partitions log partitions), and as much for each replica.
+    `present` are the models that partitions hold now, by name: a placement that is nearly as good stays. The memory of
+    a partition is never exceeded, and a partition without a bound holds every model that it may. If there is no room
+    for all models, pinned models come first, placed so that the largest other model still has room if possible. Then
+    come the models with the most load, then those that are held, then the smaller ones. O((models + STEPS) partitions
+    log partitions), and as much for each replica.
     """
     present = present or {}
     rooms = [_Room(number, config, present.get(config.name, ())) for number, config in enumerate(partitions)]
@@ -67,7 +68,7 @@ def place_models(
 
 
 class _Room:
-    """A partition while it is filled: bytes that are free, and the load of the models that it holds by now."""
+    """A partition while it is filled: its free bytes, and the load of the models that it holds so far."""
 
     __slots__ = ("_allowed", "_loads", "free", "kind", "models", "name", "number", "present", "price")
 
@@ -97,9 +98,9 @@ class _Room:
         self._loads.pop()
 
     def rank(self, key: str, need: ModelNeed) -> tuple[float, bool, float, int]:
-        """Orders rooms for a model: first where it costs less, then where it is already, then where load is less.
+        """Sort key of rooms for a model: lower cost first, then where it is already, then the lower load.
 
-        For a pinned one then where less is free: nothing else ever gets the room that it takes.
+        For a pinned model the last criterion is less free memory, because no other model ever gets its room.
         """
         cost = self.price * need.load.get(self.kind, inf) if need.load else 0.0
         moves = key not in self.present
@@ -126,7 +127,7 @@ def _place_once(models: Mapping[str, ModelNeed], rooms: Sequence[_Room]) -> tupl
 
 
 def _place_pinned(order: Sequence[str], models: Mapping[str, ModelNeed], rooms: Sequence[_Room]) -> None:
-    """Place all pinned models, so that the largest other one has room beside them if it can; else those held stay."""
+    """Place all pinned models so that the largest other model has room too; if that fails, held models stay."""
     pinned = [key for key in order if models[key].pinned]
     largest = next((key for key in order if not models[key].pinned), None)
     if not pinned:
@@ -145,7 +146,7 @@ def _missing(models: Iterable[str], rooms: Sequence[_Room]) -> list[str]:
 
 
 def _search(order: Sequence[str], models: Mapping[str, ModelNeed], rooms: Sequence[_Room]) -> bool:
-    """Place all models in this order, depth first by rank; False, and none placed, when no way is found in time."""
+    """Place all models in this order, depth first by rank; False, with none placed, if that fails within `STEPS`."""
     if sum(models[key].memory_bytes for key in order) > sum(room.free for room in rooms):
         return False
     choices: list[Iterator[_Room]] = []
@@ -172,7 +173,7 @@ def _search(order: Sequence[str], models: Mapping[str, ModelNeed], rooms: Sequen
 
 
 def _replicate_as_asked(models: Mapping[str, ModelNeed], rooms: Sequence[_Room]) -> None:
-    """Give models the replicas that they are to have, in rounds of one for each, as far as there is room."""
+    """Place the replicas that models ask for, in rounds of one for each, as far as there is room."""
     order = sorted(models, key=lambda key: (-_least(models[key]), key))
     most = max((need.replicas for need in models.values()), default=0)
     for hosts in range(2, min(most, len(rooms)) + 1):
@@ -183,7 +184,7 @@ def _replicate_as_asked(models: Mapping[str, ModelNeed], rooms: Sequence[_Room])
 
 
 def _replicate(models: Mapping[str, ModelNeed], rooms: Sequence[_Room]) -> None:
-    """Fill what memory is left, each time with the model that has the most load for each room it is in."""
+    """Fill the memory that is left, each time with the model that has the most load per host."""
     waiting: list[tuple[float, bool, str]] = []
 
     def push(key: str, hosts: int) -> None:
@@ -201,7 +202,7 @@ def _replicate(models: Mapping[str, ModelNeed], rooms: Sequence[_Room]) -> None:
 
 
 def _ranked(key: str, need: ModelNeed, rooms: Sequence[_Room]) -> list[_Room]:
-    """The rooms that can take a model in addition, the best first."""
+    """The rooms that can take one more model, the best first."""
     fitting = (
         room for room in rooms if room.free >= need.memory_bytes and key not in room.models and room.may_hold(key)
     )

@@ -1,4 +1,4 @@
-"""What the planner asks for: the step to another split of the cores that objectives need, or that makes it cheaper."""
+"""Chooses the step to another split of the cores that meets more objectives, or costs less."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -8,15 +8,15 @@ import msgspec
 from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
 from sluice.batcher.interface.plan_data import Observed
 from sluice.batcher.planner.build import build_plan
-from sluice.batcher.planner.check import MAX_LATENCY_NS
 from sluice.batcher.planner.core_steps import Ask, CoreStep, Judgement, Reason
-from sluice.batcher.planner.demand import DemandTable
+from sluice.batcher.planner.demand import demand_table
+from sluice.batcher.planner.problem import MAX_LATENCY_NS
 from sluice.batcher.planner.stage_latency import RHO_MAX
 
 MARGIN = 0.1
-"""Part of the cost, or of an overload, that a step has to save."""
+"""Part of the cost, or of the overload, that a step has to save."""
 MAX_STEPS = 32
-"""Steps that are judged at a time; of partitions that are alike, one stands for all."""
+"""Steps that are judged at a time; of equal partitions, one stands for all."""
 
 _ROUNDING = 1 + 1e-9
 
@@ -31,9 +31,9 @@ class Split(NamedTuple):
 
 
 def judge(spec: SchedulerSpec, observed: Observed) -> Judgement | None:
-    """What the live plan would come to at the rates that were seen; None while nothing is known of a model it needs.
+    """Judge the live plan at the rates that were seen; None while no latency of a model that it needs is known.
 
-    Pipelines without an objective are missed only where their rate is too much; those without traffic never are.
+    A pipeline without an objective is missed only if its rate is too high, a pipeline without traffic never.
     """
     pipelines = (
         _replace(each, slo_ns=each.slo_ns or MAX_LATENCY_NS)
@@ -44,7 +44,7 @@ def judge(spec: SchedulerSpec, observed: Observed) -> Judgement | None:
     plan = build_plan(spec, observed)
     if len(plan.pipelines) < len(spec.pipelines):
         return None
-    busiest = DemandTable(spec, observed, plan.residency).busiest
+    busiest = demand_table(spec, observed, plan.residency).busiest
     return Judgement(
         tuple(each.pipeline for each in plan.pipelines if not each.feasible),
         busiest,
@@ -56,11 +56,12 @@ def judge(spec: SchedulerSpec, observed: Observed) -> Judgement | None:
 def best_step(
     spec: SchedulerSpec, observed: Observed, later: Mapping[str, float], candidates: Iterable[Split]
 ) -> Ask | None:
-    """The step that the plan asks for; `later` are higher rates, at which one that saves money has to do as well.
+    """The step that the plan asks for; a step that saves money has to meet the objectives at the rates `later` as well.
 
-    Pure; a plan of all pipelines for each candidate, so it is done beside the loop. Every step makes fewer pipelines
-    miss their objectives, or as many by less overload, or none at less cost, each by a margin: at constant rates none
-    ever leads back. What costs nothing is cheaper with fewer cores; no partitions that are dearer together save money.
+    Pure. It plans all pipelines for each candidate, so a driver runs it beside its loop. Every step makes fewer
+    pipelines miss their objectives, or as many with less overload, or none at less cost, each by a margin: at constant
+    rates no step leads back. Where nothing costs anything, fewer cores are cheaper; a split whose partitions cost more
+    in total never saves money.
     """
     present = judge(spec, observed)
     if present is None:

@@ -1,4 +1,4 @@
-"""The stage latency model: what batching and queueing add to the time that a batch takes."""
+"""The stage latency model: the waits that batching and queueing add to the time of a batch."""
 
 import math
 from bisect import bisect_left
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from sluice.models.units import NS_PER_S
 
 RHO_MAX = 0.9
-"""Utilisation up to which a stage may be planned for: beyond it the predicted tail is too short."""
+"""Highest utilisation that is planned for: above it the predicted tail is too short."""
 _Z99 = 2.3263478740408408
 """The 99th percentile of the standard normal distribution."""
 
@@ -16,10 +16,10 @@ _Z99 = 2.3263478740408408
 class StageLatency(NamedTuple):
     """Predicted latency of a row in one stage, waits included.
 
-    `utilisation` is that of its servers in full batches; `rows` is how large a typical batch is. `rows99` is the size
-    that takes longest from there up to a large one, since larger batches may be quicker. `p99_ns` is the time of such a
-    batch and the longest of three waits: for the batch to fill, for a server while full batches queue, for the batch
-    that runs. To that comes the wait for stages beside it, `beside99_ns`.
+    `utilisation` is that of its servers in full batches; `rows` is the size of a typical batch. `rows99` is the size
+    that takes longest, from a typical batch up to a large one, since larger batches may be quicker. `p99_ns` is the
+    time of such a batch plus the longest of three waits: for the batch to fill, for a server while full batches queue,
+    for the running batch. The wait for stages beside it, `beside99_ns`, is added.
     """
 
     p50_ns: int
@@ -44,18 +44,18 @@ def stage_latency(
 ) -> StageLatency | None:
     """Latency of a stage in batches of up to `batch` rows; one of b rows takes `service_ns(b)` on one of `servers`.
 
-    Rows arrive as a Poisson process of `rate` a second. None when there is no bound: they are more than `rho_max` of
-    what the servers can do in full batches, or none at all, so that a batch that has to fill never does. `max_wait_ns`
-    is how long the first row of a batch waits for company while a server is idle. It decides whether filling counts:
+    Rows arrive as a Poisson process of `rate` a second. The result is None when there is no bound: the rate is above
+    `rho_max` of what the servers can do in full batches, or it is 0 and a batch waits until it is full. `max_wait_ns`
+    is the time that the first row of a batch waits for others while a server is idle. It decides how filling counts:
 
-    - None: until the batch is full. To the batch's time comes the longer of two waits, for the batch to fill and for a
-      server. They do not add up: batches fill slowly when there is little to do, and queue when there is much.
-    - 0: not at all, as under the policy `deadline` with objective `latency`, which never taxes a lone row: filling does
-      not count. A row waits for the batch that runs, and what arrives in the meantime is the next one, full or not.
-    - In between, filling counts up to that time, and batches may be any size.
+    - None: until the batch is full. The longer of two waits, for the batch to fill and for a server, is added to the
+      batch's time. They do not add up: batches fill slowly at low load, and queue at high load.
+    - 0: filling does not count, as under the policy `deadline` with objective `latency`, which never delays a lone row.
+      A row waits for the running batch, and the rows that arrive meanwhile are the next batch, full or not.
+    - In between: filling counts up to that time, and batches may have any size.
 
     A full batch's wait for a server is the approximation of Allen and Cunneen with Sakasegawa's exponent, for batches
-    that come with Erlang gaps and take a constant time; its tail is taken as exponential. O(sqrt batch).
+    that arrive with Erlang gaps and take a constant time; its tail is assumed to be exponential. O(sqrt batch).
     """
     full_s = service_ns(batch) / NS_PER_S
     utilisation = rate * full_s / (servers * batch)
@@ -88,7 +88,7 @@ def stage_latency(
 
     def waits_ns(beyond: float, size: int, fill_s: float) -> list[int]:
         queue_s = mean_wait_s * math.log(queues / beyond) if queues > beyond else 0.0
-        # Of what a running batch leaves to wait, any part is as likely; the first of the servers to end takes the row.
+        # The wait for a running batch is uniform over its time; the first server to finish takes the row.
         running_s = service_ns(size) / NS_PER_S * (1 - (beyond / busy) ** (1 / servers)) if busy > beyond else 0.0
         return [round(wait_s * NS_PER_S) for wait_s in (fill_s, queue_s, running_s)]
 

@@ -1,16 +1,16 @@
-"""The options of a stage: what every batch size on every kind of partition would take and cost at the present rates."""
+"""The options of a stage: latency and cost of every batch size on every kind of partition at the present rates."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from sluice.batcher.interface.config import Objective, PipelineConfig, PolicyConfig, PolicyName, StageConfig
+from sluice.batcher.interface.config import PipelineConfig, StageConfig
 from sluice.batcher.planner.demand import DemandTable, waits_for
-from sluice.batcher.planner.graph import Sources
+from sluice.batcher.planner.graph import Sources, ancestors
 from sluice.batcher.planner.problem import Option, Problem, StageProblem
-from sluice.batcher.planner.siblings import Sibling, at_once, siblings
 from sluice.batcher.planner.stage_latency import StageLatency, stage_latency
 from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_S
@@ -19,7 +19,7 @@ from sluice.models.units import NS_PER_S
 class Candidate(NamedTuple):
     """An option of a stage, its latency (the 99th percentile, waits included) and the cost of a row.
 
-    `predicted` is None where the partitions cannot take the rate: then the latency is that of the batch alone.
+    `predicted` is None if the partitions cannot take the rate; then the latency is that of the batch alone.
     """
 
     option: Option
@@ -29,7 +29,7 @@ class Candidate(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How large a typical batch is."""
+        """The size of a typical batch."""
         return self.option.batch if self.predicted is None else self.predicted.rows
 
 
@@ -40,17 +40,17 @@ COMBINED = Candidate(Option("", 1, "", 1, 1.0, 0), StageLatency(0, 0, 0.0, 1), 0
 
 
 def pipeline_candidates(demand: DemandTable, pipeline: PipelineConfig) -> list[list[Candidate]]:
-    """For each stage the candidates that can take the rate; if none can, all: the best for what is admitted.
+    """For each stage the candidates that can take the rate; if none can, all candidates.
 
-    Stages that are there at the same time wait for each other where there are fewer partitions than stages. Raises
-    ConfigError, which names the stage, when nothing is known of any of its models.
+    Stages that run at the same time wait for each other if there are fewer partitions than stages. Raises ConfigError,
+    which names the stage, if no latency of any of its models is known.
     """
     alone = [
         [COMBINED] if stage.model is None else _candidates(demand, stage, stage.model, rate)
         for stage, rate in zip(pipeline.stages, demand.stage_rates[pipeline.name], strict=True)
     ]
     sources = tuple(map(waits_for, pipeline.stages))
-    beside = siblings(sources, tuple(stage.model is not None for stage in pipeline.stages))
+    beside = _siblings(sources, tuple(stage.model is not None for stage in pipeline.stages))
     if not any(beside):
         return alone
     waits = _SiblingWaits(demand, sources, demand.reach[pipeline.name], alone)
@@ -60,12 +60,55 @@ def pipeline_candidates(demand: DemandTable, pipeline: PipelineConfig) -> list[l
     ]
 
 
-class _SiblingWaits:
-    """How long stages wait for others of the same request; `alone` are all candidates without that.
+class _Sibling(NamedTuple):
+    """A stage that is neither before nor after another one, which `part` of its time delays.
 
-    Where a request comes to several stages at once, the batches of all have to run on the same partitions. A stage may
-    be the last of them. The others are taken to run in what is quickest for them, or with it in one batch where they
-    are of the same model.
+    It delays a path through the pipeline once, not every stage of the path: stages of one path share the delay.
+    """
+
+    stage: int
+    part: float
+
+
+@lru_cache(maxsize=256)
+def _siblings(sources: Sources, counted: tuple[bool, ...]) -> tuple[tuple[_Sibling, ...], ...]:
+    """For each stage the stages beside it; stages that are not `counted` take no time. O(stages^3)."""
+    before = [frozenset(stages) for stages in ancestors(sources)]
+    stages = [stage for stage, counts in enumerate(counted) if counts]
+    found: list[list[_Sibling]] = [[] for _ in sources]
+    for stage in stages:
+        beside = [each for each in stages if each != stage and each not in before[stage] and stage not in before[each]]
+        # The most stages of one path through a stage, among the stages beside.
+        upto: dict[int, int] = {}
+        for each in beside:
+            upto[each] = 1 + max((upto[other] for other in before[each] if other in upto), default=0)
+        onwards: dict[int, int] = {}
+        for each in reversed(beside):
+            onwards[each] = 1 + max((count for other, count in onwards.items() if each in before[other]), default=0)
+        for each in beside:
+            found[each].append(_Sibling(stage, 1 / (upto[each] + onwards[each] - 1)))
+    return tuple(map(tuple, found))
+
+
+def _at_once(sources: Sources, stages: Collection[int]) -> int:
+    """An upper bound of the stages that may run at the same time, exact unless paths cross."""
+    before = ancestors(sources)
+    lasts: list[int] = []
+    for stage in sorted(stages):
+        previous = next((way for way, last in enumerate(lasts) if last in before[stage]), None)
+        if previous is None:
+            lasts.append(stage)
+        else:
+            lasts[previous] = stage
+    return len(lasts)
+
+
+class _SiblingWaits:
+    """The waits of stages for other stages of the same request; `alone` are all candidates without these waits.
+
+    When a request reaches several stages at once, the batches of all run on the same partitions, and a stage may be the
+    last of them. The others are assumed to run in their quickest options, or in one batch with the stage if they have
+    the same model.
     """
 
     def __init__(
@@ -80,20 +123,20 @@ class _SiblingWaits:
             self._quickest.append({each.option.kind: each for each in slowest_first})
         self._known: dict[tuple[int, str, str, float], tuple[int, float, int]] = {}
 
-    def added(self, stage: int, candidate: Candidate, beside: Sequence[Sibling]) -> Candidate:
-        """A candidate of a stage, the waits for those beside it included."""
+    def added(self, stage: int, candidate: Candidate, beside: Sequence[_Sibling]) -> Candidate:
+        """A candidate of a stage, with the waits for the stages beside it."""
         alone = candidate.predicted
         if alone is None:
             return candidate
         wait50_ns = self._wait_ns(stage, candidate.option, alone.rows, beside, _MEDIAN)
         wait99_ns = self._wait_ns(stage, candidate.option, alone.rows99, beside, _TAIL)
         p50_ns = alone.p50_ns + wait50_ns
-        # What joins a large batch may make it quicker than a typical one.
+        # Rows that join a large batch may make it quicker than a typical one.
         p99_ns = max(alone.p99_ns + wait99_ns, p50_ns)
         predicted = alone._replace(p50_ns=p50_ns, p99_ns=p99_ns, beside99_ns=p99_ns - alone.p99_ns)
         return candidate._replace(predicted=predicted, latency_ns=predicted.p99_ns)
 
-    def _wait_ns(self, stage: int, option: Option, rows: int, beside: Sequence[Sibling], percentile: float) -> int:
+    def _wait_ns(self, stage: int, option: Option, rows: int, beside: Sequence[_Sibling], percentile: float) -> int:
         key = stage, option.model, option.kind, percentile
         if key not in self._known:
             self._known[key] = self._met(option, beside, percentile)
@@ -109,8 +152,11 @@ class _SiblingWaits:
             return larger_ns
         return larger_ns + round((work_ns + further * service_ns(option.batch)) / option.servers)
 
-    def _met(self, option: Option, beside: Sequence[Sibling], percentile: float) -> tuple[int, float, int]:
-        """Of stages that no fewer requests reach: how many run at once, their time, and the rows of the same model."""
+    def _met(self, option: Option, beside: Sequence[_Sibling], percentile: float) -> tuple[int, float, int]:
+        """The number of stages beside the option that run at once, their time, and the rows of the same model.
+
+        Stages that too few requests reach for this percentile do not count.
+        """
         others: list[int] = []
         work_ns = alike = 0.0
         for stage, part in beside:
@@ -123,7 +169,7 @@ class _SiblingWaits:
                 rows = other.predicted.rows if percentile == _MEDIAN else other.predicted.rows99
                 work_ns += part * share * self._demand.service_ns(other.option.model, option.kind, rows)
                 others.append(stage)
-        return at_once(self._sources, others), work_ns, math.ceil(alike)
+        return _at_once(self._sources, others), work_ns, math.ceil(alike)
 
 
 def problem_of(
@@ -135,7 +181,7 @@ def problem_of(
 ) -> Problem:
     """The problem of choosing one of the candidates of each stage.
 
-    With a `percentile` below 1 stages that more requests than that skip take no time.
+    With a `percentile` below 1, stages that more than this share of the requests skip take no time.
     """
     stages = []
     for index, (stage, choices) in enumerate(zip(pipeline.stages, candidates, strict=True)):
@@ -159,7 +205,7 @@ def _candidates(demand: DemandTable, stage: StageConfig, first: str, rate: float
     found = [
         candidate
         for model in stage.variants or (first,)
-        for kind in demand.capacities(model)
+        for kind in demand.hosts[model]
         for candidate in _on_kind(demand, model, kind, (first, rate))
     ]
     if not found:
@@ -172,10 +218,10 @@ def _candidates(demand: DemandTable, stage: StageConfig, first: str, rate: float
 
 def _on_kind(demand: DemandTable, model: str, kind: str, moved: tuple[str, float]) -> list[Candidate]:
     """The candidates of a model on a kind; `moved` rows a second are those of the stage's first variant."""
-    table, hosts = demand.tables[model][kind], demand.hosts(model, kind)
+    table, hosts = demand.tables[model][kind], demand.hosts[model][kind].partitions
     rate = demand.rate_on(model, kind, moved)
     servers = demand.servers(model, kind, moved)
-    wait_ns = _longest_wait_ns(demand.models[model].policy, rate)
+    wait_ns = demand.models[model].policy.longest_wait_ns(rate)
     found = []
     for batch in demand.sizes(model, kind):
         option = Option(model, batch, kind, hosts, demand.share[kind], table.latency_ns(batch))
@@ -187,13 +233,3 @@ def _on_kind(demand: DemandTable, model: str, kind: str, moved: tuple[str, float
         cost = demand.price[kind] * table.latency_ns(rows) / NS_PER_S / rows
         found.append(Candidate(option, predicted, latency_ns, cost))
     return found
-
-
-def _longest_wait_ns(policy: PolicyConfig, rate: float) -> int | None:
-    """How long the first row of a batch waits for others while a partition is idle; None: until the batch is full.
-
-    Deferral ends at the deadline, so that without traffic to fill batches nothing is planned for it.
-    """
-    if policy.name is PolicyName.TIMEOUT:
-        return policy.max_delay_ns
-    return None if policy.objective is Objective.COST and rate > 0 else 0

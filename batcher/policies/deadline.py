@@ -1,38 +1,63 @@
-"""The policy `deadline`, the default: batches as big as is worthwhile and as deadlines allow, without a fixed delay.
+"""The policy `deadline`, the default: batches as large as is efficient and as deadlines allow, without a fixed delay.
 
-Its objective says what to do with slack: `latency` (the default) answers soon, `cost` waits for fuller batches.
+Its objective decides how slack is used: `latency` (the default) answers soon, `cost` waits for fuller batches.
 """
+
+import enum
 
 from sluice.batcher.estimates.latency import DEEP, FULL_ENOUGH, LatencyEstimate
 from sluice.batcher.interface.config import Limits
 from sluice.batcher.interface.decisions import ReleaseReason
-from sluice.batcher.policies.base import Choice
+from sluice.batcher.policies.base import BatchPolicy, Choice, PolicySettings
+from sluice.batcher.policies.registry import batch_policy
 from sluice.batcher.queues.fair_queue import NOBODY, Queue
 from sluice.batcher.state.model import ModelState, PartitionState
 from sluice.batcher.state.request import Entry
 
-# Names of their own, since the look-up of an enum's member is slow (see `sluice.batcher.scheduler.scheduler`).
+# Module constants, because looking up a member of an enum is slow (see `sluice.batcher.scheduler.scheduler`).
 FULL, IDLE = ReleaseReason.FULL, ReleaseReason.IDLE
 DELAY, DEADLINE = ReleaseReason.DELAY, ReleaseReason.DEADLINE
 URGENT = 2
-"""Batches of the expected size that would just be in time when a head no longer waits for a partition to be idle."""
+"""The head waits for an idle partition while this many batches of the expected size still fit before its deadline."""
+
+
+class Objective(enum.StrEnum):
+    """Use of slack: answer soon, or wait for fuller (cheaper) batches."""
+
+    LATENCY = "latency"
+    COST = "cost"
+
+
+class DeadlineSettings(PolicySettings, frozen=True, tag="deadline"):
+    """Batches as large as is efficient and as deadlines allow, without a fixed delay."""
+
+    objective: Objective = Objective.LATENCY
+
+    @property
+    def defers(self) -> bool:
+        """As in `PolicyConfig`."""
+        return self.objective is Objective.COST
+
+    def longest_wait_ns(self, rate: float) -> int | None:
+        """As in `PolicyConfig`; deferral ends at the deadline, so without traffic to fill batches none is planned."""
+        return None if self.defers and rate > 0 else 0
 
 
 class DeadlinePolicy:
     """Adaptive batching that never taxes a lone request.
 
-    A batch starts at once when the queue holds as many rows as may be expected together (the decayed peak of
-    outstanding rows, at most the efficient batch size). Otherwise an idle partition gathers for at most
-    `gather_fraction` of the predicted service time, or not at all when that is below `gather_floor_ns`, and never
-    beyond the head's slack. The size is the largest that still meets the first deadline that can be met: adaptive
-    batch sizes under a latency objective as in Clipper (NSDI'17, §4.3), chosen from a measured table instead of by
-    additive increase. With two efficient batches queued or more, batches stay efficient, and heads that these make
-    late are late: small ones for their sake would lower the rate, and the next heads would be as tight. (To drop
-    early and keep batches large is the rule of Nexus, SOSP'19.)
+    A batch starts at once when the queue holds the rows that are expected to come together (the decayed peak of
+    outstanding rows, at most the efficient batch size). Otherwise an idle partition gathers rows for at most
+    `gather_fraction` of the predicted service time, never beyond the head's slack, and not at all when that time is
+    below `gather_floor_ns`. The size is the largest that still meets the first deadline that can be met. This is
+    adaptive batching under a latency objective as in Clipper (NSDI'17, §4.3), with sizes from a measured table instead
+    of additive increase. With two efficient batches queued or more, batches stay efficient even if the head is then
+    late: a small batch for the head would lower the rate, and the next heads would be as tight. (Nexus, SOSP'19, drops
+    early for the same reason.)
 
-    While a batch runs whose rows go on to a more urgent stage on the same partition, as a batch that is worthwhile,
-    nothing else is closed ahead of its end, behind which they would have to wait; unless the partition would then be
-    idle for more than `gather_fraction` of the batch's time.
+    While a batch runs whose rows go on to a more urgent stage on the same partition, nothing else is closed before it
+    ends, because those rows would have to wait behind it. This holds only if the following batch is efficient, and if
+    the partition is not idle for more than `gather_fraction` of the batch's time.
     """
 
     by_deadline = True
@@ -44,7 +69,7 @@ class DeadlinePolicy:
         self._gather_floor_ns = limits.gather_floor_ns
 
     def new_queue(self, model: str, batch_key: str) -> Queue:
-        """A queue shared fairly between pipelines."""
+        """An empty queue that pipelines share fairly."""
         return Queue(model, batch_key)
 
     def full_rows(self, estimate: LatencyEstimate) -> int:
@@ -54,7 +79,7 @@ class DeadlinePolicy:
     def choose(
         self, queue: Queue, model: ModelState, partition: PartitionState, estimate: LatencyEstimate, now_ns: int
     ) -> Choice:
-        """Decide by the rows queued, those expected, and the slack of the first deadline that can be met."""
+        """Decide by the rows queued, the rows expected, and the slack of the first deadline that can be met."""
         pending = queue.rows
         worthwhile = estimate.efficient_rows
         if partition.batches and self._yields(queue, partition):
@@ -71,7 +96,7 @@ class DeadlinePolicy:
             return Choice(self._size(queue, estimate, min(pending, worthwhile), start_ns), reason)
         head = queue.head()
         if partition.batches:
-            # Others may keep the partition busy for ever, so what is urgent does not wait until it is idle.
+            # Other models may keep the partition busy forever, so an urgent head does not wait until it is idle.
             urgent_ns = head.stage_deadline_ns - self._hand_off_ns - URGENT * service_ns
             if start_ns < urgent_ns:
                 return Choice(0, DEADLINE, now_ns + urgent_ns - start_ns, expected, gather_ns)
@@ -84,7 +109,7 @@ class DeadlinePolicy:
         return Choice(0, DELAY, min(gathered_ns, latest_ns), expected)
 
     def _yields(self, queue: Queue, partition: PartitionState) -> bool:
-        """Whether the queue is to wait until the running batch has ended, for what its rows go on to."""
+        """True if the queue waits until the running batch has ended, for the stage that its rows go on to."""
         batch = partition.batches[0]
         entry = batch.entries[0]
         request = entry.request
@@ -102,10 +127,11 @@ class DeadlinePolicy:
         return False
 
     def _size(self, queue: Queue, estimate: LatencyEstimate, limit: int, start_ns: int) -> int:
-        """Rows to take: `limit`, or fewer where that makes the first reachable deadline; late ones set no limit.
+        """Rows to take: `limit`, or fewer if the first deadline that can be met needs that; late heads set no limit.
 
-        With more than a full batch queued it keeps most of the best rate (`LatencyEstimate.enough_rows`): else every
-        head would be as tight as the one before, and batches would stay small for as long as the load lasts.
+        With more than a full batch queued, the size keeps most of the best rate (`LatencyEstimate.enough_rows`).
+        Otherwise every head would be as tight as the one before, and batches would stay small as long as the load
+        lasts.
         """
         ready_ns = start_ns + self._hand_off_ns
         first = queue.first_not_before(ready_ns + estimate.service_ns(1))
@@ -116,23 +142,23 @@ class DeadlinePolicy:
 
 
 class DeferringPolicy(DeadlinePolicy):
-    """The policy `deadline` with objective `cost`: a batch that is not worthwhile yet starts as late as it safely can.
+    """The policy `deadline` with objective `cost`: a batch that is not efficient yet starts as late as it safely can.
 
-    That is the deadline of the head's stage, less the time of a batch with one row more and once more that of the batch
-    as it is: so much is kept for another batch that is in the way when the time has come, as it will be when models
-    share partitions. (Symphony, arXiv 2308.07470, defers without this guard.) A batch with most of the best rate
-    (`FULL_ENOUGH`) is not deferred: to wait for the rest of it would save little, and leave it in the way of a burst.
-    It starts as with objective `latency`, which gathers for a moment where more may be expected: under a burst batches
-    would never be full otherwise. A lone request waits like any other.
+    The latest start is the deadline of the head's stage, less the time of a batch with one row more, less the time of
+    the batch as it is. The second time is a guard: when models share partitions, another batch may be in the way at
+    that moment. (Symphony, arXiv 2308.07470, defers without this guard.) A batch with most of the best rate
+    (`FULL_ENOUGH`) is not deferred: waiting for its last rows would save little and leave it in the way of a burst. It
+    starts as with objective `latency`, which gathers briefly where more rows are expected; otherwise batches would
+    never be full during a burst. A lone request waits like any other.
 
-    A stage may use up only its share of what is left to the request, as its predicted time is to that of all that is
-    ahead of the request (the slack of Llama, SoCC'21): early stages leave as much for later ones.
+    A stage may use only its share of the time left to the request: its predicted time in proportion to that of all
+    stages still ahead (the slack of Llama, SoCC'21). Early stages leave enough for later ones.
     """
 
     def choose(
         self, queue: Queue, model: ModelState, partition: PartitionState, estimate: LatencyEstimate, now_ns: int
     ) -> Choice:
-        """Decide by the rows queued and the last moment at which they can safely start."""
+        """Decide by the rows queued and the latest time at which they can safely start."""
         pending = queue.rows
         worthwhile = estimate.efficient_rows
         size = min(pending, worthwhile)
@@ -145,11 +171,11 @@ class DeferringPolicy(DeadlinePolicy):
         latest_ns = self._stage_end_ns(queue.head(), model, estimate) - self._hand_off_ns - reserve_ns
         if start_ns >= latest_ns:
             return Choice(self._size(queue, estimate, pending, start_ns), DEADLINE)
-        # Others may keep the partition busy for ever, so it is asked again when it would just be in time.
+        # Other models may keep the partition busy forever, so ask again when a start would just be in time.
         return Choice(0, DEADLINE, now_ns + latest_ns - start_ns)
 
     def _stage_end_ns(self, entry: Entry, model: ModelState, estimate: LatencyEstimate) -> int:
-        """When the entry's stage is to have ended, so that those after it have their shares of the time left."""
+        """The time by which the entry's stage should end, so that later stages have their shares of the time left."""
         deadline_ns = entry.request.deadline_ns
         rest_ns = deadline_ns - entry.stage_deadline_ns
         if not rest_ns:
@@ -157,3 +183,9 @@ class DeferringPolicy(DeadlinePolicy):
         own_ns = estimate.service_ns(min(int(model.typical_rows + 0.5), estimate.max_rows) or 1) + self._hand_off_ns
         allowed_ns = (deadline_ns - entry.enqueued_ns) * own_ns // (own_ns + rest_ns)
         return min(entry.enqueued_ns + allowed_ns, entry.stage_deadline_ns)
+
+
+@batch_policy(DeadlineSettings)
+def build(settings: DeadlineSettings, limits: Limits) -> BatchPolicy:
+    """The policy for an objective."""
+    return DeferringPolicy(limits) if settings.objective is Objective.COST else DeadlinePolicy(limits)

@@ -1,20 +1,35 @@
-"""The policy `none`: every request is a batch of its own, first come, first served."""
+"""The policy `none`: every request is its own batch, first come, first served."""
 
 from sluice.batcher.estimates.latency import LatencyEstimate
+from sluice.batcher.interface.config import Limits
 from sluice.batcher.interface.decisions import ReleaseReason
-from sluice.batcher.policies.base import Choice
+from sluice.batcher.policies.base import Choice, PolicySettings
+from sluice.batcher.policies.registry import batch_policy
 from sluice.batcher.queues.fair_queue import Queue
 from sluice.batcher.state.model import ModelState, PartitionState
 
 
+class NoBatchingSettings(PolicySettings, frozen=True, tag="none"):
+    """Every request is its own batch, first come, first served."""
+
+    @property
+    def combines(self) -> bool:
+        """As in `PolicyConfig`."""
+        return False
+
+
+@batch_policy(NoBatchingSettings)
 class NoBatching:
-    """Send each request on its own as soon as the partition can take it."""
+    """Sends each request alone as soon as the partition can take it."""
 
     by_deadline = False
     mixes_keys = False
 
+    def __init__(self, settings: NoBatchingSettings, limits: Limits) -> None:
+        pass
+
     def new_queue(self, model: str, batch_key: str) -> Queue:
-        """A queue shared fairly between pipelines."""
+        """An empty queue that pipelines share fairly."""
         return Queue(model, batch_key)
 
     def full_rows(self, estimate: LatencyEstimate) -> int:
@@ -24,5 +39,5 @@ class NoBatching:
     def choose(
         self, queue: Queue, model: ModelState, partition: PartitionState, estimate: LatencyEstimate, now_ns: int
     ) -> Choice:
-        """Close a batch of exactly the first request."""
+        """Close a batch of the first request alone."""
         return Choice(queue.head().rows, ReleaseReason.IDLE)

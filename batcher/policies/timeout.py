@@ -1,30 +1,87 @@
-"""The policy `timeout`: Triton's dynamic batcher, with preferred sizes, a maximum delay and levels of priority."""
+"""The policy `timeout`: Triton's dynamic batcher, with preferred sizes, a maximum delay and priority levels."""
+
+import math
 
 from sluice.batcher.estimates.latency import LatencyEstimate
-from sluice.batcher.interface.config import LevelsConfig, PolicyConfig
+from sluice.batcher.interface.config import LevelsConfig, Limits
 from sluice.batcher.interface.decisions import ReleaseReason
-from sluice.batcher.policies.base import Choice
+from sluice.batcher.policies.base import Choice, PolicySettings
+from sluice.batcher.policies.registry import batch_policy
 from sluice.batcher.queues.fair_queue import NOBODY, Queue
 from sluice.batcher.queues.priority_queue import PriorityQueue
 from sluice.batcher.state.model import ModelState, PartitionState
+from sluice.models.dynamic_batching import DynamicBatching
+from sluice.models.units import NS_PER_US, ms_to_ns
+
+_FOREVER_NS = 1 << 62
 
 
+class TimeoutConfig(PolicySettings, frozen=True, tag="timeout"):
+    """The settings of Triton's `dynamic_batching`.
+
+    With `preserve_ordering`, a batch that overtakes another is answered after it.
+    """
+
+    preferred: tuple[int, ...] = ()
+    max_delay_ns: int = 0
+    levels: LevelsConfig = LevelsConfig()
+    preserve_ordering: bool = False
+
+    @classmethod
+    def of(cls, batching: DynamicBatching) -> "TimeoutConfig":
+        """The policy that a model's own configuration asks for."""
+        return cls(
+            batching.preferred,
+            min(batching.max_queue_delay_us * NS_PER_US, _FOREVER_NS),
+            LevelsConfig(
+                batching.priority_levels,
+                batching.default_priority_level,
+                batching.default_queue_policy,
+                batching.priority_queue_policy,
+            ),
+            batching.preserve_ordering,
+        )
+
+    def longest_wait_ns(self, rate: float) -> int:
+        """As in `PolicyConfig`."""
+        return self.max_delay_ns
+
+
+class TimeoutSettings(PolicySettings, frozen=True, tag="timeout"):
+    """Triton's dynamic batcher: preferred sizes and a maximum delay."""
+
+    preferred: tuple[int, ...] = ()
+    max_delay_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.preferred and min(self.preferred) < 1:
+            raise ValueError(f"preferred: expected sizes of at least 1, got {min(self.preferred)}")
+        if not 0 <= self.max_delay_ms < math.inf:
+            raise ValueError(f"max_delay_ms: expected a finite number of at least 0, got {self.max_delay_ms:g}")
+
+    def config(self) -> TimeoutConfig:
+        """As in `PolicySettings`: in nanoseconds."""
+        return TimeoutConfig(self.preferred, ms_to_ns(self.max_delay_ms))
+
+
+@batch_policy(TimeoutSettings, TimeoutConfig)
 class TimeoutPolicy:
     """Triton's rule (documentation of `dynamic_batching` in the model configuration).
 
-    Requests that may share a batch are scanned, by level and in order of arrival, up to the maximum batch size. The
-    largest preferred size that the scan meets exactly is sent at once, or what comes before the request that would
-    exceed all of them. When the oldest request has waited for the maximum delay, everything scanned is sent instead;
-    also when nothing can be added, the largest preferred size is reached or there is no delay.
+    Requests that may share a batch are scanned by level and in order of arrival, up to the maximum batch size. The
+    largest preferred size that the scan meets exactly is sent at once; if none is met and a request would exceed all
+    preferred sizes, the requests before it are sent. Everything scanned is sent when the oldest request has waited for
+    the maximum delay, when nothing can be added, when the largest preferred size is reached, and when there is no
+    delay.
 
-    Where levels or bounds of queues are set, batches are closed only for a partition that is idle, or that runs another
-    model: what waits can still be overtaken, and is counted.
+    With priority levels or bounded queues, a batch closes only for a partition that is idle or runs another model:
+    until then the requests can still be overtaken, and count as waiting.
     """
 
     by_deadline = False
     mixes_keys = True
 
-    def __init__(self, config: PolicyConfig) -> None:
+    def __init__(self, config: TimeoutConfig, limits: Limits) -> None:
         self._preferred = frozenset(config.preferred)
         self._largest = max(config.preferred, default=0)
         self._max_delay_ns = config.max_delay_ns
@@ -33,7 +90,7 @@ class TimeoutPolicy:
         self._ahead = config.levels == LevelsConfig()
 
     def new_queue(self, model: str, batch_key: str) -> PriorityQueue:
-        """A queue for all batch keys."""
+        """An empty queue for all batch keys."""
         return PriorityQueue(model, self._levels, preserve_ordering=self._preserve_ordering)
 
     def full_rows(self, estimate: LatencyEstimate) -> int:
@@ -45,7 +102,7 @@ class TimeoutPolicy:
     ) -> Choice:
         """Decide by the sizes of the requests in the queue and the age of the oldest."""
         if not self._ahead and partition.batches and partition.batches[0].queue is queue:
-            # Others that share the partition may never leave it idle: this batch being over has to do.
+            # Other models may never leave the partition idle, so the end of this batch is enough.
             over_ns = partition.free_at_ns
             until_ns = over_ns if over_ns > now_ns else now_ns + model.quickest_ns
             return Choice(0, ReleaseReason.IDLE, until_ns, NOBODY, 0)

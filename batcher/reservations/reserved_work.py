@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 
 from sluice.batcher.fleet.fleet import Fleet
-from sluice.batcher.interface.config import Objective, SchedulerSpec
+from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import ReleaseReason
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.planner_protocol import FAR_NS
@@ -265,7 +265,7 @@ class ReservedWork:
         due_ns = ledger.due_ns()
         is_due = due_ns is not None and begin_ns >= due_ns
         waits = partition.held or first.stage_deadline_ns > before_ns
-        if not is_due and (waits or model.config.policy.objective is Objective.COST):
+        if not is_due and (waits or model.config.policy.defers):
             return None
         queue = model.queues.get(first.queue.batch_key, first.queue)
         entries = [self.waiting.pop(part) for part in run.members]

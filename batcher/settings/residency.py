@@ -1,4 +1,4 @@
-"""Settings of residency as people write them: which models stay, which go first, and when others come."""
+"""Settings of residency as users write them: which models stay, which are evicted first, and when others are loaded."""
 
 import enum
 import math
@@ -12,7 +12,7 @@ from sluice.models.units import ms_to_ns
 
 
 class LoadingMode(enum.StrEnum):
-    """What has models loaded: a plan, demand, or demand only where there is no room for all models at once."""
+    """The reason to load a model: a plan, a request, or (`auto`) a request only where not all models have room."""
 
     AUTO = "auto"
     PLAN = "plan"
@@ -20,9 +20,9 @@ class LoadingMode(enum.StrEnum):
 
 
 class ResidencySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How models come and go; `pinned` and `priorities` name models, or pipelines, which stands for all their models.
+    """Loading and eviction; `pinned` and `priorities` name models, or pipelines, which stand for all their models.
 
-    With `loading: plan` the rest says nothing.
+    With `loading: plan` the other settings have no effect.
     """
 
     loading: LoadingMode = LoadingMode.AUTO
@@ -61,9 +61,9 @@ class ResidencySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         )
 
     def apply(self, spec: SchedulerSpec, footprints: dict[str, dict[str, Footprint]]) -> SchedulerSpec:
-        """A spec whose models are pinned and ranked as these settings say, and take what `footprints` say, by key.
+        """A spec whose models have the pins and priorities of these settings, and the `footprints`, by key.
 
-        A model has the highest priority of those that it is given.
+        A model that is given several priorities has the highest.
         """
         names = {model.key: {_name(model.key)} for model in spec.models}
         for pipeline in spec.pipelines:
@@ -83,5 +83,5 @@ class ResidencySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 def _name(key: str) -> str:
-    """The name of a model or pipeline, of whatever version and revision."""
+    """The name of a model or pipeline, without version and revision."""
     return public_key(key).rpartition(":")[0]

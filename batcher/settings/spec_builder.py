@@ -1,4 +1,4 @@
-"""From what is served (model specs, pipelines, partitions) to the spec that builds a scheduler."""
+"""Builds the spec of a scheduler from model specs, pipelines and partitions."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -13,6 +13,7 @@ from sluice.batcher.interface.config import (
     StageConfig,
     WhenConfig,
 )
+from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.models.pipelines.pipeline import REQUEST, Pipeline, Stage
 from sluice.models.slo import MAX_SLO_MS
 from sluice.models.spec import ModelSpec
@@ -37,13 +38,13 @@ def build_spec(
     verdicts_of: Mapping[str, Sequence[ConfidenceSpec]] | None = None,
     recalls: bool = False,
 ) -> SchedulerSpec:
-    """The one spec that both drivers build their scheduler from.
+    """The spec from which the live gateway and the simulator both build their scheduler.
 
-    By model key, `policies` are those that differ from the default, and `memory_of` the bytes that a model takes,
-    `verdicts_of` what a model is known to report already: what is asked of it besides comes after that. With `recalls`
-    the driver has a response cache, for stages as well whose models have one.
+    By model key, `policies` are those that differ from the default, `memory_of` is the size of a model in bytes, and
+    `verdicts_of` are the confidences that a model reports already; further ones are added after them. With `recalls`
+    the driver has a response cache, also for stages whose models have one.
     """
-    default_policy = default_policy or PolicyConfig()
+    default_policy = default_policy or DeadlineSettings()
     policies, memory_of = policies or {}, memory_of or {}
     specs = {spec.key: spec for spec in models}
     pipelines = tuple(pipelines)
@@ -53,8 +54,8 @@ def build_spec(
             ScheduledModel(
                 key,
                 max(spec.max_batch_size, 1),
-                tuple(verdicts.get(key, ())),
                 policies.get(key, default_policy),
+                tuple(verdicts.get(key, ())),
                 memory_of.get(key, 0),
                 spec.replicas,
             )
@@ -69,9 +70,10 @@ def build_spec(
 def _verdicts_of_models(
     pipelines: Sequence[Pipeline], known: Mapping[str, Sequence[ConfidenceSpec]]
 ) -> dict[str, list[ConfidenceSpec]]:
-    """All that some stage's condition asks of each model, each once.
+    """The confidences that the conditions of stages need from each model, each once.
 
-    A condition names a verdict by its number, whichever variant ran: models that may run the same stage have one list.
+    A condition names a confidence by its number, whichever variant ran, so models that may run the same stage have the
+    same list.
     """
     verdicts: dict[str, list[ConfidenceSpec]] = {}
     groups: dict[str, list[str]] = {}
@@ -131,7 +133,7 @@ def _combiner_verdicts(name: str, pipeline: Pipeline) -> list[ConfidenceSpec]:
 
 
 def _recalled(pipeline: Pipeline, specs: Mapping[str, ModelSpec]) -> set[str]:
-    """The stages of whose answers some may be known; none of a model by itself, for which whole answers are."""
+    """The stages whose outputs are cached; not the stage of a single model, whose whole answers are cached."""
     asked = {stage.when.stage for stage in pipeline.stages if stage.when is not None}
     return {
         stage.name
@@ -139,13 +141,13 @@ def _recalled(pipeline: Pipeline, specs: Mapping[str, ModelSpec]) -> set[str]:
         if stage.model is not None
         and stage.model != pipeline_key(pipeline)
         and not stage.variants
-        and stage.name not in asked  # how confident it is would have to be known, too
+        and stage.name not in asked  # its confidence would have to be cached as well
         and specs[stage.model].response_cache
     }
 
 
 def _renamed(stage: Stage, variable: Sequence[str], index: Mapping[str, int]) -> str:
-    """Which tensor of which source every variable input is; "" where one source has them all, by the same names."""
+    """The source and tensor of every variable input; "" if one source has them all, by the same names."""
     sources = {name: stage.inputs[name] for name in variable}
     if len({source.stage for source in sources.values()}) < 2 and all(
         source.tensor == name for name, source in sources.items()
@@ -156,7 +158,7 @@ def _renamed(stage: Stage, variable: Sequence[str], index: Mapping[str, int]) ->
 
 
 def _variable_inputs(stage: Stage, specs: Mapping[str, ModelSpec]) -> list[str]:
-    """The inputs of a model stage that have a variable dimension, or may be left out."""
+    """The inputs of a model stage that have a variable dimension or are optional."""
     if stage.model is None:
         return []
     by_name: dict[str, TensorSpec] = {tensor.name: tensor for tensor in specs[stage.model].inputs}

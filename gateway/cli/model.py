@@ -52,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--labels", type=Path, metavar="FILE", help="labels of the elements of the first output, one per line"
     )
     register.add_argument("--config", type=Path, metavar="FILE", help="a configuration of the model in JSON")
-    check = actions.add_parser("validate", help="check a model repository, or single model files, without a server")
+    text = "check a model repository, or single model files, without a server"
+    check = actions.add_parser("validate", help=text, description=text)
     validate_command.add_arguments(check)
 
 

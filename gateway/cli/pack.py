@@ -36,7 +36,7 @@ def pack(options: argparse.Namespace) -> int:
         raise ConfigError(f"{options.file}: cannot be read: {error}") from error
     file = decode_packing(text, str(options.file), partial(_measured_mib, options.file.parent))
     name: str = options.policy or file.policy_name
-    # Parameters of the file are those of its own policy.
+    # The parameters in the file belong to the file's own policy.
     policy: PackingPolicy = file.policy if name == file.policy_name else POLICIES[name]
     packed = lay_out(policy, file.models, file.devices)
     if options.json:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from sluice.batcher.planner.registry import DEFAULT, path_planners
 from sluice.batcher.settings.spec_builder import pipeline_key
 from sluice.gateway.cli.text.plan_report import report
 from sluice.gateway.config.configured_partitions import configured_partitions
@@ -19,7 +20,7 @@ from sluice.gateway.what_if.planned_pipeline import (
     planned_spec,
     stage_probabilities,
 )
-from sluice.gateway.what_if.planning import PLANNERS, WhatIf
+from sluice.gateway.what_if.planning import WhatIf
 from sluice.gateway.what_if.question import PlanQuestion, answer_question
 from sluice.models.errors import ConfigError
 from sluice.models.repository.scan import Repository
@@ -45,8 +46,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--escalation", type=_escalation, action="append", default=[], metavar="STAGE=P", help=escalation)
     percentile = "leave out stages that at most 100 - P %% of the rows reach (default 99)"
     add("--percentile", type=float, default=99.0, metavar="P", help=percentile)
-    add("--planner", choices=PLANNERS, default="exact", help="planning algorithm (default exact)")
-    add("--seed", type=int, default=0, help="seed of randomized planners (default 0)")
+    planners = path_planners()
+    described = "; ".join(f"{each.name}: {each.description}" for each in planners.values())
+    add(
+        "--planner",
+        choices=list(planners),
+        default=DEFAULT,
+        help=f"planning algorithm (default {DEFAULT}): {described}",
+    )
+    setting = "a setting of the planner (repeatable)"
+    add("--planner-setting", type=_setting, action="append", default=[], metavar="KEY=VALUE", help=setting)
+    add("--seed", type=int, default=0, help="the setting `seed` of randomized planners (default 0)")
     add("--json", action="store_true", help="print all figures as JSON")
     add("--explain", action="store_true", help="also print the arithmetic")
 
@@ -59,6 +69,19 @@ def _escalation(text: str) -> tuple[str, float]:
     except ValueError:
         pass
     raise argparse.ArgumentTypeError(f"expected STAGE=P with P from 0 to 1, got '{text}'")
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, got '{text}'")
+    return key, value
+
+
+def _planner_settings(options: argparse.Namespace) -> dict[str, object]:
+    """The given settings, and the seed if the planner is randomized."""
+    seeded = "seed" in path_planners()[options.planner].settings.__struct_fields__
+    return ({"seed": options.seed} if seeded else {}) | dict(options.planner_setting)
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -79,9 +102,8 @@ def _plan(options: argparse.Namespace) -> int:
     tables, used = latency_tables(models, partitions, options.repository, _print_progress)
     spec = planned_spec(config, models, pipeline, partitions, assumptions)
     what_if = WhatIf(spec, tables, {pipeline_key(pipeline): probabilities}, options.percentile / 100)
-    question = PlanQuestion(
-        ms_to_ns(slo_ms), options.rate, options.planner, options.seed, tuple(assumptions), tuple(used)
-    )
+    settings = _planner_settings(options)
+    question = PlanQuestion(ms_to_ns(slo_ms), options.rate, options.planner, settings, tuple(assumptions), tuple(used))
     found = answer_question(what_if, question)
     print(msgspec.json.encode(found).decode() if options.json else report(found, explain=options.explain))
     return 0 if found.feasible else INFEASIBLE

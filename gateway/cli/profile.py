@@ -102,14 +102,14 @@ def _each(work: Iterable[tuple[ModelEntry, Callable[[], None]]]) -> int:
         except (ServingError, OSError) as error:
             print(f"sluice: {entry.spec.key}: {error}", file=sys.stderr)
             status = 1
-        except KeyboardInterrupt:  # what is measured by now is stored
+        except KeyboardInterrupt:  # finished measurements are stored
             print("sluice: interrupted", file=sys.stderr)
             return INTERRUPTED
     return status
 
 
 def _measure(entry: ModelEntry, partition: Partition, batches: tuple[int, ...] | None, strict: bool) -> None:
-    _stored(entry)  # what is wrong with a file is to be known before the work, not after it
+    _stored(entry)  # fails before the work, not after it, if the stored file is broken
     file = file_to_measure(entry, _batches(entry, batches))
     (line,) = partition_lines([measured_as(partition)])
     print(f"{entry.spec.key}: measuring on {partition.profile_kind} ({line})", flush=True)

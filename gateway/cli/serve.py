@@ -29,6 +29,9 @@ _SAME_NAME = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command; libraries that serving needs are imported when it runs."""
+    from sluice.batcher.policies.deadline import Objective
+    from sluice.batcher.policies.registry import DEFAULT, batch_policies
+
     parser.set_defaults(command=_serve)
     add = parser.add_argument
     add("files", nargs="*", type=Path, metavar="MODEL", help="a model file, such as mlp.onnx")
@@ -45,12 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--http-port", type=int, metavar="PORT", help="port for HTTP; 0 takes a free one (default 8000)")
     add("--grpc-port", type=int, metavar="PORT", help="port for gRPC; 0 takes a free one (default 8001)")
     add("--partitions", type=int, metavar="N", help="number of equal core sets (default: one for each core)")
-    add("--policy", choices=["deadline", "timeout", "none"], help="batch policy (default deadline)")
-    add(
-        "--objective",
-        choices=["latency", "cost"],
-        help="objective of the deadline policy (default latency)",
-    )
+    add("--policy", choices=list(batch_policies()), help=f"batch policy (default {DEFAULT})")
+    add("--objective", choices=list(Objective), help="objective of the deadline policy (default latency)")
     add("--max-delay-ms", type=float, metavar="MS", help="queue delay of the timeout policy (default 0)")
     add("--preferred", type=_sizes, metavar="N,N", help="preferred batch sizes of the timeout policy")
     add("--max-batch-size", type=int, metavar="N", help="largest batch of models with a batch dimension (default 64)")

@@ -44,7 +44,7 @@ def _validate_model(key: str, entry: "ModelEntry") -> bool:
 
     try:
         load_backend(entry.backend, str(entry.path), 1, entry.spec.config)
-    except Exception as error:  # whatever a backend raises, as in a worker
+    except Exception as error:  # a backend may raise anything
         print(f"{key}: cannot be loaded: {' '.join(str(error).split()) or type(error).__name__}")
         return False
     batches = f"batches of up to {entry.spec.max_batch_size}" if entry.spec.batchable else "no batches"

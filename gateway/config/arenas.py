@@ -1,4 +1,4 @@
-"""Whether a machine has the memory that the arenas for tensors are configured to take."""
+"""A check that the machine has the memory for the configured tensor arenas."""
 
 from sluice.gateway.config.server_config import ServerLimits
 from sluice.models.errors import ConfigError
@@ -6,13 +6,13 @@ from sluice.mps.ipc.arena import Region
 
 
 def check_arenas(limits: ServerLimits) -> None:
-    """Raise ConfigError, which names the setting, for an arena that cannot be made; no memory stays taken."""
+    """Raise ConfigError, which names the setting, for an arena that cannot be created; frees all memory again."""
     for name in ("input_arena_mb", "output_arena_mb"):
         size = getattr(limits, name)
         try:
             Region.create("sluice-trial", size << 20).close()
         except (OSError, OverflowError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "more than can be addressed"
+            reason = error.strerror if isinstance(error, OSError) else "beyond the address space"
             raise ConfigError(
-                f"limits: {name}: expected what this machine has memory for, got {size}: {reason}"
+                f"limits: {name}: too large for the memory of this machine, got {size}: {reason}"
             ) from error

@@ -20,9 +20,11 @@ class ResidencyMetrics(MetricsSource):
 
     def collect(self) -> Iterator[Metric]:
         """The families, for prometheus_client."""
-        models = GaugeMetricFamily("sluice_partition_models", "Models that it holds.", labels=["partition"])
+        models = GaugeMetricFamily("sluice_partition_models", "Models loaded on the partition.", labels=["partition"])
         weights = GaugeMetricFamily(
-            "sluice_model_memory_bytes", "Memory that it takes where it is held.", labels=["model", "kind", "source"]
+            "sluice_model_memory_bytes",
+            "Memory that the model takes on each partition that holds it.",
+            labels=["model", "kind", "source"],
         )
         seen: set[tuple[str, str]] = set()
         for name, partition in self._scheduler.dispatcher.fleet.partitions.items():
@@ -36,11 +38,13 @@ class ResidencyMetrics(MetricsSource):
         cold_starts = self._scheduler.served.cold_starts
         if cold_starts is None:
             return
-        memory = GaugeMetricFamily("sluice_partition_free_bytes", "Memory without models.", labels=["partition"])
+        memory = GaugeMetricFamily(
+            "sluice_partition_free_bytes", "Memory of the partition that is free for models.", labels=["partition"]
+        )
         for name, shelf in cold_starts.shelves.items():
             memory.add_metric([name], shelf.free_bytes)
         yield memory
-        loads = CounterMetricFamily("sluice_model_loads", "Models loaded on demand, and why.", labels=["cause"])
+        loads = CounterMetricFamily("sluice_model_loads", "Models loaded on demand, by cause.", labels=["cause"])
         others = cold_starts.prewarms + cold_starts.replicas + cold_starts.returns + cold_starts.restored
         loads.add_metric(["request"], cold_starts.loads - others)
         loads.add_metric(["prewarm"], cold_starts.prewarms)
@@ -48,4 +52,6 @@ class ResidencyMetrics(MetricsSource):
         loads.add_metric(["refused"], cold_starts.returns)
         loads.add_metric(["pinned"], cold_starts.restored)
         yield loads
-        yield CounterMetricFamily("sluice_model_evictions", "Models that made room.", value=cold_starts.evictions)
+        yield CounterMetricFamily(
+            "sluice_model_evictions", "Models evicted to make room for others.", value=cold_starts.evictions
+        )

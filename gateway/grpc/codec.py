@@ -127,7 +127,7 @@ def _shared_memory_ref(tensor: str, fields: Any) -> SharedMemoryRef | None:
 
 
 def _delivery(output: Any) -> SharedMemoryRef | int | None:
-    """How an output outside the response is delivered; None for an output in the response."""
+    """The delivery of an output outside the response; None for an output in the response."""
     name, fields = f"output '{output.name}'", output.parameters
     ref = _shared_memory_ref(name, fields)
     if "classification" not in fields:

@@ -13,11 +13,13 @@ from sluice.models.errors import RequestError
 
 S = TypeVar("S")
 
-ResponseMetadata = Sequence[tuple[str, str]]
+ResponseMetadata = list[tuple[str, str]]
 """Names and values that accompany an answer."""
 
 
-def call_status(error: Exception, metadata: ResponseMetadata = ()) -> tuple[grpc.StatusCode, str, ResponseMetadata]:
+def call_status(
+    error: Exception, metadata: Sequence[tuple[str, str]] = ()
+) -> tuple[grpc.StatusCode, str, Sequence[tuple[str, str]]]:
     """The status of a call that ends with an error: code, message and trailing metadata.
 
     `metadata` is added to the trailing metadata.

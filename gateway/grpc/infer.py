@@ -9,8 +9,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2
 
 from sluice.gateway.grpc.codec import decode_request, encode_response
-from sluice.gateway.grpc.errors import call_status, parse_version
-from sluice.gateway.grpc.stream import ResponseMetadata
+from sluice.gateway.grpc.errors import ResponseMetadata, call_status, parse_version
 from sluice.gateway.grpc.transport.call import ServerCall
 from sluice.gateway.inference.dataplane import (
     EXPLAIN_HEADER,
@@ -64,7 +63,7 @@ class ResponseEncoder:
         if shapes != self._shapes or len(arrays) < len(response.outputs):
             message = self.message(response)
             encoded: bytes = message.SerializeToString()
-            if self._shapes is None:  # which may have been the only one
+            if self._shapes is None:  # it may be the only response
                 self._shapes = []
             else:
                 del message.raw_output_contents[:]
@@ -185,12 +184,12 @@ def _budget_ns(context: Any) -> int | None:
 
 
 def _explain(context: Any) -> bool:
-    """Whether the call's metadata asks for an explanation."""
+    """True if the call's metadata asks for an explanation."""
     return any(name == EXPLAIN_HEADER and asks_for_explanation(value) for name, value in context.invocation_metadata())
 
 
 def _takes_final_mark(parameters: Any) -> bool:
-    """Whether the response is to be marked as the last one; the parameter is removed."""
+    """True if the response is to be marked as the last one; the parameter is removed."""
     if not parameters or _FINAL_MARK not in parameters:
         return False
     value = parameters[_FINAL_MARK]

@@ -8,13 +8,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from sluice.gateway.config.restricted import Restrictions
+from sluice.gateway.config.restricted import GRPC_PREFIX, ApiGroup, Restrictions
+from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.grpc.errors import abort, parse_version
-from sluice.gateway.grpc.health import HealthService
 from sluice.gateway.grpc.infer import InferHandler
 from sluice.gateway.grpc.management import ManagementCalls
-from sluice.gateway.grpc.restricted import refusal
 from sluice.gateway.grpc.stream import InferStream
+from sluice.gateway.grpc.transport.call import Metadata
 from sluice.gateway.grpc.transport.server import GrpcServer
 from sluice.gateway.inference.dataplane import DataPlane
 from sluice.gateway.management.controlplane import ControlPlane
@@ -26,6 +26,21 @@ ERROR_ENDS_STREAM = "triton_grpc_error"
 
 _SERVICE: str = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 _HEALTH: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+
+_CALLS = {
+    ApiGroup.HEALTH: ("ServerLive", "ServerReady", "ModelReady", "Check", "Watch"),
+    ApiGroup.METADATA: ("ServerMetadata", "ModelMetadata"),
+    ApiGroup.INFERENCE: ("ModelInfer", "ModelStreamInfer"),
+    ApiGroup.SHARED_MEMORY: tuple(
+        f"{kind}SharedMemory{what}" for kind in ("System", "Cuda") for what in ("Status", "Register", "Unregister")
+    ),
+    ApiGroup.MODEL_CONFIG: ("ModelConfig",),
+    ApiGroup.MODEL_REPOSITORY: ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
+    ApiGroup.STATISTICS: ("ModelStatistics",),
+    ApiGroup.TRACE: ("TraceSetting",),
+    ApiGroup.LOGGING: ("LogSettings",),
+}
+_GROUP = {method: group for group, methods in _CALLS.items() for method in methods}
 
 
 class InferenceService(ManagementCalls):
@@ -43,7 +58,7 @@ class InferenceService(ManagementCalls):
         return service_pb2.ServerReadyResponse(ready=self._registry.server_ready())
 
     async def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
-        # A model that is unknown is one that is not ready: clients poll this call while a model is put in place.
+        # An unknown model is reported as not ready: clients poll this call while a model is deployed.
         try:
             ready = self._registry.ready(request.name, parse_version(request.version))
         except ServingError:
@@ -96,6 +111,23 @@ class InferenceService(ManagementCalls):
             await abort(context, failed)
 
 
+class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """SERVING while the server is ready. Clients may ask for the names in `services`, or "" for all."""
+
+    def __init__(self, registry: ModelRegistry, services: tuple[str, ...]) -> None:
+        self._registry = registry
+        self._names = ("", *services)
+
+    async def Check(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
+        if request.service not in self._names:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service '{request.service:.80}'")
+        status = health_pb2.HealthCheckResponse
+        return status(status=status.SERVING if self._registry.server_ready() else status.NOT_SERVING)
+
+    async def Watch(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Watch is not supported; call Check instead")
+
+
 def grpc_server(
     dataplane: DataPlane,
     control: ControlPlane,
@@ -117,7 +149,7 @@ def grpc_server(
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),
         ),
-        partial(refusal, restrictions) if restrictions else None,
+        partial(_refusal, restrictions) if restrictions else None,
     )
     service = InferenceService(dataplane, control)
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(service, server)
@@ -133,3 +165,12 @@ def grpc_server(
         return server, server.add_port(address, credentials)
     except RuntimeError as error:
         raise ConfigError(f"gRPC port {address} cannot be bound: it is in use or not allowed") from error
+
+
+def _refusal(restrictions: Restrictions, method: str, metadata: Metadata) -> str:
+    """The reason to refuse a call without the key of its group, "" if it is allowed.
+
+    Refused calls end with UNAVAILABLE, as in Triton.
+    """
+    group = _GROUP.get(method.rpartition("/")[2])
+    return "" if group is None else restrictions.refusal(group, dict(metadata), GRPC_PREFIX)

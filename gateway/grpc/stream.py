@@ -6,13 +6,11 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
+from sluice.gateway.grpc.errors import ResponseMetadata
 from sluice.gateway.protocol.status import error_message
 
 STREAM_REQUESTS = 256
 """Requests of one stream in flight; the next one is read when one of them has been answered."""
-
-ResponseMetadata = list[tuple[str, str]]
-"""Names and values that accompany an answer."""
 
 Infer = Callable[[Any, ResponseMetadata], Awaitable[Any]]
 """Answers a ModelInferRequest with a ModelInferResponse. The list receives the metadata, even of an error."""

@@ -74,7 +74,7 @@ def build_app(
         redirect_slashes=False,
         responses={"4XX": {"model": ErrorMessage}},
     )
-    # Restricted like settings of traces: it tells what became of others' requests.
+    # Restricted like trace settings: explanations reveal the requests of other clients.
     explanations = router(ApiGroup.TRACE, restrictions)
 
     @app.get("/metrics")
@@ -133,7 +133,7 @@ def _health(registry: ModelRegistry, restrictions: Restrictions) -> APIRouter:
     def ready(name: str, version: str) -> Response:
         if not registry.ready(name, version):
             registry.pipeline(name, version)
-            raise BackendUnavailable(f"'{name}' is not at ready state: no worker that holds it is up")
+            raise BackendUnavailable(f"'{name}' is not at ready state: no running worker has it loaded")
         return Response()
 
     return routes
@@ -190,7 +190,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(_: Request, error: RequestValidationError) -> Response:
-        # Only paths are validated: one that cannot be a version is no path of the protocol.
+        # Only paths are validated, and a path with an impossible version is unknown.
         return answer(NotFoundError("Not Found"))
 
     @app.exception_handler(HTTPException)

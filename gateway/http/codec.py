@@ -151,7 +151,7 @@ def encode_response(response: InferResponse, flags: tuple[bool, ...], signature:
         datatype = signature.datatypes[name]
         if not isinstance(values, np.ndarray):
             if isinstance(values, SharedMemoryOutput):
-                # Without parameters: Triton's client in C++ takes any for those of binary data.
+                # Without parameters: Triton's C++ client takes any parameters for those of binary data.
                 tensors.append(_Tensor(name, datatype, values.shape))
                 continue
             datatype = _BYTES
@@ -223,7 +223,7 @@ def _shared_memory_ref(tensor: str, parameters: _InputParameters | _OutputParame
 def _output_options(
     outputs: list[_Output], binary: bool, signature: Signature
 ) -> tuple[tuple[bool, ...], dict[str, SharedMemoryRef | int]]:
-    """Whether each output is binary, and how each output outside the response body is delivered."""
+    """True if each output is binary, and how each output outside the response body is delivered."""
     deliveries: dict[str, SharedMemoryRef | int] = {}
     if outputs:
         flags = tuple([_flag(output, binary, deliveries) for output in outputs])

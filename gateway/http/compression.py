@@ -22,7 +22,7 @@ class UnsupportedEncoding(UnsupportedRequest):
 
 
 def is_encoded(value: bytes) -> bool:
-    """Whether a body with this Content-Encoding must be decoded. Raises UnsupportedEncoding."""
+    """True if a body with this Content-Encoding must be decoded. Raises UnsupportedEncoding."""
     name = value.strip().lower()
     if name in (b"", b"identity"):
         return False
@@ -57,11 +57,11 @@ def decompress(body: bytes | bytearray, max_bytes: int) -> bytes:
     except zlib.error as error:
         raise RequestError(f"the body cannot be decompressed: {error}") from error
     if len(decoded) > max_bytes:
-        raise RequestError(f"the body has more than {max_bytes} bytes when decompressed, which is the limit")
+        raise RequestError(f"the decompressed body exceeds the limit of {max_bytes} bytes")
     if not stream.eof:
-        raise RequestError("the body cannot be decompressed: it ends too soon")
+        raise RequestError("the body cannot be decompressed: it is truncated")
     if stream.unused_data:
-        raise RequestError("the body cannot be decompressed: there is more after its end")
+        raise RequestError("the body cannot be decompressed: there is data after its end")
     return decoded
 
 

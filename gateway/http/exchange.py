@@ -26,7 +26,7 @@ from sluice.gateway.inference.dataplane import (
     asks_for_explanation,
     build_response,
 )
-from sluice.gateway.inference.request_template import JsonTemplate, RequestTemplate
+from sluice.gateway.inference.request_template import JsonTemplate, RequestTemplate, Template
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request import MAX_VERSION_DIGITS
 from sluice.gateway.protocol.signature import Signature
@@ -56,7 +56,7 @@ class ClientConnection(Protocol):
     """The connection of an exchange's client."""
 
     transport: asyncio.Transport
-    template: RequestTemplate | JsonTemplate | None
+    template: Template | None
     """The template of the previous request, if the next request may match it."""
 
     def common_headers(self) -> bytes:
@@ -150,20 +150,20 @@ class Exchange:
         if not self._body:
             self._body = chunk
         else:
-            # Not a list to be joined: an object for each byte would be many times the limit.
+            # Not a list of chunks: one object per byte would take many times the limit.
             if isinstance(self._body, bytes):
                 self._body = bytearray(self._body)
             self._body += chunk
         limit = self._route.max_body_bytes
         if len(self._body) > limit:
-            self._refuse(RequestError(f"the body has more than {limit} bytes, which is the limit"))
+            self._refuse(RequestError(f"the body exceeds the limit of {limit} bytes"))
 
     def finish(self) -> None:
         """Mark the body as complete."""
         if not self._encoded:
             self.ready = True
             return
-        # In a thread: the loop has other clients, and a small body may have become a large one.
+        # In a thread: a small body may expand to a large one, and the loop serves other clients.
         body, self._body = self._body, b""
         decoding = asyncio.get_running_loop().run_in_executor(None, decompress, body, self._route.max_body_bytes)
         decoding.add_done_callback(self._decoded)
@@ -203,12 +203,10 @@ class Exchange:
         else:
             self._submission.future.add_done_callback(self._answered)
 
-    def _read(
-        self, body: bytes | bytearray, signature: Signature
-    ) -> tuple[RequestTemplate | JsonTemplate, dict[str, Tensor]]:
+    def _read(self, body: bytes | bytearray, signature: Signature) -> tuple[Template, dict[str, Tensor]]:
         request, flags = decode_request(body, self._json_length, signature)
         inputs, options = self._route.dataplane.check(signature, request)
-        template: RequestTemplate | JsonTemplate
+        template: Template
         if self._json_length is None and not request.shared:
             template = JsonTemplate(body, signature, inputs, options, flags)
         else:
@@ -227,7 +225,7 @@ class Exchange:
         self._error = error
         self._body = b""
         self.ready = True
-        # Whether a client that was not told to continue sends its body all the same is not known.
+        # The client may send its body without `100 Continue` or not, so the connection cannot be reused.
         if self.expects_continue:
             self.keep_alive = False
 
@@ -257,7 +255,7 @@ class Exchange:
     def _compress(self, encoded: EncodedBody) -> None:
         """Compress a response in a thread and send it."""
         json, blobs, _ = encoded
-        # A copy: what the blobs are views on is about to be released.
+        # A copy: the memory under the blobs is about to be released.
         body = b"".join((json, *blobs))
 
         def send(compressing: asyncio.Future[bytes]) -> None:

@@ -12,6 +12,6 @@ def listen(what: str, host: str, port: int, backlog: int | None = None) -> socke
         return socket.create_server((host, port), family=family, backlog=backlog)
     except OSError as error:
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        # What follows the reason is an address once more.
+        # The rest of the message repeats the address.
         reason = str(error.strerror or error).partition(" (while")[0]
         raise ConfigError(f"{what} port {address} cannot be bound: {reason}") from error

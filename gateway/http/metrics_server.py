@@ -43,7 +43,7 @@ class MetricsServer:
             return
         self._open.add(writer)
         try:
-            # Whoever takes too long, says too much or goes away gets no answer.
+            # A client that is too slow, sends too much or disconnects gets no answer.
             with contextlib.suppress(OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
                 async with asyncio.timeout(HEAD_TIMEOUT_S):
                     writer.write(await self._answer(await reader.readuntil(b"\r\n\r\n")))

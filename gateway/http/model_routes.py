@@ -9,7 +9,7 @@ from sluice.gateway.http.routes import MAX_BODY_BYTES, Version, body_schema, jso
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.models.errors import RequestError
 
-_READY = {"ready": {"type": "boolean", "description": "only what is ready"}}
+_READY = {"ready": {"type": "boolean", "description": "list only what is ready"}}
 _PARAMETERS = {"parameters": {"type": "object"}}
 
 

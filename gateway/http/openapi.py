@@ -21,7 +21,7 @@ _TENSOR = {
         "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
         "datatype": {"enum": [datatype.value for datatype in DataType]},
         "parameters": _PARAMETERS,
-        "data": {"type": "array", "description": "row-major, flat or nested; absent when it is sent as binary"},
+        "data": {"type": "array", "description": "elements in row-major order, flat or nested; absent for binary data"},
     },
 }
 _REQUEST = {
@@ -60,7 +60,7 @@ _OPERATION: dict[str, Any] = {
             "name": _LENGTH,
             "in": "header",
             "schema": {"type": "integer", "minimum": 0},
-            "description": "bytes of the JSON in front of binary tensors",
+            "description": "length of the JSON in bytes; binary tensors follow it",
         }
     ],
     "requestBody": {

@@ -12,8 +12,15 @@ from sluice.gateway.resizing.resizing import Resizing
 from sluice.models.errors import RequestError
 
 _SHARE = {
-    "cores": {"type": "array", "items": {"type": "integer"}, "description": "of a set of cores"},
-    "share_percent": {"type": "integer", "description": "of a share of a GPU"},
+    "cores": {
+        "type": "array",
+        "items": {"type": "integer"},
+        "description": "for a partition of cores: the complete new set",
+    },
+    "share_percent": {
+        "type": "integer",
+        "description": "for a share of a GPU: the new percentage of its multiprocessors",
+    },
 }
 
 
@@ -46,7 +53,7 @@ def _share(body: dict[str, Any]) -> tuple[list[int] | None, int | None]:
         raise RequestError(f"'{unknown[0]:.80}' is unknown; expected 'cores' or 'share_percent'")
     cores, percent = body.get("cores"), body.get("share_percent")
     if cores is not None and not (isinstance(cores, list) and cores and all(type(core) is int for core in cores)):
-        raise RequestError(f"'cores' must be a list of numbers of cores, such as [0, 1], got {cores!r:.80}")
+        raise RequestError(f"'cores' must be a list of core numbers, such as [0, 1], got {cores!r:.80}")
     if percent is not None and type(percent) is not int:
         raise RequestError(f"'share_percent' must be a whole number, such as 40, got {percent!r:.80}")
     return cores, percent

@@ -35,7 +35,7 @@ async def json_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> dict[s
     async for chunk in request.stream():
         body += chunk
         if len(body) > max_bytes:
-            raise RequestError(f"the body has more than {max_bytes} bytes, which is the limit")
+            raise RequestError(f"the body exceeds the limit of {max_bytes} bytes")
     if not body.strip():
         return {}
     try:

@@ -14,11 +14,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.http.exchange import Exchange, InferRoute
 from sluice.gateway.http.listener import listen
-from sluice.gateway.inference.request_template import JsonTemplate, RequestTemplate
+from sluice.gateway.inference.request_template import Template
 
 KEEP_ALIVE_S = 75
 LAST_REQUESTS_S = 0.3
-"""How long a stopping server answers requests on open connections."""
+"""The time in which a stopping server still answers requests on open connections."""
 
 
 class Connection(HttpToolsProtocol):
@@ -34,16 +34,16 @@ class Connection(HttpToolsProtocol):
         self._restrictions = restrictions
         self._turn: Exchange | None = None
         self._last_path: tuple[bytes, tuple[str, str] | None] = b"", None
-        self.template: RequestTemplate | JsonTemplate | None = None
+        self.template: Template | None = None
         self._default_headers: list[tuple[bytes, bytes]] = []
         self._common_headers = b""
 
     def connection_made(self, transport: Any) -> None:
         """Refuse the client when there are too many connections."""
         super().connection_made(transport)
-        limit = self.config.backlog  # as long as connections may be many, see `http_config`
+        limit = self.config.backlog  # the limit of connections, see `http_config`
         if len(self.connections) > limit:
-            self._refuse(503, f"the server has {limit} connections, which is its limit")
+            self._refuse(503, f"the server has reached its limit of {limit} connections")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the request in flight and drop the waiting ones."""
@@ -51,7 +51,7 @@ class Connection(HttpToolsProtocol):
         self.pipeline.clear()
         if self._turn is not None:
             self._turn.disconnect()
-        # An exchange refers to its connection: nothing is to be left for the collector.
+        # An exchange refers to its connection: break the cycle, which leaves nothing for the garbage collector.
         self._turn = self.cycle = None  # type: ignore[assignment]
 
     def on_message_begin(self) -> None:
@@ -64,7 +64,7 @@ class Connection(HttpToolsProtocol):
         """Choose the exchange or the application for the request."""
         if self.transport.is_closing():
             return
-        self._unset_keepalive_if_required()  # a request sent ahead of the last response
+        self._unset_keepalive_if_required()  # the request may arrive before the last response is sent
         parser = self.parser
         path = self._match() if parser.get_method() == b"POST" else None
         if self._restrictions is not None and self._restrictions.bars(ApiGroup.INFERENCE, self.headers):
@@ -127,7 +127,7 @@ class Connection(HttpToolsProtocol):
             return
         self._turn = cycle
         cycle.admit()
-        # Not from here: any number of requests that fail at once may wait.
+        # Not directly: many waiting requests that fail at once would nest their calls.
         self.loop.call_soon(self._run)
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""The data plane under both protocols: checks a request, hands it to the runtime and reads its answer."""
+"""The data plane of both protocols: checks requests, submits them to the runtime and builds responses."""
 
 import asyncio
 import math
@@ -23,10 +23,10 @@ from sluice.models.slo import deadline_ns
 from sluice.models.units import NS_PER_US
 
 EXTENSIONS = ("classification", "schedule_policy", "system_shared_memory", "binary_tensor_data", "parameters")
-"""The protocol's extensions that requests for inference may use."""
+"""The protocol extensions that inference requests may use."""
 
 REQUEST_HEADER = "x-sluice-request"
-"""Tells the id that the gateway gave to a request whose client gave none."""
+"""Carries the id that the gateway gave to a request without a client's id."""
 EXPLAIN_HEADER = "x-sluice-explain"
 """Asks for an explanation, like the parameter `sluice_explain`."""
 
@@ -36,13 +36,13 @@ _RESERVED_PARAMETERS = frozenset({"headers", "binary_data_output", *_SEQUENCE_PA
 _RESERVED_PREFIX = "triton_"
 _FOREVER_NS = 1 << 62
 _PRIORITIES = 1 << 64
-"""A model cannot have as many levels of priority."""
+"""No model has as many priority levels."""
 
 
 class DataPlane:
-    """Inference as both protocols offer it. `clock` gives nanoseconds of the clock of all deadlines.
+    """Inference for both protocols. `clock` gives the nanoseconds of the clock of all deadlines.
 
-    `cache` answers requests to what is to be cached; None where nothing is. `statuses` are for `build_response`.
+    `cache` is the response cache, None without one. `statuses` are for `build_response`.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class DataPlane:
         self._signatures: dict[tuple[str, int], Signature] = {}
 
     def signature(self, name: str, version: str) -> Signature:
-        """What requests to a pipeline must look like; version "" is the latest. Raises as `ModelRegistry.pipeline`."""
+        """The signature of a pipeline; version "" is the latest. Raises as `ModelRegistry.pipeline`."""
         pipeline = self._registry.pipeline(name, version)
         revision = (pipeline.name, pipeline.version)
         signature = self._signatures.get(revision)
         if signature is None or signature.pipeline is not pipeline:
-            for known in list(self._signatures):  # what was unloaded is not kept
+            for known in list(self._signatures):  # drop the signatures of unloaded versions
                 if str(known[1]) not in self._registry.versions(known[0]):
                     del self._signatures[known]
             signature = self._signatures[revision] = Signature(pipeline)
@@ -79,9 +79,9 @@ class DataPlane:
     def check(
         self, signature: Signature, request: InferRequest, transport_budget_ns: int | None = None
     ) -> tuple[dict[str, Tensor], RequestOptions]:
-        """The tensors of a request, and the rest of what it asks for.
+        """Check a request; returns its tensors and its options.
 
-        `transport_budget_ns` is the time the client's own deadline leaves. Raises RequestError, or a kind of it.
+        `transport_budget_ns` is the time until the client's own deadline. Raises RequestError, or a subclass of it.
         """
         slo_ms = max_cost = None
         explain, priority, timeout_ns = False, 0, 0
@@ -126,11 +126,11 @@ class DataPlane:
 
     @property
     def stopping(self) -> bool:
-        """Whether the server is about to end, and refuses requests."""
+        """True if the server is stopping and refuses requests."""
         return self._registry.draining
 
     def submit(self, signature: Signature, inputs: Mapping[str, Tensor], options: RequestOptions) -> Submission:
-        """Hand a checked request to the runtime. Raises RejectedError when it is closed."""
+        """Submit a checked request. Raises RejectedError when the runtime is closed."""
         now_ns = self._clock()
         if self._cache is not None and signature.pipeline.response_cache and not self._registry.draining:
             return self._cached(self._cache, signature, inputs, options, now_ns)
@@ -150,16 +150,16 @@ class DataPlane:
             return self._runtime.answer_from_cache(signature.key, options, outputs, now_ns)
         lookup_ns = self._clock() - now_ns
         submission = self._runtime.submit(signature.key, inputs, options, now_ns)
-        # First of all that is called then: the outputs are still there.
+        # The first callback of the future: it runs while the outputs are still valid.
         submission.future.add_done_callback(partial(cache.store_answer, key, lookup_ns))
         return submission
 
     def cancel(self, submission: Submission) -> None:
-        """Tell that nobody waits for a request any more; its answer, if one comes, is still to be released."""
+        """Cancel a request whose client no longer waits; its answer, if one comes, must still be released."""
         self._runtime.cancel(submission.request)
 
     async def answer(self, submission: Submission) -> Answer:
-        """Wait for the answer to a request, which is to be released. Cancelling the caller cancels the request."""
+        """Wait for the answer to a request, which must be released. Cancelling the caller cancels the request."""
         try:
             return await submission.future
         except asyncio.CancelledError:
@@ -167,14 +167,14 @@ class DataPlane:
             raise
 
     def response_headers(self, submission: Submission, explain: bool) -> list[tuple[str, str]]:
-        """What a response says beside the tensors, as headers: the id that the client did not give, the explanation."""
+        """The headers of a response: the id of a request whose client gave none, and the explanation if requested."""
         trace = submission.trace
         headers = [] if trace.client_id else [(REQUEST_HEADER, trace.id)]
         return headers + explain_trace(trace, self._clock()).headers() if explain else headers
 
 
 def asks_for_explanation(value: str) -> bool:
-    """The value of the header `x-sluice-explain`. Raises RequestError."""
+    """Parse the value of the header `x-sluice-explain`. Raises RequestError."""
     if value not in _YES_OR_NO:
         raise RequestError(f"header '{EXPLAIN_HEADER}' must be one of {', '.join(_YES_OR_NO)}, got '{value:.80}'")
     return _YES_OR_NO[value]
@@ -183,9 +183,9 @@ def asks_for_explanation(value: str) -> bool:
 def build_response(
     answer: Answer, options: RequestOptions, statuses: StatusSettings = TRITON_STATUSES
 ) -> InferResponse:
-    """The response to a request of these terms; outputs that go to shared memory are there by then.
+    """The response to a request; outputs in shared memory have been written.
 
-    Raises ServingError when the answer has no outputs to give, or when they cannot be given as they are wanted.
+    Raises ServingError if the request failed, or if its outputs cannot be delivered as requested.
     """
     if not answer.outcome.answered:
         answer.release()
@@ -213,7 +213,7 @@ def _objectives(parameters: Parameters) -> tuple[object, int]:
     """The `slo_ms` of a request, and Triton's `timeout` (in microseconds, 0 for none) in nanoseconds."""
     for key, value in parameters.items():
         if key in _SEQUENCE_PARAMETERS:
-            if not value:  # which stands for none
+            if not value:  # 0 and false mean no sequence
                 continue
             raise UnsupportedRequest(f"parameter '{key}': sequences are not supported")
         if key in _RESERVED_PARAMETERS or key.startswith(_RESERVED_PREFIX):

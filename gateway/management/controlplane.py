@@ -1,4 +1,4 @@
-"""The control plane under both protocols: all that is asked of a server and told to it beside inference."""
+"""The control plane of both protocols: all queries and changes of a server apart from inference."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,14 +28,14 @@ _ORDER = (
     "trace",
     "logging",
 )
-"""Of the extensions, as Triton lists them."""
+"""The order of the extensions, as Triton lists them."""
 
 NO_CUDA = "CUDA shared memory is not supported; use system shared memory, or send the data itself"
 
 
 @dataclass(frozen=True, slots=True)
 class ControlPlane:
-    """What there is to ask and tell; `epoch_ns` is the time of day at 0 of the clock of all times."""
+    """The parts of a server that can be queried and changed. `epoch_ns` is the time of day at 0 of the clock."""
 
     registry: ModelRegistry
     repository: RepositoryApi
@@ -50,7 +50,7 @@ class ControlPlane:
 
     @property
     def extensions(self) -> list[str]:
-        """The protocol's extensions that are served."""
+        """The supported protocol extensions."""
         served = {*EXTENSIONS, "model_configuration", "statistics", "logging"}
         if self.repository.changes:
             served |= {"model_repository", "model_repository(unload_dependents)"}
@@ -65,7 +65,7 @@ class ControlPlane:
         return model_config_json(self.registry.pipeline(name, version))
 
     def model_statistics(self, name: str, version: str) -> dict[str, Any]:
-        """The statistics of a version, of all ready ones of a name, or, for "", of all that is ready.
+        """The statistics of one version, of all ready versions of a name, or, for "", of everything that is ready.
 
         Raises as `ModelRegistry.pipeline`.
         """

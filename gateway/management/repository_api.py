@@ -1,4 +1,4 @@
-"""The model repository as clients see and change it."""
+"""The repository extension: the index of models, and loading and unloading them."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from sluice.models.errors import RejectedError, RequestError, UnsupportedRequest
 
 
 class IndexEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A version of a model or pipeline; without `version` all that is there under the name."""
+    """A version of a model or pipeline; without `version`, everything under the name."""
 
     name: str
     version: str = ""
@@ -22,7 +22,7 @@ class IndexEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RepositoryApi:
-    """Tells what is in the repository and, with control `explicit`, has the `deployer` load and unload it."""
+    """The repository for clients. In the control mode `explicit` they load and unload models through `deployer`."""
 
     def __init__(
         self,
@@ -36,13 +36,13 @@ class RepositoryApi:
 
     @property
     def changes(self) -> bool:
-        """Whether clients may load and unload."""
+        """True if clients may load and unload models."""
         return self._control is ModelControlMode.EXPLICIT
 
     def index(self, repository: str, ready_only: bool) -> list[IndexEntry]:
-        """Everything that is known, or just what is ready; what was never loaded is a name alone.
+        """All known models, or only the ready ones; a model that was never loaded is a name alone.
 
-        `repository` must be "", as the others' must.
+        `repository` must be "", here and in the other methods.
         """
         _check(repository)
         entries = [
@@ -57,7 +57,7 @@ class RepositoryApi:
         return sorted([*entries, *found], key=lambda entry: entry.name)
 
     async def load(self, repository: str, name: str, parameters: Mapping[str, object]) -> None:
-        """Load a model or pipeline, or load it again if it has changed; returns when it is ready."""
+        """Load a model or pipeline, or reload it if it has changed; returns when it is ready."""
         _check(repository)
         if self._deployer is None or not self.changes:
             raise _not_allowed("load", name, self._control)
@@ -65,7 +65,7 @@ class RepositoryApi:
         await self._deployer.load(name, read_override(parameters))
 
     async def unload(self, repository: str, name: str, parameters: Mapping[str, object]) -> None:
-        """Unload a model or pipeline: it gets no more requests."""
+        """Unload a model or pipeline; it gets no more requests."""
         _check(repository)
         if self._deployer is None or not self.changes:
             raise _not_allowed("unload", name, self._control)

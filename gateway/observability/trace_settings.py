@@ -1,4 +1,4 @@
-"""Which requests are written to the trace file, as clients may change it while the server runs."""
+"""The trace settings of the protocol, which clients change while the server runs."""
 
 import logging
 import re
@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"-?[0-9]{1,10}")
 
 
 class _Sampler:
-    """Settings in force, and how far they have got."""
+    """The settings in force, and their counts."""
 
     __slots__ = ("left", "log_frequency", "on", "rate", "seen")
 
@@ -28,7 +28,7 @@ class _Sampler:
         self.seen = 0
 
     def takes(self) -> bool:
-        """Whether the next request is traced."""
+        """True if the next request is traced."""
         if not self.on or not self.left:
             return False
         self.seen += 1
@@ -41,9 +41,9 @@ class _Sampler:
 
 
 class TraceSettings:
-    """The settings of the protocol: for all requests, and what is different for single models or pipelines.
+    """The trace settings for all requests, and the deviating ones of single models or pipelines.
 
-    A change starts the counts of `trace_rate` and `trace_count` anew.
+    A change restarts the counts of `trace_rate` and `trace_count`.
     """
 
     def __init__(self, start: TraceFileSettings, names: Container[str]) -> None:
@@ -63,19 +63,19 @@ class TraceSettings:
 
     @property
     def available(self) -> bool:
-        """Whether there is a file to trace to."""
+        """True if there is a trace file."""
         return self._file is not None
 
     def get(self, model: str = "") -> dict[str, Any]:
-        """The settings for a model, or those for all: strings, but the level a list. Raises RequestError."""
+        """The settings for a model, or those for all: strings, except the level, which is a list.
+
+        Raises RequestError.
+        """
         self._check_model(model)
         return self._defaults | self._changes[""] | self._changes.get(model, {})
 
     def update(self, model: str, changes: Mapping[str, object]) -> None:
-        """Change settings, or, when one of the values is wrong, none; None takes back what was set before.
-
-        Raises RequestError.
-        """
+        """Change some settings; None resets one. If one of the values is wrong, change none and raise RequestError."""
         self._check_model(model)
         checked = {name: self._check(name, value) for name, value in changes.items()}
         if not checked:
@@ -85,7 +85,7 @@ class TraceSettings:
         self._reset_samplers()
 
     def ended(self, trace: Trace) -> None:
-        """Trace a request that has its outcome if it is its turn; a file that cannot be written is given up."""
+        """Write a request that has its outcome to the trace file, if it is its turn; stop tracing if the file fails."""
         if self._file is None:
             return
         name = trace.arrival.pipeline.rpartition(":")[0]
@@ -96,7 +96,7 @@ class TraceSettings:
             self._file.add(trace, sampler.log_frequency)
         except OSError as error:
             self._file = None
-            logger.error("the trace file cannot be written, so nothing is traced from here on: %s", error)
+            logger.error("the trace file cannot be written, tracing stops: %s", error)
 
     def _reset_samplers(self) -> None:
         self._samplers = {model: _Sampler(self.get(model)) for model in self._changes}

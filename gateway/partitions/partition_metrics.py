@@ -19,13 +19,17 @@ class PartitionMetrics(MetricsSource):
 
     def collect(self) -> Iterator[Metric]:
         """The families, for prometheus_client."""
-        ready = GaugeMetricFamily("sluice_partition_ready", "1 while the worker is up.", labels=["partition"])
-        restarts = CounterMetricFamily("sluice_worker_restarts", "Workers that were lost.", labels=["partition"])
+        ready = GaugeMetricFamily(
+            "sluice_partition_ready", "1 while the worker of the partition is running.", labels=["partition"]
+        )
+        restarts = CounterMetricFamily(
+            "sluice_worker_restarts", "Workers that were lost and restarted.", labels=["partition"]
+        )
         for name in self._inventory.names:
             ready.add_metric([name], int(self._inventory.is_up(name)))
             restarts.add_metric([name], self._inventory.losses(name))
         enforced = GaugeMetricFamily(
-            "sluice_partition_enforced", "1 if its limits are proved to hold, 0 if not.", labels=["partition"]
+            "sluice_partition_enforced", "1 if the partition's limits are proved to hold, else 0.", labels=["partition"]
         )
         for name, is_enforced in self._inventory.enforced().items():
             enforced.add_metric([name], int(is_enforced))

@@ -139,7 +139,7 @@ class ResizeMetrics(MetricsSource):
     def collect(self) -> Iterator[Metric]:
         """The family, for prometheus_client."""
         resizes = CounterMetricFamily(
-            "sluice_partition_resizes", "Other shares that it was given.", labels=["partition", "by", "reason"]
+            "sluice_partition_resizes", "Resizes of the partition.", labels=["partition", "by", "reason"]
         )
         for (partition, cause), count in self._done.items():
             resizes.add_metric([partition, *cause], count)

@@ -1,6 +1,6 @@
-"""Keeps the tensors of open requests and lays out the inputs of batches.
+"""Holds the tensors of open requests and assembles the inputs of batches.
 
-Tensors of a request are copied once, side by side into one slot of the gateway's arena for a batch; the outputs of
+A tensor of a request is copied once, next to the others of its batch, into a slot of the gateway's arena. Outputs of
 earlier stages are passed on where they lie, as segments.
 """
 
@@ -35,7 +35,7 @@ from sluice.mps.ipc.messages import InputTensor, OutputTensor, Segment
 
 
 class BatchInput(NamedTuple):
-    """An input of a batch where its rows lie: arrays one after the other, which together have `shape`."""
+    """An input of a batch as the arrays of its rows, in order; together they have `shape`."""
 
     spec: TensorSpec
     shape: tuple[int, ...]
@@ -43,7 +43,7 @@ class BatchInput(NamedTuple):
 
 
 class _Running(NamedTuple):
-    """A batch in flight: its slot (None when nothing was copied) and the outputs that it reads."""
+    """A batch in flight: its slot (None if nothing was copied) and the outputs that it reads."""
 
     batch: DispatchBatch
     slot: InputSlot | None
@@ -51,9 +51,10 @@ class _Running(NamedTuple):
 
 
 class Assembly:
-    """Tensors by request and by batch; `wirings` are the pipelines by `name:version`, `models` the specs by key.
+    """The tensors of open requests and of running batches.
 
-    `cache` is for stages that are looked up before they run; without it `recall` is not to be called.
+    `wirings` are the pipelines by `name:version`, `models` the specs by key. `cache` serves stages that are looked up
+    before they run; `look_up_cache` needs it.
     """
 
     def __init__(
@@ -72,13 +73,13 @@ class Assembly:
         self._running: dict[int, _Running] = {}
 
     def add(self, wirings: Mapping[str, PipelineWiring], models: Mapping[str, ModelSpec]) -> None:
-        """Know more pipelines and models."""
+        """Add pipelines and models."""
         self._wirings.update(wirings)
         self._models.update(models)
         self._partial |= _partial(models)
 
     def remove(self, pipelines: Iterable[str], models: Iterable[str]) -> None:
-        """Know pipelines no more that get no requests, and models that no batch is left of."""
+        """Remove pipelines that get no more requests and models without batches."""
         for pipeline in pipelines:
             self._wirings.pop(pipeline, None)
         for model in models:
@@ -86,15 +87,15 @@ class Assembly:
             self._partial.discard(model)
 
     def admit(self, request: int, pipeline: str, inputs: Mapping[str, Tensor], rows: int, input_bytes: int) -> int:
-        """Keep a request's inputs; returns the bytes that its stages' outputs will take."""
+        """Store a request's inputs; returns the bytes that its stages' outputs will take."""
         wiring = self._wirings[pipeline]
         self._requests[request] = RequestTensors(wiring, inputs, rows)
         return wiring.memory.output_bytes(rows, input_bytes)
 
     def begin(self, batch: DispatchBatch) -> tuple[InputTensor, ...]:
-        """Lay out the inputs of a batch, which then holds its memory until `complete` or `abandon`.
+        """Lay out the inputs of a batch, which holds its memory until `complete` or `abandon`.
 
-        Raises PartitionError when there is no memory for them.
+        Raises PartitionError if there is no memory for them.
         """
         reads: list[BatchOutputs] = []
         spec = self._models[batch.model]
@@ -120,9 +121,9 @@ class Assembly:
         return tuple(inputs)
 
     def collect(self, batch: DispatchBatch) -> list[BatchInput]:
-        """The inputs of a batch whose rows are copied at once, for somebody who does not share our memory.
+        """The inputs of a batch for an executor that copies them at once, without shared memory.
 
-        As after `begin`, `complete` or `abandon` has to follow.
+        `complete` or `abandon` must follow, as after `begin`.
         """
         spec = self._models[batch.model]
         inputs = []
@@ -134,7 +135,7 @@ class Assembly:
         return inputs
 
     def complete(self, batch: int, outputs: BatchOutputs) -> None:
-        """Take a batch's outputs over for the members that are still open, and free what it read."""
+        """Store a batch's outputs for the members that are still open, and free its inputs."""
         running = self._end(batch)
         spec = self._models[running.batch.model]
         if not spec.batchable:
@@ -152,13 +153,13 @@ class Assembly:
         outputs.release_reference()
 
     def abandon(self, batch: int) -> None:
-        """Free what a batch read that will not complete."""
+        """Free the inputs of a batch that will not complete."""
         self._end(batch)
 
     def combine(self, member: Member) -> Combined:
-        """Run a combiner and keep its output like a stage's.
+        """Run a combiner and store its output as a stage's.
 
-        Raises ValueError for answers that do not fit together: variable dimensions may differ.
+        Raises ValueError for answers whose shapes do not fit: variable dimensions may differ.
         """
         request_tensors = self._requests[member.request]
         stage = request_tensors.wiring.stages[member.stage]
@@ -168,11 +169,14 @@ class Assembly:
         outputs = BatchOutputs({stage.output: joined}, {}, no_release)
         outputs.references = 1
         request_tensors.stage_outputs[member.stage] = StageOutput(outputs, 0, member.rows, member.row_index)
-        confidences = tuple(tuple(confidence(joined, verdict.confidence).tolist()) for verdict in stage.confidences)
+        confidences = tuple(tuple(confidence(joined, each.confidence).tolist()) for each in stage.confidences)
         return confidences, batch_key([(stage.output, joined.shape[1:])])
 
     def look_up_cache(self, member: Member) -> str | None:
-        """Keep what is known of a stage as if it had run; returns the key of its outputs, None when nothing is."""
+        """Look up a stage in the cache and store what is found as the stage's output.
+
+        Returns the batch key of the outputs, or None if the cache has none.
+        """
         assert self._cache is not None
         request_tensors = self._requests[member.request]
         spec = self._models[request_tensors.wiring.stages[member.stage].model]
@@ -185,9 +189,9 @@ class Assembly:
         return batch_key((name, outputs.tensors[name].shape[1:]) for name in variable) if variable else ""
 
     def take_outputs(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
-        """A request's output tensors, and what to call when they are no longer looked at; the rest is forgotten.
+        """A request's output tensors and a function that releases them; everything else of the request is dropped.
 
-        Raises ValueError for outputs that cannot be put together; the request then stays until `discard`.
+        Raises ValueError for outputs that cannot be merged; the request then stays until `discard`.
         """
         request_tensors = self._requests[request]
         tensors: dict[str, Tensor] = {}
@@ -219,9 +223,10 @@ class Assembly:
         return running
 
     def _given(self, batch: DispatchBatch, spec: ModelSpec) -> Sequence[TensorSpec]:
-        """The inputs of a model that the requests of a batch give.
+        """The inputs of a model that the requests of a batch provide.
 
-        Raises ValueError where they differ, as the batch keys of pipelines that have other names for them may not.
+        Raises ValueError if they differ, which the batch keys of pipelines with other names for the inputs may not
+        prevent.
         """
         given = {tuple(self._gives(member, tensor.name) for tensor in spec.inputs) for member in batch.members}
         if len(given) > 1:
@@ -236,7 +241,7 @@ class Assembly:
     def _gather(
         self, members: Sequence[Member], name: str, reads: list[BatchOutputs]
     ) -> tuple[list[Array | Segment], tuple[int, ...]]:
-        """The rows of input `name`, arrays to be copied or segments to be passed on, and one member's shape."""
+        """The rows of an input, as arrays to copy or segments to pass on, and the shape of one member's tensor."""
         pieces: list[Array | Segment] = []
         for member in members:
             request_tensors = self._requests[member.request]
@@ -258,7 +263,7 @@ class Assembly:
         return pieces, shape
 
     def _arrays(self, members: Sequence[Member], name: str) -> tuple[list[Array], tuple[int, ...]]:
-        """As `_gather`, wherever the rows lie."""
+        """The rows of an input as arrays, and the shape of one member's tensor."""
         pieces: list[Array] = []
         for member in members:
             request_tensors = self._requests[member.request]
@@ -283,5 +288,5 @@ def _segment(located: OutputTensor, first: int, end: int) -> Segment:
 
 
 def _partial(models: Mapping[str, ModelSpec]) -> set[str]:
-    """Those of which requests may leave out inputs."""
+    """The models with optional inputs."""
     return {key for key, spec in models.items() if any(tensor.optional for tensor in spec.inputs)}

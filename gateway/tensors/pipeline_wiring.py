@@ -1,4 +1,4 @@
-"""What the executors need to know of a pipeline, resolved once when it is loaded."""
+"""The tensor wiring of pipelines, resolved once when a pipeline is loaded."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -13,16 +13,16 @@ REQUEST_STAGE = -1
 
 
 class TensorRef(NamedTuple):
-    """Where an input comes from: output `tensor` of stage number `stage`, or a tensor of the request."""
+    """The source of an input: output `tensor` of stage number `stage`, or a tensor of the request."""
 
     stage: int
     tensor: str
 
 
 class StageWiring(NamedTuple):
-    """One stage, of a `model` ("" for a combiner): `inputs` by name, in order for a combiner, which makes `output`.
+    """One stage, of a `model` ("" for a combiner): the sources of its inputs by name, in order for a combiner.
 
-    `names` are what a combiner calls its inputs, `weights` those that it gives them, if any.
+    A combiner produces `output`; `names` are the names of its inputs, `weights` their weights, if any.
     """
 
     inputs: Mapping[str, TensorRef]
@@ -35,9 +35,9 @@ class StageWiring(NamedTuple):
 
 
 class PipelineWiring(NamedTuple):
-    """One pipeline. `outputs` lists for each the stages that may have produced it, the first one that ran counts.
+    """One pipeline. `outputs` lists for each output the stages that may produce it; the first one that ran counts.
 
-    `ranks` are those of the items of all outputs, unless every model and the pipeline have a batch dimension.
+    `ranks` are the ranks of the items of all outputs, unless every model and the pipeline have a batch dimension.
     """
 
     batchable: bool
@@ -50,7 +50,10 @@ class PipelineWiring(NamedTuple):
 def wire_pipeline(
     pipeline: Pipeline, models: Mapping[str, ModelSpec], confidences: Sequence[tuple[ConfidenceSpec, ...]]
 ) -> PipelineWiring:
-    """Resolve a checked pipeline; `confidences` are those of its combiners, one tuple a stage (empty for a model's)."""
+    """Resolve a checked pipeline.
+
+    `confidences` are the confidences that its combiners report, one tuple per stage (empty for a model's stage).
+    """
     numbers = {stage.name: number for number, stage in enumerate(pipeline.stages)} | {REQUEST: REQUEST_STAGE}
     wirings: list[StageWiring] = []
     for stage, reports in zip(pipeline.stages, confidences, strict=True):

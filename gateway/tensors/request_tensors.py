@@ -1,4 +1,4 @@
-"""What is kept of open requests: their inputs, and what their stages have made."""
+"""The tensors of open requests: their inputs and the outputs of their stages."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -16,10 +16,10 @@ from sluice.mps.ipc.messages import OutputTensor
 
 
 class BatchOutputs:
-    """The outputs of one batch (or combiner), kept as long as requests or running batches refer to them.
+    """The outputs of one batch or combiner, with a count of the requests and running batches that refer to them.
 
-    `located` says where in shared memory they lie; it is empty for those that the gateway computed itself. `free` is
-    called when the last reference is gone.
+    `located` is the place of each output in shared memory, empty for outputs that the gateway computed. `free` is
+    called when the last reference is released.
     """
 
     __slots__ = ("_free", "located", "references", "tensors")
@@ -33,21 +33,21 @@ class BatchOutputs:
         self._free = free
 
     def as_row(self) -> None:
-        """Give the outputs of a model without a batch dimension one: they are one row."""
+        """Add a batch dimension of one row to the outputs of a model without one."""
         self.tensors = {name: reshaped(tensor, (1, *tensor.shape)) for name, tensor in self.tensors.items()}
         self.located = {
             name: msgspec.structs.replace(each, shape=(1, *each.shape)) for name, each in self.located.items()
         }
 
     def release_reference(self) -> None:
-        """Take one reference back."""
+        """Release one reference."""
         self.references -= 1
         if self.references == 0:
             self._free()
 
 
 class StageOutput(NamedTuple):
-    """What a stage computed for one request: rows `first` to `first + rows` of `outputs`, for the rows `row_index`."""
+    """The output of a stage for one request: rows `first` to `first + rows` of `outputs`, for the rows `row_index`."""
 
     outputs: BatchOutputs
     first: int
@@ -56,9 +56,10 @@ class StageOutput(NamedTuple):
 
 
 class RequestTensors:
-    """The tensors of one open request; `stage_outputs` has one entry a stage, None as long as (or if) it did not run.
+    """The tensors of one open request.
 
-    `cache_misses` has, by stage, the keys of what was looked up in the cache and was not there, and how long that took.
+    `stage_outputs` has one entry per stage, None until it has run. `cache_misses` has, by stage, the cache key of a
+    look-up that found nothing and the time it took.
     """
 
     __slots__ = ("cache_misses", "inputs", "rows", "stage_outputs", "wiring")
@@ -72,9 +73,9 @@ class RequestTensors:
 
 
 def item_shape(sample: tuple[int, ...], tensor: TensorSpec, rows: int | None) -> tuple[int, ...]:
-    """The shape of an input of so many rows (None: it has no batch dimension) from that of what one request gives.
+    """The shape of an input of `rows` rows (None: no batch dimension), from the shape of one request's tensor.
 
-    Of the two, one alone may have a batch dimension, of one row.
+    Only one of the two may have a batch dimension, of one row.
     """
     item = sample[len(sample) - len(tensor.shape) :]
     return item if rows is None else (rows, *item)
@@ -83,7 +84,10 @@ def item_shape(sample: tuple[int, ...], tensor: TensorSpec, rows: int | None) ->
 def locate_rows(
     request_tensors: RequestTensors, ref: TensorRef, row_index: tuple[int, ...] | None
 ) -> tuple[Tensor, OutputTensor | None, list[tuple[int, int]]]:
-    """The tensor that holds the rows `row_index` of a request, its place in shared memory, and the rows' runs in it."""
+    """The tensor that holds the rows `row_index` of a request.
+
+    Returns it with its place in shared memory, if any, and the runs of the rows in it.
+    """
     if ref.stage == REQUEST_STAGE:
         wanted = range(request_tensors.rows) if row_index is None else row_index
         return request_tensors.inputs[ref.tensor], None, list(contiguous_runs(wanted))
@@ -96,7 +100,7 @@ def locate_rows(
 
 
 def select_rows(request_tensors: RequestTensors, ref: TensorRef, row_index: tuple[int, ...] | None) -> Array:
-    """The rows `row_index` of a fixed-width tensor; a view where they are contiguous."""
+    """The rows `row_index` of a fixed-width tensor; a view if they are contiguous."""
     tensor, _, spans = locate_rows(request_tensors, ref, row_index)
     assert not isinstance(tensor, WireBytes), "combiners take numbers"
     selected = [tensor[first:end] for first, end in spans]
@@ -104,7 +108,7 @@ def select_rows(request_tensors: RequestTensors, ref: TensorRef, row_index: tupl
 
 
 def pipeline_output(request_tensors: RequestTensors, refs: Sequence[TensorRef]) -> Tensor:
-    """A pipeline output: a view where one source ran all rows, else merged into new memory."""
+    """An output of the pipeline: a view if one stage produced all rows, else merged into new memory."""
     held: list[tuple[Tensor, Sequence[int]]] = []
     for ref in refs:
         source = request_tensors.stage_outputs[ref.stage]
@@ -120,11 +124,11 @@ def pipeline_output(request_tensors: RequestTensors, refs: Sequence[TensorRef]) 
 
 
 def drop_references(stage_outputs: Sequence[StageOutput | None]) -> None:
-    """Take the references of all stages back."""
+    """Release the references to the outputs of all stages."""
     for held in stage_outputs:
         if held is not None:
             held.outputs.release_reference()
 
 
 def no_release() -> None:
-    """What outputs need to be freed that the gateway has made itself, or knows."""
+    """Frees nothing: for outputs that the gateway computed or cached."""

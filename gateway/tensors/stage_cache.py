@@ -1,4 +1,4 @@
-"""What stages of pipelines make, in the response cache of their models."""
+"""The response cache for stages of pipelines."""
 
 from collections.abc import Mapping
 
@@ -12,13 +12,13 @@ from sluice.models.spec import ModelSpec
 
 
 class StageCache:
-    """Looks stages up in a cache, and keeps there what those have made that were not in it."""
+    """Looks up stages in the response cache, and stores the outputs of stages that were not found."""
 
     def __init__(self, cache: ResponseCache) -> None:
         self._cache = cache
 
     def look_up(self, request_tensors: RequestTensors, member: Member, spec: ModelSpec) -> BatchOutputs | None:
-        """The outputs of a stage that runs that model for a member's rows, as of a batch of these rows."""
+        """The cached outputs of a stage that runs model `spec` for a member's rows; None if there are none."""
         since_ns = self._cache.clock()
         key = request_key(spec.key, _inputs(request_tensors, member, spec))
         known = self._cache.look_up(key, since_ns)
@@ -33,7 +33,7 @@ class StageCache:
     def store(
         self, request_tensors: RequestTensors, member: Member, spec: ModelSpec, outputs: BatchOutputs, first: int
     ) -> None:
-        """Keep the outputs, from row `first` on, of a stage that was looked up before it ran."""
+        """Store the outputs, from row `first` on, of a stage that was not found before it ran."""
         asked = request_tensors.cache_misses.pop(member.stage, None)
         if asked is None:
             return

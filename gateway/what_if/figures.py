@@ -1,4 +1,4 @@
-"""The figures of a configuration: each stage's latency, cost and arithmetic, and which stages the latency hangs on."""
+"""The figures of a configuration: each stage's latency, cost and arithmetic, and the critical path."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _MEDIAN = 0.5
 
 
 class PlanFigures:
-    """Figures of configurations at one rate; `simulated` are the models and kinds whose latencies are."""
+    """Figures of configurations at one rate; `simulated` are the models and kinds with simulated latencies."""
 
     def __init__(self, now: RateScenario, slo_ns: int, simulated: set[tuple[str, str]]) -> None:
         self._now = now
@@ -32,7 +32,7 @@ class PlanFigures:
         return self._now.costs_to_go(self._slo_ns)
 
     def configuration(self, chosen: StageChoices) -> Configuration:
-        """All figures; its latencies are None when the rate is too much for one of the stages."""
+        """All figures; the latencies are None if the rate exceeds the capacity of a stage."""
         stages = self._problem.stages
         pairs = list(zip(chosen.candidates, stages, strict=True))
         begins, ends = _times(stages, [each.latency_ns if stage.on_path else 0 for each, stage in pairs])
@@ -104,7 +104,7 @@ class PlanFigures:
 
 
 def _times(stages: Sequence[StageProblem], spans_ns: Sequence[int]) -> tuple[list[int], list[int]]:
-    """When each stage begins and ends if it takes so long."""
+    """The start and end of each stage for the given durations."""
     begins: list[int] = []
     ends: list[int] = []
     for stage, span_ns in zip(stages, spans_ns, strict=True):
@@ -114,7 +114,7 @@ def _times(stages: Sequence[StageProblem], spans_ns: Sequence[int]) -> tuple[lis
 
 
 def _critical(stages: Sequence[StageProblem], begins: Sequence[int], ends: Sequence[int]) -> set[int]:
-    """The stages on the longest way, those that take no time left out."""
+    """The stages on the critical path, without those that take no time."""
     at: int | None = max(range(len(stages)), key=ends.__getitem__)
     critical = set()
     while at is not None:

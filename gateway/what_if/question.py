@@ -1,8 +1,9 @@
-"""The question of `sluice plan`, and its answer: the plan and what lies around it."""
+"""The question of `sluice plan` and its answer: the plan, its alternatives and the limits."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from sluice.batcher.planner.registry import DEFAULT, planner_named
 from sluice.batcher.planner.stage_latency import RHO_MAX
 from sluice.gateway.what_if.answer import (
     PER,
@@ -17,33 +18,33 @@ from sluice.gateway.what_if.answer import (
     TableUsed,
 )
 from sluice.gateway.what_if.figures import PlanFigures
-from sluice.gateway.what_if.planning import PRECISION, RateScenario, StageChoices, WhatIf, planner_named
+from sluice.gateway.what_if.planning import PRECISION, RateScenario, StageChoices, WhatIf
 from sluice.models.units import ns_to_ms
 
 _EQUAL = 1e-9
-"""Costs that differ by less, relatively, are the same."""
+"""Costs with a smaller relative difference are equal."""
 
 
 class PlanQuestion(NamedTuple):
-    """What is asked; `assumptions` and `tables` are what it rests on, for the answer to say."""
+    """A question; `assumptions` and `tables` are repeated in the answer."""
 
     slo_ns: int
     rate: float
-    planner: str = "exact"
-    seed: int = 0
+    planner: str = DEFAULT
+    planner_settings: Mapping[str, object] = {}
     assumptions: tuple[str, ...] = ()
     tables: tuple[TableUsed, ...] = ()
 
 
 def answer_question(what_if: WhatIf, question: PlanQuestion) -> PlanAnswer:
-    """Plan, and find out what lies around the plan; ConfigError when nothing is known of a model."""
+    """Find the plan, its alternatives and the limits; raises ConfigError if a model has no latencies."""
     slo_ns = question.slo_ns
     now = what_if.at(question.rate)
     simulated = {(each.model, each.kind) for each in question.tables if each.source is TableSource.SIMULATED}
     exact = now.alternatives(slo_ns) if now.fits(slo_ns) else []
     chosen = exact[0] if exact else None
-    if exact and question.planner != "exact":
-        chosen = now.best(planner_named(question.planner, question.seed), slo_ns)
+    if exact and question.planner != DEFAULT:
+        chosen = now.best(planner_named(question.planner, question.planner_settings), slo_ns)
     plan = PlanFigures(now, slo_ns, simulated).configuration(chosen or (exact[0] if exact else now.quickest))
     highest = what_if.highest_rate(slo_ns)
     return PlanAnswer(
@@ -77,7 +78,7 @@ def _front(now: RateScenario, slo_ns: int) -> tuple[FrontPoint, ...]:
 
 
 def _runner_up(now: RateScenario, chosen: StageChoices, exact: Sequence[StageChoices], slo_ns: int) -> RunnerUp | None:
-    """The best that differs in its figures: one that fits, else one that does not."""
+    """The best configuration with other figures: one that fits, else one that does not."""
     others = [*exact, *now.alternatives(now.any_time(slo_ns))]
     other = next((each for each in others if each[1:] != chosen[1:]), None)
     if other is None:
@@ -96,17 +97,17 @@ def _why_lost(other: StageChoices, chosen: StageChoices, slo_ns: int) -> str:
     slower_ms = ns_to_ms(other.latency_ns - chosen.latency_ns)
     if abs(other.cost - chosen.cost) <= _EQUAL * max(other.cost, chosen.cost):
         if slower_ms > 0:
-            return f"as dear, and slower by {slower_ms:.3f} ms"
-        return f"as dear, and quicker by {-slower_ms:.3f} ms; the planner missed it"
+            return f"equal cost, slower by {slower_ms:.3f} ms"
+        return f"equal cost, faster by {-slower_ms:.3f} ms; the planner missed it"
     if other.cost < chosen.cost:
         return f"cheaper by {1 - other.cost / chosen.cost:.1%}; the planner missed it"
     if not chosen.cost:
-        return "dearer, the plan costs nothing"
-    return f"dearer by {other.cost / chosen.cost - 1:.1%}"
+        return "more expensive: the plan costs nothing"
+    return f"more expensive by {other.cost / chosen.cost - 1:.1%}"
 
 
 def _bottleneck(now: RateScenario) -> Bottleneck:
-    """The stage whose rows take most of the partitions' time; without traffic, that would if there were some."""
+    """The stage whose rows take most of the partitions' time; without traffic, the one that would."""
     demand = now.demand
     shares = [
         (demand.utilisation(stage.model, reach), index)
@@ -130,12 +131,12 @@ def _infeasible(
 ) -> Infeasible:
     nearest_rate = highest or None
     if now.overloaded:
-        neck = _bottleneck(now)
+        bottleneck = _bottleneck(now)
         return Infeasible(
-            neck.stage,
-            f"at {now.rate:.10g} requests/s all stages together take {_percent(neck.total_utilisation)} of the "
-            f"partitions' time in their best batches, at most {RHO_MAX:.0%} are planned for; stage '{neck.stage}' "
-            f"takes most of it: {_percent(neck.utilisation)}",
+            bottleneck.stage,
+            f"at {now.rate:.10g} requests/s all stages together take {_percent(bottleneck.total_utilisation)} of the "
+            f"partitions' time with their best batches, expected at most {RHO_MAX:.0%}; stage '{bottleneck.stage}' "
+            f"takes most of it: {_percent(bottleneck.utilisation)}",
             None,
             None if nearest_rate is None else now.rate - nearest_rate,
             None,
@@ -143,13 +144,15 @@ def _infeasible(
         )
     quickest_ms = ns_to_ms(now.quickest.latency_ns)
     if found:
-        reason = f"planner {question.planner} finds nothing that fits, though there is something: shown is the best"
+        reason = (
+            f"planner {question.planner} finds no configuration that fits although one exists; the best one is shown"
+        )
         return Infeasible("", reason, None, None, quickest_ms, nearest_rate)
     excess_ms = quickest_ms - ns_to_ms(question.slo_ns)
     most = max((stage for stage in plan.stages if stage.critical), key=lambda stage: stage.p99_ms or 0.0)
     return Infeasible(
         most.stage,
-        f"the quickest configuration takes {quickest_ms:.3f} ms, {excess_ms:.3f} ms too long; "
+        f"the fastest configuration takes {quickest_ms:.3f} ms, {excess_ms:.3f} ms too long; "
         f"stage '{most.stage}' takes most of it: {most.p99_ms:.3f} ms",
         excess_ms,
         None,

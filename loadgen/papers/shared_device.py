@@ -19,6 +19,7 @@ from sluice.batcher.interface.config import (
 )
 from sluice.batcher.interface.decisions import AnyDecision, CompleteRequest, DispatchBatch, RevokeBatch
 from sluice.batcher.interface.events import AnyEvent, BatchCompleted, BatchRevoked, PartitionReady, RequestArrived
+from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_S
@@ -80,7 +81,7 @@ def run(cap: Cap, jobs: Sequence[BurstJob], batch_s: float, observe: Observer = 
 def spec_of(cap: Cap, jobs: Sequence[BurstJob]) -> SchedulerSpec:
     """A partition and a model for each job."""
     return SchedulerSpec(
-        tuple(ScheduledModel(job.name, 1) for job in jobs),
+        tuple(ScheduledModel(job.name, 1, DeadlineSettings()) for job in jobs),
         tuple(PipelineConfig(job.name, (StageConfig(job.name, job.name),)) for job in jobs),
         tuple(PartitionConfig(job.name, job.name, device=_share_of(cap, job)) for job in jobs),
         Limits(queue_requests=1 << 20, hand_off_ns=0),

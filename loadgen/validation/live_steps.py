@@ -4,9 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
-from sluice.batcher.drivers.journal import JournalStep
+from sluice.batcher.drivers.journal import JournalStep, decode_step
 from sluice.batcher.interface.decisions import CompleteRequest, DispatchBatch
 from sluice.batcher.interface.events import BatchCompleted, BatchFailed, BatchRevoked, PartitionReady, RequestArrived
 from sluice.models.profiles.latency_table import LatencyTable
@@ -59,7 +57,7 @@ def read_journal(path: Path, windows: Sequence[Window]) -> Journal:
     """Read the journal of a server that has stopped; `windows` are ascending and do not overlap."""
     with path.open("rb") as lines:
         next(lines)  # the scheduler's spec
-        return digest(map(msgspec.json.Decoder(JournalStep).decode, lines), windows)
+        return digest(map(decode_step, lines), windows)
 
 
 def digest(steps: Iterable[JournalStep], windows: Sequence[Window]) -> Journal:

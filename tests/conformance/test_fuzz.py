@@ -21,7 +21,7 @@ from sluice.models.errors import ServingError
 from sluice.models.tensors.spec import DataType
 from tests.support.onnx_models import save_identity
 from tests.support.server import GatewayServer, gateway_server
-from tests.unit.gateway.front import identity
+from tests.unit.gateway.instant_gateway import identity
 
 ANSWERS = (
     grpc.StatusCode.OK,

@@ -11,9 +11,8 @@ from sluice.batcher.interface.planner_protocol import FAR_NS, LiveOption
 from sluice.batcher.planner.baselines.brute_force import plan_brute_force
 from sluice.batcher.planner.exact import ExactPlanner, plan_exact
 from sluice.batcher.planner.graph import tangle
-from sluice.batcher.planner.live import FewOptionsRanker, ManyOptionsRanker
+from sluice.batcher.planner.live import FewOptionsRanker, ManyOptionsRanker, StageRanker
 from sluice.batcher.planner.problem import Path, Problem
-from sluice.batcher.planner.rank import StageRanker
 from tests.support.planning import chain, directed_acyclic, longest_ns, random_problem, series_parallel
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -18,7 +18,6 @@ from sluice.batcher.interface.config import (
     PartitionConfig,
     PipelineConfig,
     PolicyConfig,
-    PolicyName,
     ScheduledModel,
     SchedulerSpec,
     StageConfig,
@@ -38,6 +37,9 @@ from sluice.batcher.interface.plan_data import Observed, Plan
 from sluice.batcher.interface.planner_protocol import Planner
 from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
+from sluice.batcher.policies.deadline import DeadlineSettings
+from sluice.batcher.policies.no_batching import NoBatchingSettings
+from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.protocol.answer import Answer
@@ -119,8 +121,7 @@ class Inline(Executor):
         return future
 
 
-def scheduler_spec(policy: PolicyName, late: Late) -> SchedulerSpec:
-    settings = PolicyConfig(policy, (4, 8), 2 * NS_PER_MS) if policy is PolicyName.TIMEOUT else PolicyConfig(policy)
+def scheduler_spec(policy: PolicyConfig, late: Late) -> SchedulerSpec:
     cascade = PipelineConfig(
         "cascade:1",
         (StageConfig("first", "small"), StageConfig("second", "large", (), WhenConfig(0, 0, 0.5))),
@@ -132,7 +133,7 @@ def scheduler_spec(policy: PolicyName, late: Late) -> SchedulerSpec:
         late,
     )
     return SchedulerSpec(
-        tuple(ScheduledModel(key, 8, (CERTAINTY,) if key == "small" else (), settings) for key in TABLES),
+        tuple(ScheduledModel(key, 8, policy, (CERTAINTY,) if key == "small" else ()) for key in TABLES),
         (cascade, ensemble, PipelineConfig("twin:1", (StageConfig("twin", "twin"),), late)),
         tuple(PartitionConfig(name, "cpu1") for name in PARTITIONS),
         Limits(queue_requests=64),
@@ -141,7 +142,7 @@ def scheduler_spec(policy: PolicyName, late: Late) -> SchedulerSpec:
 
 def planned_spec(late: Late) -> SchedulerSpec:
     """A fast and a slow partition; the second stage of the cascade may be run by either model."""
-    spec = scheduler_spec(PolicyName.DEADLINE, late)
+    spec = scheduler_spec(DeadlineSettings(), late)
     cascade, ensemble, twin = spec.pipelines
     first, second = cascade.stages
     second = msgspec.structs.replace(second, variants=("large", "twin"))
@@ -276,8 +277,8 @@ def decisions_of(run: Run, seed: int) -> list[AnyDecision]:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("late", list(Late))
-@pytest.mark.parametrize("policy", list(PolicyName))
-def test_runtime_and_simulator_decide_alike(policy: PolicyName, late: Late, seed: int) -> None:
+@pytest.mark.parametrize("policy", [NoBatchingSettings(), TimeoutConfig((4, 8), 2 * NS_PER_MS), DeadlineSettings()])
+def test_runtime_and_simulator_decide_alike(policy: PolicyConfig, late: Late, seed: int) -> None:
     arrivals, cancellations = traffic(seed)
     run = Run(scheduler_spec(policy, late), dict.fromkeys(PARTITIONS, TABLES), arrivals, cancellations)
     kinds = {type(decision) for decision in decisions_of(run, seed)}

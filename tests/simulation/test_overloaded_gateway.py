@@ -10,6 +10,7 @@ from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, Sch
 from sluice.batcher.interface.decisions import AnyDecision
 from sluice.batcher.interface.events import AnyEvent, BatchCompleted, OutputsCombined, PartitionReady, RequestArrived
 from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.protocol.answer import Answer
@@ -32,7 +33,7 @@ STAGES = (
     StageConfig("vote", None, (1, 2, 3)),
 )
 SPEC = SchedulerSpec(
-    tuple(ScheduledModel(model, 64) for model in MODELS),
+    tuple(ScheduledModel(model, 64, DeadlineSettings()) for model in MODELS),
     (PipelineConfig("ensemble:1", STAGES, late=Late.EVICT),),
     (PartitionConfig("cpu0", "cpu1"),),
 )

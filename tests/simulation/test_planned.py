@@ -9,14 +9,7 @@ import pytest
 
 from sluice.batcher.drivers.journal import JournalWriter, replay
 from sluice.batcher.drivers.simulator import Verdicts
-from sluice.batcher.interface.config import (
-    PartitionConfig,
-    PipelineConfig,
-    PolicyConfig,
-    PolicyName,
-    SchedulerSpec,
-    StageConfig,
-)
+from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, PolicyConfig, SchedulerSpec, StageConfig
 from sluice.batcher.interface.decisions import (
     AnyDecision,
     BuildPlan,
@@ -35,6 +28,8 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.interface.plan_data import Observed, Plan
 from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
+from sluice.batcher.policies.deadline import DeadlineSettings
+from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
@@ -384,10 +379,10 @@ def in_time(place: str, max_batch: int, policy: PolicyConfig, rate: float, seed:
 def test_as_many_requests_are_in_time_as_by_any_fixed_batch_size_and_partition(rate: float) -> None:
     """Two unequal partitions, which can do 388 requests a second in the largest batches, and 344 in those of 8."""
     seeds = (0, 1, 2)
-    planned = sum(in_time("both", 16, PolicyConfig(), rate, seed) for seed in seeds)
+    planned = sum(in_time("both", 16, DeadlineSettings(), rate, seed) for seed in seeds)
     for place in PLACES:
         for batch in (1, 2, 4, 8, 16):
             if most(place, batch) * 3 * len(seeds) >= planned:
-                fixed = PolicyConfig(PolicyName.TIMEOUT, (batch,), 20 * MS)
+                fixed = TimeoutConfig((batch,), 20 * MS)
                 found = sum(in_time(place, batch, fixed, rate, seed) for seed in seeds)
                 assert planned >= found, f"{place}, batches of {batch}: {found} of {rate:g} requests a second"

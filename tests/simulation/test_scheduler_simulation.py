@@ -8,10 +8,13 @@ import pytest
 
 from sluice.batcher.drivers.journal import JournalWriter, replay
 from sluice.batcher.drivers.simulator import Verdicts
-from sluice.batcher.interface.config import Limits, PipelineConfig, PolicyConfig, PolicyName, SchedulerSpec
+from sluice.batcher.interface.config import Limits, PipelineConfig, PolicyConfig, SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, Settlement
 from sluice.batcher.interface.events import AnyEvent, PartitionLost, PartitionReady, RequestArrived, RequestCancelled
 from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.policies.deadline import DeadlineSettings
+from sluice.batcher.policies.no_batching import NoBatchingSettings
+from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
@@ -149,9 +152,9 @@ def test_a_run_replays_identically_and_another_run_of_the_seed_is_the_same(kind:
     assert simulate(PIPELINES[kind], 5_000, seed=8, faults=True, count=400).journal != run.journal
 
 
-def rates_at(requests_per_s: int, policy: PolicyName) -> tuple[float, float]:
+def rates_at(requests_per_s: int, policy: PolicyConfig) -> tuple[float, float]:
     """Requests a second that are answered in time, and in all, by one partition within 100 ms, offered for 0.6 s."""
-    run = Run(spec_of([model("m:1", 64, PolicyConfig(policy))]), seed=1)
+    run = Run(spec_of([model("m:1", 64, policy)]), seed=1)
     run.simulator.run(
         (at_ns, RequestArrived(number, "m:1", 1, at_ns + 100 * MS))
         for number, at_ns in enumerate(range(0, 600 * MS, S // requests_per_s))
@@ -163,16 +166,16 @@ def rates_at(requests_per_s: int, policy: PolicyName) -> tuple[float, float]:
 
 
 def test_batching_by_deadline_serves_at_least_five_times_what_single_requests_reach() -> None:
-    _, one_by_one = rates_at(11_000, PolicyName.NONE)
+    _, one_by_one = rates_at(11_000, NoBatchingSettings())
     assert 1_200 <= one_by_one <= 1_500
-    in_time, _ = rates_at(11_000, PolicyName.DEADLINE)
+    in_time, _ = rates_at(11_000, DeadlineSettings())
     assert in_time >= 5 * one_by_one
 
 
 @pytest.mark.parametrize(
-    ("policy", "limit"), [(PolicyName.NONE, 1_350), (PolicyName.TIMEOUT, 9_600), (PolicyName.DEADLINE, 9_600)]
+    ("policy", "limit"), [(NoBatchingSettings(), 1_350), (TimeoutConfig(), 9_600), (DeadlineSettings(), 9_600)]
 )
-def test_twice_the_load_that_it_can_take_does_not_bring_a_partition_down(policy: PolicyName, limit: int) -> None:
+def test_twice_the_load_that_it_can_take_does_not_bring_a_partition_down(policy: PolicyConfig, limit: int) -> None:
     in_time, _ = rates_at(2 * limit, policy)
     assert in_time >= limit / 2
 

@@ -8,15 +8,18 @@ import msgspec
 import pytest
 
 from sluice.batcher.drivers.simulator import Simulator, Verdicts
-from sluice.batcher.interface.config import PipelineConfig, PolicyConfig, PolicyName, SchedulerSpec
+from sluice.batcher.interface.config import PipelineConfig, PolicyConfig, SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, Settlement
 from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
 from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.policies.deadline import DeadlineSettings
+from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import CERTAINTY, MS, S, cascade, chain, ensemble, model, single, spec_of
 
+BY_DEADLINE = DeadlineSettings()
 QUICK = LatencyTable.from_ms({1: 0.67, 2: 0.8, 4: 1.03, 8: 1.66, 16: 2.46, 32: 3.81, 64: 6.01})
 SLOW = LatencyTable.from_ms({1: 2, 2: 2.6, 4: 3.8, 8: 6.5})
 TABLES = {"quick:1": QUICK, "slow:1": SLOW, "other:1": QUICK}
@@ -92,17 +95,17 @@ def simulate(
 # -- shares by weight
 
 
-def sharing(weight: float, policy: PolicyName = PolicyName.DEADLINE, late: Late = Late.SERVE) -> SchedulerSpec:
+def sharing(weight: float, policy: PolicyConfig = BY_DEADLINE, late: Late = Late.SERVE) -> SchedulerSpec:
     """Pipelines `one`, of weight 1, and `other` on one model."""
     pipelines = [single("slow:1", name="one"), single("slow:1", late, name="other", weight=weight)]
-    return spec_of([model("slow:1", 8, PolicyConfig(policy))], pipelines)
+    return spec_of([model("slow:1", 8, policy)], pipelines)
 
 
-@pytest.mark.parametrize("policy", [PolicyName.DEADLINE, PolicyName.TIMEOUT])
+@pytest.mark.parametrize("policy", [BY_DEADLINE, TimeoutConfig()])
 @pytest.mark.parametrize("slo_ms", [60, 200])
 @pytest.mark.parametrize("weight", [1, 3, 8])
 def test_pipelines_that_all_ask_for_too_much_are_answered_by_weight(
-    weight: int, slo_ms: int, policy: PolicyName
+    weight: int, slo_ms: int, policy: PolicyConfig
 ) -> None:
     load = (2 * RATE, slo_ms)
     answers = simulate(sharing(weight, policy), {"one": load, "other": load}, [["slow:1"]], 5 * S)

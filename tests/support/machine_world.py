@@ -8,11 +8,10 @@ from sluice.batcher.interface.config import (
     Limits,
     PartitionConfig,
     PipelineConfig,
-    PolicyConfig,
-    PolicyName,
     StageConfig,
     WhenConfig,
 )
+from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.models.dynamic_batching import QueuePolicy, TimeoutAction
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
@@ -29,8 +28,8 @@ MODELS = (
     model("large:1", 4, verdicts=(CERTAINTY,)),
     model("spare:1", 8, verdicts=(CERTAINTY,)),
     model("shapes:1", 8),
-    model("levels:1", 8, PolicyConfig(PolicyName.TIMEOUT, (2, 4), 2 * MS, levels=LEVELS)),
-    model("ordered:1", 4, PolicyConfig(PolicyName.TIMEOUT, preserve_ordering=True), verdicts=(CERTAINTY,)),
+    model("levels:1", 8, TimeoutConfig((2, 4), 2 * MS, levels=LEVELS)),
+    model("ordered:1", 4, TimeoutConfig(preserve_ordering=True), verdicts=(CERTAINTY,)),
 )
 MAX_BATCH = {config.key: config.max_batch for config in MODELS}
 FAST = {

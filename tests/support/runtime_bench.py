@@ -15,6 +15,7 @@ from sluice.batcher.interface.config import (
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, Member
 from sluice.batcher.interface.events import AnyEvent, PartitionReady
 from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.protocol.answer import Answer, Tensor
@@ -39,7 +40,7 @@ STAGES = {
     ),
 }
 SPEC = SchedulerSpec(
-    (ScheduledModel("mlp:1", 8),),
+    (ScheduledModel("mlp:1", 8, DeadlineSettings()),),
     tuple(PipelineConfig(name, stages) for name, stages in STAGES.items()),
     (PartitionConfig("cpu0", "cpu1"),),
     Limits(memory_bytes=20_000),

@@ -29,6 +29,7 @@ from sluice.batcher.interface.events import (
 )
 from sluice.batcher.interface.plan_data import CostToGo, PipelinePlan, Plan, StagePlan
 from sluice.batcher.planner.live import LivePlanner
+from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Confidence, Late
 from sluice.models.profiles.latency_table import LatencyTable
@@ -47,7 +48,7 @@ CERTAINTY = ConfidenceSpec("probs", Confidence.MAX)
 def model(
     key: str, max_batch: int = 8, policy: PolicyConfig | None = None, *, verdicts: tuple[ConfidenceSpec, ...] = ()
 ) -> ScheduledModel:
-    return ScheduledModel(key, max_batch, verdicts, policy or PolicyConfig())
+    return ScheduledModel(key, max_batch, policy or DeadlineSettings(), verdicts)
 
 
 def single(

@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sluice.batcher.drivers.simulator import Verdicts
-from sluice.batcher.interface.config import LevelsConfig, PipelineConfig, PolicyConfig, PolicyName
+from sluice.batcher.interface.config import LevelsConfig, PipelineConfig, PolicyConfig
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch, Settlement
 from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
 from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.dynamic_batching import QueuePolicy
 from sluice.models.profiles.latency_table import LatencyTable
@@ -132,4 +133,4 @@ def timeout_policy(
     policy: QueuePolicy | None = None,
 ) -> PolicyConfig:
     config = LevelsConfig(levels, default, policy or QueuePolicy(), dict(policies or {}))
-    return PolicyConfig(PolicyName.TIMEOUT, preferred, delay_ns, levels=config, preserve_ordering=preserve_ordering)
+    return TimeoutConfig(preferred, delay_ns, levels=config, preserve_ordering=preserve_ordering)

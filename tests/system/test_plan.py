@@ -93,7 +93,7 @@ def test_all_figures_as_json(sluice: Sluice, repository: Path) -> None:
 def test_what_cannot_be_met_is_told_and_is_the_exit_status(sluice: Sluice, repository: Path) -> None:
     done = sluice("plan", "cascade", "--repository", repository, "--slo-ms", 0.001)
     assert done.status == 1
-    assert "INFEASIBLE: the quickest configuration takes" in done.out
+    assert "INFEASIBLE: the fastest configuration takes" in done.out
     assert "an objective of" in done.out
     done = sluice("plan", "cascade", "--repository", repository, "--rate", 1e9)
     assert done.status == 1

@@ -1,1 +1,1 @@
-"""TODO batcher/planner/baselines."""
+"""Planners from the literature, to compare the exact one with."""

@@ -11,14 +11,15 @@ and the incumbent is exact.
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from sluice.batcher.planner.baselines.option_grid import option_grid
-from sluice.batcher.planner.check import check_problem
-from sluice.batcher.planner.problem import Path, Problem
-from sluice.batcher.planner.slo_split import path_of
+from sluice.batcher.planner.problem import Path, PathPlanner, Problem, check_problem, path_of
+from sluice.batcher.planner.registry import path_planner
 
 _DIMENSIONS = 3  # of a stage: share, batch size, alternative
 _RANDOM_TRIALS = 10
@@ -31,6 +32,18 @@ _LENGTHS = (0.2, 0.5, 1.0)  # of the kernel, for one dimension
 _JITTER = 1e-6
 
 Floats = npt.NDArray[np.floating]
+
+
+class AquatopeSettings(msgspec.Struct, frozen=True):
+    """`seed` is that of the random trials."""
+
+    seed: int = 0
+
+
+@path_planner("aquatope", "the best of 70 trials of Bayesian optimisation", AquatopeSettings)
+def aquatope(settings: AquatopeSettings) -> PathPlanner:
+    """The planner with a generator of its own."""
+    return partial(plan_aquatope, generator=np.random.default_rng(settings.seed))
 
 
 def plan_aquatope(problem: Problem, count: int = 1, *, generator: np.random.Generator) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The oracle for the other planners: every path there is."""
+"""Enumerates every path: the reference for the other planners."""
 
 import math
 from collections.abc import Sequence
@@ -6,9 +6,9 @@ from itertools import product
 
 import numpy as np
 
-from sluice.batcher.planner.check import check_problem
-from sluice.batcher.planner.pareto import Costs, Indices, Times
-from sluice.batcher.planner.problem import Path, Problem, StageProblem
+from sluice.batcher.planner.fronts.pareto import Costs, Indices, Times
+from sluice.batcher.planner.problem import Path, Problem, StageProblem, check_problem
+from sluice.batcher.planner.registry import path_planner
 from sluice.models.errors import ConfigError
 
 MAX_PATHS = 50_000_000
@@ -16,6 +16,7 @@ BLOCK_PATHS = 1 << 18
 """Paths that are looked at together: all options of the last stages, one option each of those before."""
 
 
+@path_planner("brute_force", f"the least cost, by trying up to {MAX_PATHS // 1_000_000} million paths")
 def plan_brute_force(problem: Problem, count: int = 1) -> list[Path]:
     """The cheapest paths by enumeration (a `PathPlanner`); raises ConfigError for more than `MAX_PATHS` of them."""
     check_problem(problem)

@@ -1,12 +1,12 @@
 """ESG_1Q: a search over partial paths that two bounds prune, and groups of three stages for longer pipelines.
 
 Source: "ESG: Pipeline-Conscious Efficient Scheduling of DNN Workflows on Serverless Platforms with Shareable GPUs"
-(HPDC'24), as its slides tell it under "ESG_1Q Algorithm" (extension stage by stage over options sorted by cost,
+(HPDC'24), as its slides describe it under "ESG_1Q Algorithm" (extension stage by stage over options sorted by cost,
 dual-bladed pruning, the best few paths) and "Dominator-based SLO Distribution for Scalability". The paper's code is not
 public; the exact bounds (tLow, rscLow, rscFastest) and K = 5 are recalled, not checked against its text. Ours: whole
 arrays of partial paths are extended at once, inside a group the latency is that of the longest path instead of a sum,
 the number of kept partial paths is bounded, and options are any the problem lists. A group's unused time is not handed
-on: the scheduler plans again at every stage anyhow.
+on: the scheduler plans again at every stage.
 """
 
 from itertools import product
@@ -14,14 +14,14 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from sluice.batcher.planner.check import check_problem
-from sluice.batcher.planner.problem import Path, Problem
-from sluice.batcher.planner.slo_split import normalised_lengths, path_of, split_groups, subproblem
+from sluice.batcher.planner.baselines.slo_split import normalised_lengths, split_groups, subproblem
+from sluice.batcher.planner.problem import Path, Problem, check_problem, path_of
+from sluice.batcher.planner.registry import path_planner
 
 KEPT_PATHS = 1 << 16
 """Partial paths that go on to the next stage, cheapest first: all there can be after two stages of 256 options."""
 
-_BEST_PATHS = 5  # K: paths that the cost blade leaves standing, and that a group hands on
+_BEST_PATHS = 5  # K: paths that the cost blade keeps, and that a group passes on
 _GROUP_STAGES = 3
 _EXTENDED_AT_ONCE = 1 << 16  # bounds the arrays; a first, small block also finds a bound that prunes the others
 _ROUNDING = 1e-12  # sums of the same costs in another order must not prune
@@ -30,6 +30,7 @@ Times = npt.NDArray[np.int64]
 Costs = npt.NDArray[np.float64]
 
 
+@path_planner("esg", "the least cost in groups of up to three stages")
 def plan_esg(problem: Problem, count: int = 1) -> list[Path]:
     """Search each group of stages by itself and put their paths together.
 

@@ -12,11 +12,16 @@ whose latency, waits included, exceeds the stage's part is left out as well; one
 import numpy as np
 
 from sluice.batcher.planner.baselines.option_grid import option_table
+from sluice.batcher.planner.baselines.slo_split import normalised_lengths, plan_each_stage
 from sluice.batcher.planner.problem import Path, Problem, StageProblem
-from sluice.batcher.planner.slo_split import normalised_lengths, plan_each_stage
+from sluice.batcher.planner.registry import path_planner
 from sluice.models.units import NS_PER_S
 
 
+@path_planner(
+    "infless",
+    "each stage's most efficient option within half of its part of the objective",
+)
 def plan_infless(problem: Problem, count: int = 1) -> list[Path]:
     """At most one path, whatever `count`; ConfigError if a stage has only figures."""
     return plan_each_stage(problem, normalised_lengths, _pick)[:count]

@@ -5,31 +5,42 @@ as in its public code: every stage starts at the minimum size, each round tries 
 the step after which the whole pipeline is quickest, until the target is met. Ours: the dimensions are share, batch size
 and what else there is for a share (models, kinds of partition) instead of memory, the sizes those of the options;
 latencies are the problem's figures, not sampled distributions; no bundling or prewarming. Steps only go up, which
-bounds them; `MAX_STEPS` stands for the source's cut-off of the search time.
+bounds them; `max_steps` stands for the source's cut-off of the search time.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from sluice.batcher.planner.baselines.option_grid import option_grid
-from sluice.batcher.planner.check import check_problem
-from sluice.batcher.planner.problem import Path, Problem
-from sluice.batcher.planner.slo_split import path_of
-
-MAX_STEPS = 1000
+from sluice.batcher.planner.problem import Path, PathPlanner, Problem, check_problem, path_of
+from sluice.batcher.planner.registry import path_planner
 
 Cell = tuple[int, ...]
 
 
-def plan_orion(problem: Problem, count: int = 1) -> list[Path]:
+class OrionSettings(msgspec.Struct, frozen=True):
+    """`max_steps` bounds the search."""
+
+    max_steps: int = 1000
+
+
+@path_planner("orion", "a path that is quick enough, step by step from the smallest configuration", OrionSettings)
+def orion(settings: OrionSettings) -> PathPlanner:
+    """The planner with its settings."""
+    return partial(plan_orion, max_steps=settings.max_steps)
+
+
+def plan_orion(problem: Problem, count: int = 1, *, max_steps: int = OrionSettings().max_steps) -> list[Path]:
     """At most one path, whatever `count`; ConfigError if a stage has only figures."""
     check_problem(problem)
     grids = [option_grid(stage) for stage in problem.stages]
     cells: list[Cell] = [(0, *np.argwhere(grid[0] >= 0)[0].tolist()) for grid in grids]
     path = _path(problem, grids, cells)
-    for _ in range(MAX_STEPS):
+    for _ in range(max_steps):
         if path.latency_ns <= problem.budget_ns:
             return [path][:count]
         tried = []

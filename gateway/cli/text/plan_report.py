@@ -119,11 +119,12 @@ def _infeasible(answer: PlanAnswer) -> list[str]:
 
 def _around(answer: PlanAnswer) -> Iterator[str]:
     yield from _second(answer)
-    neck = answer.bottleneck
-    busy, all_busy = _percent(neck.utilisation), _percent(neck.total_utilisation)
+    bottleneck = answer.bottleneck
+    stage, busy = f"stage '{bottleneck.stage}' ({bottleneck.model})", _percent(bottleneck.utilisation)
+    all_busy = _percent(bottleneck.total_utilisation)
     yield (
-        f"bottleneck: stage '{neck.stage}' ({neck.model}) takes {busy} of the partitions' time with its best batches, "
-        f"all stages {all_busy}; its capacity alone is {_rate(neck.capacity)} rows/s"
+        f"bottleneck: {stage} takes {busy} of the partitions' time with its best batches, "
+        f"all stages {all_busy}; its capacity alone is {_rate(bottleneck.capacity)} rows/s"
     )
     if answer.highest_rate is not None:
         what = "the partitions' time" if answer.limited_by is Limit.CAPACITY else "the objective"

@@ -53,11 +53,16 @@ class TritonStatistics(MetricsSource):
 
     def collect(self) -> Iterator[Metric]:
         """The families, for prometheus_client."""
-        labels = ["partition", "model"]
-        inferences = CounterMetricFamily("sluice_triton_inferences", "Rows, as Triton counts them.", labels=labels)
-        executions = CounterMetricFamily("sluice_triton_executions", "Batches, as Triton counts them.", labels=labels)
+        inferences = CounterMetricFamily(
+            "sluice_triton_inferences", "Rows that the Triton server has run.", labels=["partition", "model"]
+        )
+        executions = CounterMetricFamily(
+            "sluice_triton_executions", "Batches that the Triton server has run.", labels=["partition", "model"]
+        )
         seconds = CounterMetricFamily(
-            "sluice_triton_seconds", "Time of batches inside of Triton.", labels=[*labels, "phase"]
+            "sluice_triton_seconds",
+            "Time of batches in the Triton server, by phase.",
+            labels=["partition", "model", "phase"],
         )
         for partition, models in self._counts.items():
             for model, counts in models.items():

@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 _NO_DEADLINE_S = 5e9
 """The year 2128: later than any deadline of a client."""
-# Nothing of one call is kept in these two, so they serve all.
+# These two operations hold no state of a call and are shared by all calls.
 _HEADERS = cygrpc.SendInitialMetadataOperation(None, 0)
 _UNHEARD_CLOSE = cygrpc.ReceiveCloseOnServerOperation(0)
 
@@ -138,11 +138,11 @@ class ServerCall:
         if self._ended:
             return
         if not self.cancelled:
-            if not self._watched:  # the core takes a call for given up whose close was not asked for
+            if not self._watched:  # the core treats a call without a pending close operation as abandoned
                 operations.append(_UNHEARD_CLOSE)
             self._send(operations, _ignore)
         self._ended = True
-        self._call = self.on_cancelled = None  # the core's part of the call goes with its last event
+        self._call = self.on_cancelled = None  # lets the core free its part of the call after the last event
 
     def _send(self, operations: list[Any], then: Callable[[Any], object]) -> None:
         if not self._sent:
@@ -152,7 +152,7 @@ class ServerCall:
 
     def _start(self, operations: Sequence[Any], then: Callable[[Any], object]) -> None:
         if self._call.start_server_batch(operations, then) != cygrpc.CallError.ok:
-            raise RuntimeError(f"gRPC does not take {operations}")
+            raise RuntimeError(f"gRPC refused the operations {operations}")
 
     def _closed(self, event: Any) -> None:
         if event.batch_operations[0].cancelled() and not self._ended:

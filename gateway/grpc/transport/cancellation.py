@@ -5,7 +5,7 @@ import asyncio
 from sluice.gateway.grpc.transport.call import ServerCall
 
 UNWATCHED_S = 0.05
-"""How long a call is not watched.
+"""The time for which a call is not watched.
 
 Watching takes about a tenth of a call's processor time, and most calls end sooner.
 """
@@ -40,5 +40,5 @@ class CancellationWatch:
     def _turn(self) -> None:
         due, self._older, self._new = self._older, self._new, []
         self._timer = self._loop.call_later(UNWATCHED_S, self._turn) if self._older else None
-        for call in due:  # last of all: should one of them fail, the next turn comes all the same
+        for call in due:  # last: if one of them fails, the next turn is scheduled already
             call.watch()

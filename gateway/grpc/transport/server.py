@@ -12,10 +12,8 @@ from typing import Any
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-from sluice.gateway.grpc.errors import call_status
 from sluice.gateway.grpc.transport.call import Aborted, Metadata, ServerCall, message_of
 from sluice.gateway.grpc.transport.cancellation import CancellationWatch
-from sluice.models.errors import RejectedError
 
 logger = logging.getLogger(__name__)
 
@@ -24,8 +22,13 @@ PENDING_ACCEPTS = 64
 MAX_EVENTS = 256
 """Events handled in one turn before other callbacks of the loop run."""
 LAST_CALLS_S = 0.3
-"""How long a stopping server still accepts calls: clients send the next call as soon as they have an answer."""
+"""The time in which a stopping server still accepts calls.
 
+Clients send the next call as soon as they have an answer.
+"""
+
+_STOPPING = grpc.StatusCode.UNAVAILABLE, "the server is stopping", (("retry-after", "1"),)
+"""The status of a call that a stopping server refuses, as the runtime rejects requests then."""
 _HAPPENED = cygrpc.CompletionType.operation_complete
 
 Refusal = Callable[[str, Metadata], str]
@@ -93,7 +96,7 @@ class GrpcServer:
         """Refuse new calls, interrupt streams, and cancel calls that are still open after `grace` seconds.
 
         The core cancels calls that arrive after its shutdown. So the server accepts calls for a while longer and
-        refuses them once the core has told all clients to disconnect. No client that waits for its refusal sends
+        refuses them once the core has asked all clients to disconnect. No client that waits for its refusal sends
         another call too late.
         """
         if not self._serving or self._late is not None:
@@ -101,7 +104,7 @@ class GrpcServer:
         late = self._late = []
         for stream in self._streams:
             stream.interrupt()
-        self._watch.stop()  # what is cancelled from now on has to be known to be
+        self._watch.stop()  # from now on every cancellation must be noticed
         await asyncio.sleep(min(LAST_CALLS_S, grace or 0))
         self._serving = False
         stopped = asyncio.Event()
@@ -121,9 +124,9 @@ class GrpcServer:
 
     def _wait(self) -> None:
         """Wait in a thread for an event, and then until the loop has handled it and its successors."""
-        with contextlib.suppress(RuntimeError):  # the loop was closed without a stop: nobody is left to tell
+        with contextlib.suppress(RuntimeError):  # the loop was closed without a stop
             try:
-                while (event := self._queue.poll()).completion_type == _HAPPENED:  # else there will not be more
+                while (event := self._queue.poll()).completion_type == _HAPPENED:  # otherwise the queue has shut down
                     self._loop.call_soon_threadsafe(self._take, event)
                     del event  # it keeps its call alive
                     self._taken.acquire()
@@ -141,7 +144,7 @@ class GrpcServer:
                         return
                 try:
                     event.tag(event)
-                except Exception:  # whatever it is, it is one call's
+                except Exception:  # an error of one call must not stop the others
                     logger.exception("an event of a gRPC call could not be handled")
         finally:
             self._taken.release()
@@ -180,10 +183,10 @@ class GrpcServer:
 
     def _received(self, call: ServerCall, handler: Any, event: Any) -> None:
         message = message_of(event)
-        if message is None:  # or the client has gone, which then does not hear of this
+        if message is None:  # the client sent none, or has gone and does not get this status
             call.end(grpc.StatusCode.UNIMPLEMENTED, f"{call.method} requires exactly one request message")
             return
-        if call.cancelled:  # already: what its handler would set as `on_cancelled` is not called any more
+        if call.cancelled:  # already: `on_cancelled`, which the handler would set, would not be called
             call.end(grpc.StatusCode.CANCELLED)
             return
         begin = self._direct.get(call.method)
@@ -233,4 +236,4 @@ class GrpcServer:
 
 
 def _refuse(call: ServerCall) -> None:
-    call.end(*call_status(RejectedError("the server is stopping")))
+    call.end(*_STOPPING)

@@ -1,8 +1,8 @@
 import msgspec
 import pytest
 
-from sluice.batcher.drivers.journal import JournalStep, JournalWriter, replay
-from sluice.batcher.interface.config import Limits, PolicyConfig, PolicyName, SchedulerSpec
+from sluice.batcher.drivers.journal import JournalStep, JournalWriter, decode_spec, decode_step, replay
+from sluice.batcher.interface.config import Limits, SchedulerSpec
 from sluice.batcher.interface.decisions import (
     AnyDecision,
     CombineOutputs,
@@ -23,6 +23,7 @@ from sluice.batcher.interface.events import (
     PartitionReady,
     RequestCancelled,
 )
+from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.pipeline import Late
@@ -40,7 +41,7 @@ from tests.support.scheduling import (
 )
 
 SPEC = spec_of(
-    [model("m:1", verdicts=(CERTAINTY,)), model("n:1", 4, PolicyConfig(PolicyName.TIMEOUT, (2, 4), 5 * MS))],
+    [model("m:1", verdicts=(CERTAINTY,)), model("n:1", 4, TimeoutConfig((2, 4), 5 * MS))],
     [single("m:1", Late.EVICT), cascade("m:1", "n:1"), ensemble("m:1", "n:1")],
     limits=Limits(queue_requests=3),
 )
@@ -78,8 +79,8 @@ def test_a_journal_is_a_line_for_the_spec_and_one_for_every_step() -> None:
     lines = journal()
     assert len(lines) == 1 + len(STEPS)
     assert all(line.endswith(b"\n") and line.count(b"\n") == 1 for line in lines)
-    assert msgspec.json.decode(lines[0], type=SchedulerSpec) == SPEC
-    assert msgspec.json.decode(lines[5], type=JournalStep) == JournalStep(
+    assert decode_spec(lines[0]) == SPEC
+    assert decode_step(lines[5]) == JournalStep(
         3, None, (DispatchBatch(1, "cpu0", "m:1", 2, (Member(1, 0, 2),), ReleaseReason.IDLE, 1_100_003),)
     )
 
@@ -89,7 +90,7 @@ def test_every_event_survives_the_journal(event: AnyEvent | None) -> None:
     lines: list[bytes] = []
     decisions: list[AnyDecision] = [CombineOutputs(Member(1, 2, 2, (0, 3)))]
     JournalWriter(lines.append, SPEC).record(5, event, decisions)
-    assert msgspec.json.decode(lines[1], type=JournalStep) == JournalStep(5, event, tuple(decisions))
+    assert decode_step(lines[1]) == JournalStep(5, event, tuple(decisions))
 
 
 def test_a_replay_comes_to_the_identical_decisions() -> None:
@@ -98,7 +99,7 @@ def test_a_replay_comes_to_the_identical_decisions() -> None:
 
 def test_a_step_that_is_decided_otherwise_is_found() -> None:
     lines = journal()
-    step = msgspec.json.decode(lines[5], type=JournalStep)
+    step = decode_step(lines[5])
     original = step.decisions
     assert isinstance(original[0], DispatchBatch)
     changed = msgspec.structs.replace(original[0], rows=1)
@@ -111,7 +112,7 @@ def test_a_step_that_is_decided_otherwise_is_found() -> None:
 
 def test_a_changed_event_is_found_where_it_is_first_decided_otherwise() -> None:
     lines = journal()
-    arrived = msgspec.json.decode(lines[4], type=JournalStep)
+    arrived = decode_step(lines[4])
     event = arrival(1, S, "cascade:1", rows=2, memory_bytes=1 << 40)
     lines[4] = msgspec.json.encode(msgspec.structs.replace(arrived, event=event)) + b"\n"
     first = replay(lines)

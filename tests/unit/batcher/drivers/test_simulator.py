@@ -5,9 +5,9 @@ from functools import partial
 from itertools import repeat
 
 from sluice.batcher.drivers.simulator import Host, Simulator, Verdicts
-from sluice.batcher.interface.config import PolicyConfig, PolicyName
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch
 from sluice.batcher.interface.events import AnyEvent, BatchCompleted, PartitionReady, RequestArrived, RequestCancelled
+from sluice.batcher.policies.no_batching import NoBatchingSettings
 from sluice.batcher.scheduler.scheduler import Scheduler
 from tests.support.scheduling import MS, ONE, US, S, arrival, model, spec_of
 
@@ -47,7 +47,7 @@ class Run:
         self.answered_ns: dict[int, int] = {}
         self.handled_ns: list[tuple[str, int]] = []
         self.batches: list[BatchCompleted] = []
-        spec = spec_of([model("m:1", policy=PolicyConfig(PolicyName.NONE))])
+        spec = spec_of([model("m:1", policy=NoBatchingSettings())])
         answered, stray_ns = self.answered_ns.__setitem__, partial(next, iter(strays_ns))
         simulator = Simulator(Scheduler(spec), OneMillisecond(), self.observe, host, answered, stray_ns=stray_ns)
         simulator.at(0, PartitionReady("cpu0", {"m:1": ONE}))

@@ -7,7 +7,7 @@ import pytest
 
 from sluice.batcher.estimates.batch_limit import BatchLimit
 from sluice.batcher.estimates.latency import LatencyEstimate
-from sluice.batcher.interface.config import PartitionConfig, PolicyConfig, PolicyName
+from sluice.batcher.interface.config import PartitionConfig, PolicyConfig
 from sluice.batcher.interface.decisions import (
     AnyDecision,
     CompleteRequest,
@@ -26,6 +26,8 @@ from sluice.batcher.interface.events import (
 )
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.interface.residency_config import Footprint
+from sluice.batcher.policies.deadline import DeadlineSettings
+from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import MS, S, arrival, completed, dispatch, model, serving, spec_of, step
@@ -102,9 +104,9 @@ def test_what_was_cancelled_meanwhile_does_not_put_the_blame_on_the_other() -> N
     assert step(scheduler, 2 * MS, completed(2, MS, 2 * MS)) == [CompleteRequest(0, Outcome.COMPLETED)]
 
 
-@pytest.mark.parametrize("policy", [PolicyName.DEADLINE, PolicyName.TIMEOUT])
-def test_larger_batches_are_tried_again_after_a_minute_and_then_after_twice_as_long(policy: PolicyName) -> None:
-    scheduler = serving(spec_of([model("m:1", 8, PolicyConfig(policy))]), FLAT)
+@pytest.mark.parametrize("policy", [DeadlineSettings(), TimeoutConfig()])
+def test_larger_batches_are_tried_again_after_a_minute_and_then_after_twice_as_long(policy: PolicyConfig) -> None:
+    scheduler = serving(spec_of([model("m:1", 8, policy)]), FLAT)
     now_ns, number = 0, 0
     in_vain: list[int] = []
     while now_ns < 600 * S:

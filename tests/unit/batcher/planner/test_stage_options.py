@@ -6,21 +6,22 @@ import pytest
 
 from sluice.batcher.interface.config import (
     Limits,
-    Objective,
     PartitionConfig,
     PipelineConfig,
     PolicyConfig,
-    PolicyName,
     ScheduledModel,
     SchedulerSpec,
     StageConfig,
     WhenConfig,
 )
 from sluice.batcher.interface.plan_data import Observed
-from sluice.batcher.planner.demand import DemandTable
+from sluice.batcher.planner.demand import DemandTable, demand_table
 from sluice.batcher.planner.exact import plan_exact
 from sluice.batcher.planner.problem import Problem
 from sluice.batcher.planner.stage_options import Candidate, pipeline_candidates, problem_of
+from sluice.batcher.policies.deadline import DeadlineSettings, Objective
+from sluice.batcher.policies.no_batching import NoBatchingSettings
+from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.models.errors import ConfigError
 from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import MS, cascade, chain, ensemble, model, spec_of
@@ -49,7 +50,7 @@ def demand(
     """All pipelines have the same rate; `probabilities` are the first one's."""
     first = served.pipelines[0].name
     shares = {} if probabilities is None else {first: probabilities}
-    return DemandTable(served, Observed(dict(tables), {each.name: rate for each in served.pipelines}, shares))
+    return demand_table(served, Observed(dict(tables), {each.name: rate for each in served.pipelines}, shares))
 
 
 def only_stage(asked: DemandTable) -> list[Candidate]:
@@ -229,11 +230,11 @@ def test_only_the_partitions_that_hold_a_model_count() -> None:
 def test_a_residency_says_where_models_are() -> None:
     served = spec([model("a", 1), model("b", 1)], [chain("a", "b")], ["cpu0", "cpu1"])
     observed = Observed({"a": {"cpu1": FLAT}, "b": {"cpu1": FLAT}}, {"chain:1": 60.0}, {})
-    asked = DemandTable(served, observed, {"cpu0": ("a",), "cpu1": ("b",)})
+    asked = demand_table(served, observed, {"cpu0": ("a",), "cpu1": ("b",)})
     assert (asked.capacities("a"), asked.capacities("b")) == ({"cpu1": 100}, {"cpu1": 100})
     assert asked.servers("a", "cpu1", ("a", 60.0)) == 1
     assert asked.partitions == {"cpu1": 2}
-    nowhere = DemandTable(served, observed, {"cpu0": ("a",), "cpu1": ()})
+    nowhere = demand_table(served, observed, {"cpu0": ("a",), "cpu1": ()})
     with pytest.raises(ConfigError, match="stage 'b#1': no partition that is up holds model b, or has room for it"):
         pipeline_candidates(nowhere, served.pipelines[0])
 
@@ -293,9 +294,9 @@ def test_a_variant_that_takes_a_stage_over_finds_the_time_of_the_one_before_it()
 @pytest.mark.parametrize(
     ("policy", "p99_ms"),
     [
-        (PolicyConfig(PolicyName.NONE), {1: 10}),
-        (PolicyConfig(PolicyName.TIMEOUT, max_delay_ns=3 * MS), {1: 10, 2: 13, 4: 13}),
-        (PolicyConfig(objective=Objective.LATENCY), {1: 10, 2: 10, 4: 10}),
+        (NoBatchingSettings(), {1: 10}),
+        (TimeoutConfig(max_delay_ns=3 * MS), {1: 10, 2: 13, 4: 13}),
+        (DeadlineSettings(Objective.LATENCY), {1: 10, 2: 10, 4: 10}),
     ],
 )
 def test_policies_wait_as_they_do(policy: PolicyConfig, p99_ms: dict[int, float]) -> None:
@@ -304,7 +305,7 @@ def test_policies_wait_as_they_do(policy: PolicyConfig, p99_ms: dict[int, float]
 
 
 def test_deferral_waits_for_full_batches_but_not_for_traffic_that_is_not_there() -> None:
-    served = spec([model("m", 2, PolicyConfig(objective=Objective.COST))])
+    served = spec([model("m", 2, DeadlineSettings(Objective.COST))])
     lone, pair = only_stage(demand(served, {"m": {"cpu1": FLAT}}, 10))
     assert lone.latency_ns < 100 * MS < pair.latency_ns
     assert pair.cost == lone.cost / 2

@@ -1,8 +1,9 @@
 """Objective `cost`: 1, 1.1, 1.2 and 1.4 ms for 1, 2, 4 and 8 rows (8 are efficient), 150 us of hand-off."""
 
-from sluice.batcher.interface.config import Limits, Objective, PolicyConfig, ScheduledModel
+from sluice.batcher.interface.config import Limits, ScheduledModel
 from sluice.batcher.interface.decisions import CompleteRequest, Member, ReleaseReason
 from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.policies.deadline import DeadlineSettings, Objective
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
@@ -28,7 +29,7 @@ FULL, IDLE, DEADLINE = ReleaseReason.FULL, ReleaseReason.IDLE, ReleaseReason.DEA
 
 
 def frugal(key: str, max_batch: int = 8) -> ScheduledModel:
-    return model(key, max_batch, PolicyConfig(objective=Objective.COST), verdicts=(CERTAINTY,))
+    return model(key, max_batch, DeadlineSettings(Objective.COST), verdicts=(CERTAINTY,))
 
 
 def one_model(partitions: tuple[str, ...] = ("cpu0",), late: Late = Late.SERVE) -> Scheduler:

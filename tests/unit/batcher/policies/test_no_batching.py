@@ -1,10 +1,10 @@
-from sluice.batcher.interface.config import PolicyConfig, PolicyName
 from sluice.batcher.interface.decisions import Member
+from sluice.batcher.policies.no_batching import NoBatchingSettings
 from tests.support.scheduling import GAINING, MS, US, S, arrival, completed, dispatch, model, serving, spec_of, step
 
 
 def test_every_request_is_a_batch_of_its_own_in_order_of_arrival() -> None:
-    scheduler = serving(spec_of([model("m:1", 8, PolicyConfig(PolicyName.NONE))]), GAINING)
+    scheduler = serving(spec_of([model("m:1", 8, NoBatchingSettings())]), GAINING)
     assert step(scheduler, 0, arrival(1, 90 * MS, rows=2), arrival(2, S), arrival(3, 50 * MS)) == [
         dispatch(1, [Member(1, 0, 2)])
     ]

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from sluice.batcher.interface.config import PolicyConfig, PolicyName
 from sluice.batcher.interface.decisions import CompleteRequest, DispatchBatch, Member, ReleaseReason
 from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from tests.support.scheduling import MS, ONE, S, arrival, completed, dispatch, model, serving, single, spec_of, step
 
@@ -15,7 +15,7 @@ FULL, DELAY = ReleaseReason.FULL, ReleaseReason.DELAY
 
 
 def scheduler_with(preferred: tuple[int, ...] = (2, 6), delay_ns: int = 10 * S, max_batch: int = 8) -> Scheduler:
-    policy = PolicyConfig(PolicyName.TIMEOUT, preferred, delay_ns)
+    policy = TimeoutConfig(preferred, delay_ns)
     return serving(spec_of([model("m:1", max_batch, policy)], [single("m:1", keyed=True)]), ONE)
 
 

@@ -1,6 +1,6 @@
 """What levels of priority, bounds of queues and answers in order mean beside everything else that the core does."""
 
-from sluice.batcher.interface.config import LevelsConfig, PolicyConfig, PolicyName
+from sluice.batcher.interface.config import LevelsConfig, PolicyConfig
 from sluice.batcher.interface.decisions import (
     CompleteRequest,
     DispatchBatch,
@@ -11,6 +11,7 @@ from sluice.batcher.interface.decisions import (
 )
 from sluice.batcher.interface.events import BatchFailed, FailureCause, PartitionLost, PartitionReady, RequestArrived
 from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.dynamic_batching import QueuePolicy
 from sluice.models.pipelines.pipeline import Late
@@ -30,8 +31,8 @@ from tests.support.scheduling import (
 
 NEVER = 3600 * S
 FULL = ReleaseReason.FULL
-TWO_LEVELS = PolicyConfig(PolicyName.TIMEOUT, levels=LevelsConfig(2, 2))
-IN_ORDER = PolicyConfig(PolicyName.TIMEOUT, preserve_ordering=True)
+TWO_LEVELS = TimeoutConfig(levels=LevelsConfig(2, 2))
+IN_ORDER = TimeoutConfig(preserve_ordering=True)
 
 
 def prioritized(request: int, priority: int, deadline_ns: int = NEVER) -> RequestArrived:
@@ -60,7 +61,7 @@ def test_levels_have_their_batches_closed_only_for_an_idle_partition() -> None:
 
 
 def test_a_request_without_room_is_told_how_many_wait() -> None:
-    bounded = PolicyConfig(PolicyName.TIMEOUT, levels=LevelsConfig(policy=QueuePolicy(max_queue_size=1)))
+    bounded = TimeoutConfig(levels=LevelsConfig(policy=QueuePolicy(max_queue_size=1)))
     scheduler = serving(spec_of([model("m:1", 1, bounded)]), ONE)
     step(scheduler, 0, arrival(1, NEVER))
     assert step(scheduler, 0, arrival(2, NEVER)) == []
@@ -93,7 +94,7 @@ def test_an_answer_that_failed_holds_nobody_back() -> None:
 
 def test_what_has_a_place_reserved_shares_no_batch_with_another_shape() -> None:
     pipelines = [single("m:1", keyed=True), single("m:1", Late.EVICT, name="hard:1", keyed=True)]
-    waiting = PolicyConfig(PolicyName.TIMEOUT, (), 10 * S)
+    waiting = TimeoutConfig((), 10 * S)
     scheduler = Scheduler(spec_of([model("m:1", 8, waiting)], pipelines))
     step(scheduler, 0, PartitionReady("cpu0", {"m:1": ONE}))
     soft = arrival(1, NEVER, key="x=8"), arrival(2, NEVER, key="x=8")
@@ -107,7 +108,7 @@ def test_what_has_a_place_reserved_shares_no_batch_with_another_shape() -> None:
 
 
 def test_what_was_admitted_with_a_bound_of_cost_waits_on_without_its_place_although_the_queue_is_full() -> None:
-    bounded = PolicyConfig(PolicyName.TIMEOUT, (), 10 * S, levels=LevelsConfig(policy=QueuePolicy(max_queue_size=1)))
+    bounded = TimeoutConfig((), 10 * S, levels=LevelsConfig(policy=QueuePolicy(max_queue_size=1)))
     scheduler = Scheduler(spec_of([model("m:1", 8, bounded)]))
     step(scheduler, 0, PartitionReady("cpu0", {"m:1": ONE}), arrival(1, S, rows=8))
     placed = [RequestArrived(number, "m:1", 1, 4 * MS, max_cost=1.0) for number in (3, 4)]

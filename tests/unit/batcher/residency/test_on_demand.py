@@ -25,6 +25,7 @@ from sluice.batcher.interface.events import (
 )
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.interface.residency_config import Eviction, Footprint, Loading, Prewarm, ResidencyConfig
+from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
 from tests.support.scheduling import (
@@ -291,7 +292,7 @@ def test_a_model_that_fits_nowhere_is_refused() -> None:
 
 
 def test_memory_is_what_the_largest_batch_takes() -> None:
-    config = ScheduledModel("m", 8, memory_bytes=100, footprints={"cpu1": Footprint(20, 3)})
+    config = ScheduledModel("m", 8, DeadlineSettings(), memory_bytes=100, footprints={"cpu1": Footprint(20, 3)})
     assert (config.memory_on("cpu1"), config.memory_on("cpu2")) == (44, 100)
 
 

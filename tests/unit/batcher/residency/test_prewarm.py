@@ -4,7 +4,7 @@ import pytest
 
 from sluice.batcher.interface.config import PipelineConfig, StageConfig, WhenConfig
 from sluice.batcher.interface.residency_config import Likelihood
-from sluice.batcher.policies.select import select_policy
+from sluice.batcher.policies.registry import select_policy
 from sluice.batcher.residency.prewarm import Branches, likely_stages, most_likely_path
 from sluice.batcher.state.model import ModelState
 from sluice.batcher.state.pipeline import PipelineState

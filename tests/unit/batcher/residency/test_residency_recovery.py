@@ -16,6 +16,7 @@ from sluice.batcher.interface.events import AnyEvent, PartitionLost, PartitionRe
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
+from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.scheduler.scheduler import Scheduler
 from tests.support.scheduling import MS, ONE, FaultySimulator, S, arrival, spec_of
 
@@ -27,7 +28,7 @@ class Run:
 
     def __init__(self, rooms: dict[str, int], held: dict[str, str], models: str = "kmn") -> None:
         spec = spec_of(
-            [ScheduledModel(key, 1, memory_bytes=100 if key == TOO_LARGE else 1) for key in models],
+            [ScheduledModel(key, 1, DeadlineSettings(), memory_bytes=100 if key == TOO_LARGE else 1) for key in models],
             partitions=[PartitionConfig(name, "cpu1", memory_bytes=room) for name, room in rooms.items()],
         )
         tables = dict.fromkeys(models, ONE)

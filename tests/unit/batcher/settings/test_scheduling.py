@@ -1,5 +1,7 @@
-from sluice.batcher.interface.config import LevelsConfig, PolicyConfig, PolicyName
-from sluice.batcher.settings.scheduling import ModelSettings, PolicySettings, ServingSettings
+from sluice.batcher.interface.config import LevelsConfig
+from sluice.batcher.policies.no_batching import NoBatchingSettings
+from sluice.batcher.policies.timeout import TimeoutConfig
+from sluice.batcher.settings.scheduling import ModelSettings, ServingSettings
 from sluice.models.dynamic_batching import DynamicBatching, QueuePolicy
 from sluice.models.spec import ModelSpec
 
@@ -9,10 +11,10 @@ ASKING = ModelSpec("asking", 2, (), (), 8, dynamic_batching=BATCHING)
 
 
 def test_a_model_is_batched_as_its_configuration_asks_unless_the_settings_name_another_policy() -> None:
-    timeout = PolicyConfig(PolicyName.TIMEOUT, (4, 8), 250_000)
+    timeout = TimeoutConfig((4, 8), 250_000)
     assert ServingSettings().policies([PLAIN, ASKING]) == {"asking:2": timeout}
-    settings = ServingSettings(models={"asking": ModelSettings(policy=PolicySettings(PolicyName.NONE))})
-    assert settings.policies([PLAIN, ASKING]) == {"asking:2": PolicyConfig(PolicyName.NONE)}
+    settings = ServingSettings(models={"asking": ModelSettings(policy=NoBatchingSettings())})
+    assert settings.policies([PLAIN, ASKING]) == {"asking:2": NoBatchingSettings()}
 
 
 def test_levels_and_bounds_of_queues_reach_the_scheduler() -> None:
@@ -22,6 +24,6 @@ def test_levels_and_bounds_of_queues_reach_the_scheduler() -> None:
     )
     policies = ServingSettings().policies([ModelSpec("m", 1, (), (), 8, dynamic_batching=batching)])
     levels = LevelsConfig(2, 1, usual, {2: bounded})
-    assert policies == {"m:1": PolicyConfig(PolicyName.TIMEOUT, levels=levels)}
+    assert policies == {"m:1": TimeoutConfig(levels=levels)}
     ordered = ModelSpec("m", 1, (), (), 8, dynamic_batching=DynamicBatching(preserve_ordering=True))
-    assert ServingSettings().policies([ordered])["m:1"].preserve_ordering
+    assert ServingSettings().policies([ordered]) == {"m:1": TimeoutConfig(preserve_ordering=True)}

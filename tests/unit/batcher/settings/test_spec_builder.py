@@ -3,13 +3,14 @@ from sluice.batcher.interface.config import (
     Limits,
     PartitionConfig,
     PipelineConfig,
-    PolicyConfig,
-    PolicyName,
     ScheduledModel,
     SchedulerSpec,
     StageConfig,
     WhenConfig,
 )
+from sluice.batcher.policies.deadline import DeadlineSettings
+from sluice.batcher.policies.no_batching import NoBatchingSettings
+from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.spec_builder import build_spec, pipeline_key
 from sluice.models.pipelines.check import single_model
@@ -19,6 +20,7 @@ from sluice.models.tensors.spec import DataType, TensorSpec
 
 X, PROBS = TensorSpec("x", DataType.FP32, (4,)), TensorSpec("probs", DataType.FP32, (10,))
 ANY, FEATURES = TensorSpec("x", DataType.FP32, (-1,)), TensorSpec("features", DataType.FP32, (-1, 4))
+BY_DEADLINE = DeadlineSettings()
 SMALL = ModelSpec("small", 1, (X,), (PROBS,), 64)
 LARGE = ModelSpec("large", 2, (X,), (PROBS,), 16)
 FIXED = ModelSpec("fixed", 1, (X,), (PROBS,), 0)
@@ -40,7 +42,7 @@ def stage(name: str, model: str, *, when: When | None = None, **inputs: str) -> 
 def test_models_alone() -> None:
     spec = build_spec([SMALL, FIXED], [single_model(SMALL), single_model(FIXED)], [CPU0])
     assert spec == SchedulerSpec(
-        (ScheduledModel("small:1", 64), ScheduledModel("fixed:1", 1)),
+        (ScheduledModel("small:1", 64, BY_DEADLINE), ScheduledModel("fixed:1", 1, BY_DEADLINE)),
         (
             PipelineConfig("small:1", (StageConfig("small", "small:1"),)),
             PipelineConfig("fixed:1", (StageConfig("fixed", "fixed:1"),)),
@@ -65,7 +67,10 @@ def test_a_cascade_names_the_verdict_that_it_asks_for() -> None:
         stage("third", "large:2", when=When("first", "probs", 0.2, Confidence.MARGIN), x="request.x"),
     )
     spec = build_spec([SMALL, LARGE], [served, other], [CPU0])
-    assert spec.models == (ScheduledModel("small:1", 64, (MARGIN, MAX)), ScheduledModel("large:2", 16))
+    assert spec.models == (
+        ScheduledModel("small:1", 64, BY_DEADLINE, (MARGIN, MAX)),
+        ScheduledModel("large:2", 16, BY_DEADLINE),
+    )
     assert spec.pipelines == (
         PipelineConfig(
             "digits:3",
@@ -93,7 +98,10 @@ def test_an_ensemble_whose_combiner_is_asked() -> None:
         stage("d", "large:2", when=When("mean", "probs", 0.1, Confidence.MARGIN), x="request.x"),
     )
     spec = build_spec([SMALL, LARGE], [served], [CPU0])
-    assert spec.models == (ScheduledModel("small:1", 64), ScheduledModel("large:2", 16))
+    assert spec.models == (
+        ScheduledModel("small:1", 64, BY_DEADLINE),
+        ScheduledModel("large:2", 16, BY_DEADLINE),
+    )
     assert spec.pipelines[0].stages[2:] == (
         StageConfig("mean", None, (0, 1), None, (MAX, MARGIN)),
         StageConfig("c", "large:2", (), WhenConfig(2, 0, 0.5)),
@@ -182,7 +190,7 @@ def test_an_objective_beyond_a_day_counts_as_one() -> None:
 
 
 def test_a_policy_is_a_model_s_own_or_the_default() -> None:
-    none, timeout = PolicyConfig(PolicyName.NONE), PolicyConfig(PolicyName.TIMEOUT, (4,), 1_000)
+    none, timeout = NoBatchingSettings(), TimeoutConfig((4,), 1_000)
     spec = build_spec(
         [SMALL, LARGE], [], [], limits=Limits(queue_requests=1), policies={"large:2": timeout}, default_policy=none
     )

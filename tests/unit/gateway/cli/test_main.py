@@ -26,7 +26,7 @@ def test_what_neither_a_repository_nor_clients_give_cannot_be_served(capsys: pyt
     assert main(["serve"]) == 2
     assert "expected --repository DIR, model files, a triton server in the configuration, or" in capsys.readouterr().err
     assert main(["serve", "mlp.onnx", "--load-model", "mlp"]) == 2
-    assert "load_models belongs to control explicit, not to none" in capsys.readouterr().err
+    assert "load_models requires control explicit, got control none" in capsys.readouterr().err
 
 
 def test_what_is_no_journal_is_told_with_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

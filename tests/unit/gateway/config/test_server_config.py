@@ -6,14 +6,17 @@ import msgspec
 import pytest
 import yaml
 
-from sluice.batcher.interface.config import Limits, Objective, PolicyConfig, PolicyName
-from sluice.batcher.settings.scheduling import PolicySettings, PriceSettings
+from sluice.batcher.interface.config import Limits
+from sluice.batcher.policies.deadline import DeadlineSettings, Objective
+from sluice.batcher.policies.registry import RegisteredPolicy, batch_policies
+from sluice.batcher.policies.timeout import TimeoutConfig, TimeoutSettings
+from sluice.batcher.settings.scheduling import PriceSettings
 from sluice.gateway.config.server_config import ServerConfig, ServerLimits, read_config
 from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_MS
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, Partition, ShareMode
 
-DOCUMENT = (Path(__file__).parents[4] / "docs" / "configuration.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[4] / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
 
 
 GPU = "GPU-5d1f7b7a-9c1d-4b52-8b2a-0123456789ab"
@@ -31,7 +34,7 @@ def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
     assert config == ServerConfig()
     assert (config.default_slo_ms, config.max_body_bytes, config.drain_timeout_s) == (10_000, 67_108_864, 30)
     assert config.limits.config() == Limits()
-    assert config.policy.config() == PolicyConfig(PolicyName.DEADLINE)
+    assert config.policy.config() == DeadlineSettings()
 
 
 def test_every_setting_can_be_written(tmp_path: Path) -> None:
@@ -51,7 +54,7 @@ def test_every_setting_can_be_written(tmp_path: Path) -> None:
         )
     )
     assert config.partitions == (CpuPartition("left", (0,)), CpuPartition("right", (1, 2)))
-    assert config.policy.config() == PolicyConfig(PolicyName.TIMEOUT, (4, 8), 3 * NS_PER_MS // 2)
+    assert config.policy.config() == TimeoutConfig((4, 8), 3 * NS_PER_MS // 2)
     assert config.models["mlp"].max_batch_size == 16
     assert config.limits.config() == Limits(queue_requests=10, memory_bytes=1 << 20, hand_off_ns=80_000)
 
@@ -82,24 +85,33 @@ def test_partitions_are_of_all_kinds(tmp_path: Path) -> None:
 
 def test_the_objective_of_the_policy_can_be_written(tmp_path: Path) -> None:
     config = read_config(write(tmp_path, "policy: {objective: cost}"))
-    assert config.policy.config() == PolicyConfig(PolicyName.DEADLINE, objective=Objective.COST)
+    assert config.policy.config() == DeadlineSettings(objective=Objective.COST)
 
 
 def test_the_documented_example_is_a_configuration_with_every_key(tmp_path: Path) -> None:
     (example,) = re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)
     config = read_config(write(tmp_path, example))
     assert config.partitions == (CpuPartition("small", (0,)), CpuPartition("large", (1, 2, 3)))
-    assert config.models["mlp"].policy == PolicySettings(PolicyName.TIMEOUT, (8, 16), 2)
+    assert config.models["mlp"].policy == TimeoutSettings((8, 16), 2)
     assert yaml.safe_load(example).keys() == set(ServerConfig.__struct_fields__)
 
 
-@pytest.mark.parametrize("settings", [ServerConfig(), ServerLimits(), PolicySettings(), PriceSettings()])
+@pytest.mark.parametrize("settings", [ServerConfig(), ServerLimits(), DeadlineSettings(), PriceSettings()])
 def test_every_key_is_documented_and_so_are_the_defaults(settings: msgspec.Struct) -> None:
     defaults = dict(re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", DOCUMENT, re.MULTILINE))
     for key, value in json.loads(msgspec.json.encode(settings)).items():
         assert f"\n| `{key}` |" in DOCUMENT
         if not isinstance(value, dict) and key != "partitions":
             assert yaml.safe_load(defaults[key]) == value
+
+
+@pytest.mark.parametrize("policy", batch_policies().values(), ids=lambda policy: policy.name)
+def test_every_policy_is_documented_and_so_are_its_settings_and_their_defaults(policy: RegisteredPolicy) -> None:
+    (section,) = re.findall(r"^## `policy`\n(.*?)^## ", DOCUMENT, re.MULTILINE | re.DOTALL)
+    defaults = dict(re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", section, re.MULTILINE))
+    document = json.loads(msgspec.json.encode(policy.settings()))
+    assert f"`{document.pop('name')}`" in section
+    assert {key: yaml.safe_load(defaults[key]) for key in document} == document
 
 
 @pytest.mark.parametrize(
@@ -138,28 +150,38 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
         ),
         (
             "restricted: [{groups: [trace], header: a, value: v}, {groups: [trace], header: b, value: v}]",
-            "group trace is restricted twice",
+            "group trace has two keys, expected one",
         ),
         ("restricted: [{groups: [trace], header: A B, value: v}]", "restricted[0]: expected at least one group"),
         ("trace: {level: TIMESTAMPS}", "trace: expected a file for level TIMESTAMPS"),
-        ("cache_bytes: -1", "expected a cache_bytes of at least 0"),
+        ("cache_bytes: -1", "cache_bytes: expected at least 0, got -1"),
         ("trace: {rate: 0}", "trace: expected a rate from 1 to 2147483647"),
         (
             "models: {mlp: {policy: {delay: 1}}}",
-            "models[...].policy: Object contains unknown field `delay`; expected name, preferred, max_delay_ms",
+            "models[...].policy: Object contains unknown field `delay`; expected name, objective",
         ),
         (
             "partitions: [{name: a, cores: [0], core: 0}]",
             "partitions[0]: Object contains unknown field `core`; expected name, cores, slowdown, price, memory_mb, "
             "hard_memory_mb",
         ),
-        ("policy: {name: timeout, preferred: [0]}", "policy: expected preferred sizes of at least 1"),
-        ("policy: {max_delay_ms: 3}", "policy: preferred and max_delay_ms belong to policy timeout, not to deadline"),
+        ("policy: {name: timeout, preferred: [0]}", "policy: preferred: expected sizes of at least 1, got 0"),
+        (
+            "policy: {name: timeout, max_delay_ms: -1}",
+            "policy: max_delay_ms: expected a finite number of at least 0, got -1",
+        ),
+        ("policy: {max_delay_ms: 3}", "policy: max_delay_ms belongs to policy timeout, not to deadline"),
         (
             "policy: {name: timeout, objective: cost}",
-            "policy: objective cost belongs to policy deadline, not to timeout",
+            "policy: objective belongs to policy deadline, not to timeout",
         ),
-        ("policy: {name: greedy}", "policy.name: Invalid enum value 'greedy'; expected none or timeout or deadline"),
+        ("policy: fast", "policy: Expected `object`, got `str`"),
+        ("policy: {objective: fast}", "policy.objective: Invalid enum value 'fast'; expected latency or cost"),
+        (
+            "models: {mlp: {policy: {name: timeout, max_delay_ms: long}}}",
+            "models[...].policy.max_delay_ms: Expected `float`, got `str`",
+        ),
+        ("policy: {name: greedy}", "policy: name: expected one of deadline, none, timeout, got 'greedy'"),
         ("control: manual", "control: Invalid enum value 'manual'; expected none or explicit or poll"),
         ("limits: {queue_requests: many}", "limits.queue_requests: Expected `int`, got `str`"),
         ("limits: {queue_requests: 0}", "limits: queue_requests: expected at least 1, got 0"),
@@ -200,8 +222,8 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
         ),
         (
             f"partitions: [{{kind: mig, name: a, uuid: 'MIG-{GPU}/13/0', profile: 1g}}]",
-            "partition a: expected the UUID of its instance, MIG-…, which drivers tell since 470, "
-            f"got 'MIG-{GPU}/13/0'; sluice partitions list has it",
+            "partition a: expected the UUID of its instance, MIG-…, as drivers report it since version 470, "
+            f"got 'MIG-{GPU}/13/0'; `sluice partitions list` prints it",
         ),
         (
             "partitions: [{kind: mps, name: a, uuid: GPU-5d1f, share_percent: 10}]",
@@ -227,18 +249,21 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
         ("triton: [{name: t, url: here}]", "triton[0]: expected a name and a url such as 127.0.0.1:8001, got 't'"),
         ("triton: [{name: t, url: 'a:1', models: []}]", "triton[0]: triton t: expected names of models"),
         ("triton: [{name: t, url: 'a:1', timeout_s: 0}]", "triton[0]: triton t: expected a finite timeout_s above 0"),
-        ("models: {mlp: {max_batch_size: 0}}", "models[...]: expected a max_batch_size of at least 1"),
-        ("max_batch_size: 0", "expected a max_batch_size of at least 1"),
-        ("max_body_bytes: 0", "expected a max_body_bytes of at least 1"),
+        ("models: {mlp: {max_batch_size: 0}}", "models[...]: max_batch_size: expected at least 1, got 0"),
+        ("max_batch_size: 0", "max_batch_size: expected at least 1, got 0"),
+        ("max_body_bytes: 0", "max_body_bytes: expected at least 1, got 0"),
         ("limits: {input_arena_mb: -1}", "limits: input_arena_mb: expected at least 1, got -1"),
         ("limits: {output_arena_mb: 0}", "limits: output_arena_mb: expected at least 1, got 0"),
         ("http_port: 70000", "http_port: expected a port from 0 (any free one) to 65535, got 70000"),
         ("default_slo_ms: .nan", "default_slo_ms: expected a finite number above 0, got nan"),
         ("default_slo_ms: 0", "default_slo_ms: expected a finite number above 0, got 0"),
-        ("trace_requests: -1", "expected trace_requests from 0 to 1000000"),
+        ("trace_requests: -1", "trace_requests: expected 0 to 1000000, got -1"),
         ("prices: {core_hour: -3}", "prices: core_hour: expected a finite price of at least 0, got -3"),
         ("prices: {gpu_hour: .inf}", "prices: gpu_hour: expected a finite price of at least 0, got inf"),
-        ("drain_timeout_s: -1", "expected a finite drain_timeout_s of at least 0"),
+        (
+            "drain_timeout_s: -1",
+            "drain_timeout_s: expected a finite number of at least 0, got -1",
+        ),
         ("host: [", "cannot be read: while parsing"),
     ],
 )

@@ -15,7 +15,7 @@ from sluice.gateway.protocol.signature import Signature
 from sluice.models.errors import RequestError
 from sluice.models.tensors.arrays import WireBytes, encode_bytes
 from sluice.models.tensors.spec import DataType
-from tests.unit.gateway.front import identity
+from tests.unit.gateway.instant_gateway import identity
 
 SIGNATURE = Signature(identity("m", ("x", DataType.FP32, (2,)), ("h", DataType.BF16, (1,))))
 

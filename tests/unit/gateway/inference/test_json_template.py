@@ -15,7 +15,7 @@ from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.errors import ServingError
 from sluice.models.tensors.spec import DataType
-from tests.unit.gateway.front import ARRIVED_NS, Client, front, identity, message, talk
+from tests.unit.gateway.instant_gateway import ARRIVED_NS, Client, identity, instant_gateway, message, talk
 
 SIGNATURE = Signature(identity("m", ("x", DataType.FP32, (2,))))
 
@@ -96,7 +96,7 @@ def test_a_body_in_pieces_is_as_good() -> None:
 
 
 def test_a_connection_answers_each_request_with_its_own_numbers_and_errors() -> None:
-    served = front(identity("m", ("x", DataType.FP32, (2,))), identity("n", ("x", DataType.FP32, (1,))))
+    served = instant_gateway(identity("m", ("x", DataType.FP32, (2,))), identity("n", ("x", DataType.FP32, (1,))))
 
     async def conversation(client: Client) -> None:
         async def ask(data: str, model: str = "m") -> object:
@@ -119,7 +119,7 @@ def test_a_connection_answers_each_request_with_its_own_numbers_and_errors() -> 
 
 
 def test_an_input_in_shared_memory_that_is_called_data_is_read_there_each_time() -> None:
-    served = front(identity("m", ("data", DataType.FP32, (2,))))
+    served = instant_gateway(identity("m", ("data", DataType.FP32, (2,))))
     key = f"/test-json-form-{os.getpid()}"
     region = Path(f"/dev/shm{key}")
     place = {"shared_memory_region": "r", "shared_memory_byte_size": 8}

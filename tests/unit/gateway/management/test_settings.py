@@ -160,7 +160,7 @@ def test_a_trace_file_that_cannot_be_written_is_given_up(tmp_path: Path, caplog:
     traces.ended(traced(1))
     traces.ended(traced(2))
     (record,) = caplog.records
-    assert record.message.startswith("the trace file cannot be written, so nothing is traced from here on: [Errno 2]")
+    assert record.message.startswith("the trace file cannot be written, tracing stops: [Errno 2]")
     assert not traces.available
 
 

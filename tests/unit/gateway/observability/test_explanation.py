@@ -133,7 +133,7 @@ ME = Member(7, 0, 1)
             [ran(batch(1, ME, predicted_ms=6), 1, 5, 9, 12)],
             12,
             "hand_off",
-            "the way to workers and back: 7.0 ms, all of it for stage 'mlp' on cpu0",
+            "transfer to workers and back: 7.0 ms, all of it for stage 'mlp' on cpu0",
         ),
         (
             [ran(batch(1, ME, predicted_ms=3), 1, 1, 12, 12)],
@@ -216,11 +216,11 @@ def test_a_request_without_an_answer_tells_its_reason() -> None:
         "9.0 ms.",
     )
     expired = explain(trace([], Outcome.EVICTED_DEADLINE, 9), 0)
-    assert dict(expired.headers())["x-sluice-reason"] == "its time in queues was over"
-    assert expired.sentence.startswith("It ended as evicted_deadline after 9.0 ms: its time in queues was over; ")
+    assert dict(expired.headers())["x-sluice-reason"] == "its time in queues ran out"
+    assert expired.sentence.startswith("It ended as evicted_deadline after 9.0 ms: its time in queues ran out; ")
     assert why(trace([], None, 0)) == (
         "queue",
-        "It has been under way for 100.0 ms; the largest part was waiting behind other requests: 100.0 ms.",
+        "It has been in flight for 100.0 ms; the largest part was waiting behind other requests: 100.0 ms.",
     )
 
 
@@ -270,7 +270,7 @@ def test_only_the_last_requests_are_remembered_and_of_equal_ids_the_latest() -> 
     for number, id in enumerate(("first", "same", "same"), start=1):
         traces.add(Trace(id, RequestArrived(number, "mlp:1", 1, 0), 0, ONE))
     assert traces.find("same").arrival.request == 3
-    with pytest.raises(NotFoundError, match="there is no request 'first' among those remembered: the last 2, and as"):
+    with pytest.raises(NotFoundError, match="request 'first' is not remembered: expected one of the last 2, or of as"):
         traces.find("first")
     traces.add(Trace("", RequestArrived(4, "mlp:1", 1, 0), 0, ONE))
     assert traces.find("sluice-4").arrival.request == 4

@@ -25,7 +25,7 @@ from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsParti
 from tests.support.inventory import resized
 from tests.unit.gateway.cli.test_model import answering
 from tests.unit.gateway.deployment.deployer_bench import Served, served
-from tests.unit.gateway.front import front, post
+from tests.unit.gateway.instant_gateway import instant_gateway, post
 
 GPU = "GPU-8f3a1c52-0000-4000-8000-000000000001"
 CORES = CpuPartition("cpu0", (0,), memory_mb=100)
@@ -153,15 +153,15 @@ async def test_a_model_that_is_prepared_meanwhile_gets_the_profiles_of_the_new_s
 
 
 def test_clients_resize_by_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
-    served = front(resizing=Machine(monkeypatch).resizing)
+    served = instant_gateway(resizing=Machine(monkeypatch).resizing)
     path = "/v2/sluice/partitions/cpu0/resize"
     reply = post(served, path, {"cores": [0, 1]})
     assert (reply.status, reply.json["cores"]) == (200, [0, 1])
     assert post(served, "/v2/sluice/partitions/gpu9/resize", {"cores": [0]}).status == 404
     for body, reason in (
-        ({"cores": "0"}, "'cores' must be a list of numbers of cores, such as [0, 1], got '0'"),
-        ({"cores": [True]}, "'cores' must be a list of numbers of cores, such as [0, 1], got [True]"),
-        ({"cores": []}, "'cores' must be a list of numbers of cores, such as [0, 1], got []"),
+        ({"cores": "0"}, "'cores' must be a list of core numbers, such as [0, 1], got '0'"),
+        ({"cores": [True]}, "'cores' must be a list of core numbers, such as [0, 1], got [True]"),
+        ({"cores": []}, "'cores' must be a list of core numbers, such as [0, 1], got []"),
         ({"share_percent": 2.5}, "'share_percent' must be a whole number, such as 40, got 2.5"),
         ({"core": [0]}, "'core' is unknown; expected 'cores' or 'share_percent'"),
         ({"cores": [2]}, "partition cpu0: core 2 belongs to partition cpu1 already"),
@@ -171,7 +171,7 @@ def test_clients_resize_by_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_first_request_finds_all_routes_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    served = front(resizing=Machine(monkeypatch).resizing)
+    served = instant_gateway(resizing=Machine(monkeypatch).resizing)
     served.make_app()
     made: list[object] = []
     monkeypatch.setattr(TypeAdapter, "__init__", lambda *arguments, **named: made.append(arguments))
@@ -181,7 +181,7 @@ def test_the_first_request_finds_all_routes_made(monkeypatch: pytest.MonkeyPatch
 
 def test_who_may_resize_can_be_restricted(monkeypatch: pytest.MonkeyPatch) -> None:
     restrictions = Restrictions([RestrictedSettings((ApiGroup.PARTITIONS,), "admin-key", "s3cret")])
-    served = front(resizing=Machine(monkeypatch).resizing, restrictions=restrictions)
+    served = instant_gateway(resizing=Machine(monkeypatch).resizing, restrictions=restrictions)
     path = "/v2/sluice/partitions/cpu0/resize"
     assert post(served, path, {"cores": [0, 1]}).status == 403
     assert post(served, path, {"cores": [0, 1]}, headers={"admin-key": "s3cret"}).status == 200

@@ -190,7 +190,7 @@ def test_outputs_that_do_not_make_an_answer_are_freed_with_the_request() -> None
     bench.complete(10, "probs", rows(10, 20))
     bench.begin(11, "large:1", Member(1, 1, 1, (1,)))
     bench.complete(11, "probs", np.zeros((1, 3), np.float32))
-    with pytest.raises(ValueError, match=re.escape("rows of the shapes [2], [3] do not make one tensor")):
+    with pytest.raises(ValueError, match=re.escape("rows of the shapes [2], [3] cannot be merged into one tensor")):
         bench.assembly.take_outputs(1)
     assert bench.freed == []
     bench.assembly.discard(1)
@@ -259,7 +259,7 @@ def test_a_batch_larger_than_the_arena_gets_a_region_of_its_own_within_bounds() 
     bench.begin(10, "small:1", Member(1, 0, 300))
     bench.begin(11, "small:1", Member(2, 0, 300))
     assert len(bench.regions.regions) == regions + 1
-    with pytest.raises(PartitionError, match=r"a batch needs 2432 bytes for its inputs, but of the arena's 4096 bytes"):
+    with pytest.raises(PartitionError, match=r"a batch needs 2432 bytes for its inputs; of the arena's 4096 bytes"):
         bench.begin(12, "small:1", Member(3, 0, 300))
     bench.assembly.abandon(11)
     assert len(bench.regions.regions) == regions

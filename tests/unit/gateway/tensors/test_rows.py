@@ -60,7 +60,7 @@ def test_a_row_that_nobody_ran_is_an_error() -> None:
 def test_rows_of_different_shapes_are_not_merged() -> None:
     wide = WireBytes(b"\0\0\0\0" * 3, (1, 3), np.array([0, 12]))
     narrow = WireBytes(b"\0\0\0\0" * 4, (2, 2), np.array([0, 8, 16]))
-    message = "rows of the shapes [2], [3] do not make one tensor"
+    message = "rows of the shapes [2], [3] cannot be merged into one tensor"
     with pytest.raises(ValueError, match=re.escape(message)):
         merge_rows([(wide, (0,)), (narrow, range(2))], 2)
     with pytest.raises(ValueError, match=re.escape(message)):

@@ -15,6 +15,7 @@ from sluice.batcher.drivers.simulator import Simulator, Verdicts
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, ScheduledModel, SchedulerSpec, StageConfig
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, Member, ReleaseReason
 from sluice.batcher.interface.events import AnyEvent, BatchCompleted, BatchRevoked, PartitionReady, RequestArrived
+from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.records.stats import measure
@@ -29,7 +30,7 @@ from sluice.models.units import NS_PER_S
 
 TABLE = LatencyTable.from_ms({1: 1.0, 4: 1.4, 16: 2.6})
 SPEC = SchedulerSpec(
-    (ScheduledModel("wide:1", 16),),
+    (ScheduledModel("wide:1", 16, DeadlineSettings()),),
     (PipelineConfig("wide:1", (StageConfig("wide", "wide:1"),)),),
     (PartitionConfig("cpu0", "cpu1"),),
 )

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from sluice.batcher.planner.baselines.orion import plan_orion
-from sluice.batcher.planner.problem import Option, Path, Problem, StageProblem
-from sluice.batcher.planner.slo_split import path_of
+from sluice.batcher.planner.problem import Option, Path, Problem, StageProblem, path_of
 from sluice.models.errors import ConfigError
 from tests.support.planning import chain, directed_acyclic, random_problem, realistic_problem
 
@@ -51,9 +50,9 @@ def test_branches_of_equal_length_do_not_stop_the_search() -> None:
     assert plan_orion(Problem(both, 50)) == [Path((1, 1), 40, 1.0)]
 
 
-def test_the_number_of_steps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice.batcher.planner.baselines.orion.MAX_STEPS", 1)
-    assert plan_orion(Problem((FIRST, SECOND), 115)) == []
+def test_the_number_of_steps_is_bounded() -> None:
+    assert plan_orion(Problem((FIRST, SECOND), 115)) != []
+    assert plan_orion(Problem((FIRST, SECOND), 115), max_steps=1) == []
 
 
 @pytest.mark.parametrize("seed", range(10))

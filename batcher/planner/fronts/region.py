@@ -1,4 +1,4 @@
-"""Regions of a pipeline, each with its front: the least cost within a time, and the choices that reach it."""
+"""Regions of a pipeline, each with its front (the least cost within a time) and the choices that attain it."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from sluice.batcher.planner.pareto import DONE, Costs, Indices, Steps, Times, parallel, pareto, series, thinned
+from sluice.batcher.planner.fronts.pareto import DONE, Costs, Indices, Steps, Times, parallel, pareto, series, thinned
 from sluice.batcher.planner.problem import StageProblem
 
 
@@ -23,16 +23,16 @@ class Bounds(NamedTuple):
 
 
 class StageRegion(Protocol):
-    """Stages that are entered together and left together."""
+    """Stages that are entered together and left together: one stage, or regions in series or in parallel."""
 
     @property
     def quickest_ns(self) -> int:
-        """The least latency that the front knows."""
+        """The least latency of the front."""
         ...
 
     @property
     def front(self) -> Steps:
-        """The least cost of the region within a time; made when first asked for."""
+        """The least cost of the region within a time, made on first use."""
         ...
 
     def choose(self, within_ns: int, choices: list[int]) -> None:
@@ -41,7 +41,7 @@ class StageRegion(Protocol):
 
 
 class Leaf:
-    """One stage. `latency_ns` and `cost` are of all options, as they count: no time off the path, cost weighted."""
+    """One stage. `latency_ns` (0 off the path) and `cost` (weighted by probability) are of all options."""
 
     def __init__(self, index: int, stage: StageProblem, bounds: Bounds) -> None:
         self.index = index
@@ -63,23 +63,23 @@ class Leaf:
         choices[self.index] = int(self._options[self.front.latency_ns.searchsorted(within_ns, "right") - 1])
 
     def take(self, option: int, choices: list[int]) -> None:
-        """Set the choice to an option, be it on the front or not."""
+        """Set the choice to any option, on the front or not."""
         choices[self.index] = option
 
 
 class Fixed:
-    """A copy of a region whose choice is made elsewhere: it takes time, and costs something in one of its places."""
+    """A copy of a region whose choice is made elsewhere: every copy takes time, and one of them has the cost."""
 
     def __init__(self, latency_ns: int, cost: float) -> None:
         self.front = Steps(np.array([latency_ns]), np.array([cost]))
         self.quickest_ns = latency_ns
 
     def choose(self, within_ns: int, choices: list[int]) -> None:
-        """Nothing is left to choose."""
+        """Do nothing: the choice is made elsewhere."""
 
 
 class SeriesRegion:
-    """Regions one after another."""
+    """Regions in series."""
 
     def __init__(self, parts: Sequence[StageRegion], bounds: Bounds) -> None:
         self.parts = parts
@@ -104,7 +104,7 @@ class SeriesRegion:
         return self.parts[0].quickest_ns + int(self.rests[0].latency_ns[0])
 
     def choose(self, within_ns: int, choices: list[int]) -> None:
-        """As in `StageRegion`: what a part and the front of the rest cost together, part after part."""
+        """As in `StageRegion`: part after part, by the total cost of the part and the rest."""
         for part, rest in zip(self.parts, self.rests, strict=True):
             times, cost = part.front
             left = within_ns - times
@@ -117,7 +117,7 @@ class SeriesRegion:
 
 
 class ParallelRegion:
-    """Regions side by side."""
+    """Regions in parallel."""
 
     def __init__(self, parts: Sequence[StageRegion], bounds: Bounds) -> None:
         self.parts = parts
@@ -142,6 +142,6 @@ class ParallelRegion:
         return max(part.quickest_ns for part in self.parts)
 
     def choose(self, within_ns: int, choices: list[int]) -> None:
-        """As in `StageRegion`: each for itself."""
+        """As in `StageRegion`: each part independently."""
         for part in self.parts:
             part.choose(within_ns, choices)

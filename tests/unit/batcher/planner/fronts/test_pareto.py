@@ -3,7 +3,18 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from sluice.batcher.planner.pareto import DONE, Costs, Steps, Times, beside, parallel, pareto, series, thinned, up_to
+from sluice.batcher.planner.fronts.pareto import (
+    DONE,
+    Costs,
+    Steps,
+    Times,
+    beside,
+    parallel,
+    pareto,
+    series,
+    thinned,
+    up_to,
+)
 
 
 def steps(*points: tuple[int, float]) -> Steps:

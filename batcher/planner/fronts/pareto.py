@@ -1,4 +1,4 @@
-"""Pareto fronts of latency and cost, and what becomes of them when work is done one after another or side by side."""
+"""Pareto fronts of latency and cost, and their composition in series and in parallel."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ Indices = npt.NDArray[np.intp]
 
 
 class Steps(NamedTuple):
-    """A front, both of shape (points,): latencies ascend, costs descend, and no point is without use."""
+    """A front, both of shape (points,): latencies ascend, costs descend, and no point is dominated."""
 
     latency_ns: Times
     cost: Costs
@@ -27,7 +27,7 @@ DONE = Steps(np.zeros(1, np.int64), np.zeros(1))
 
 
 def pareto(latency_ns: Times, cost: Costs) -> Indices:
-    """The points that no other beats in latency and cost, by ascending latency; of equal points one. O(n log n)."""
+    """The points that no other dominates, by ascending latency; of equal points one. O(n log n)."""
     order = _order(latency_ns, cost)
     sorted_cost = cost[order]
     useful = np.empty(len(order), np.bool_)
@@ -43,7 +43,7 @@ def pareto(latency_ns: Times, cost: Costs) -> Indices:
 
 
 def _order(latency_ns: Times, cost: Costs) -> Indices:
-    """By latency. A plain sort of (latency, index) in one word is many times faster than an indirect one."""
+    """The order by latency. Sorting (latency, index) packed in one word is many times faster than an indirect sort."""
     bits = len(latency_ns).bit_length()
     if int(latency_ns.max(initial=0)).bit_length() + bits > 63:
         return np.lexsort((cost, latency_ns))
@@ -53,7 +53,7 @@ def _order(latency_ns: Times, cost: Costs) -> Indices:
 
 
 def series(first: Steps, second: Steps, horizon_ns: int) -> Steps:
-    """One after the other: latencies and costs add up. Points beyond the horizon are left out, but for the quickest."""
+    """In series: latencies and costs add up. Points beyond the horizon are left out, except the quickest."""
     if first is DONE:
         return up_to(second, horizon_ns)
     if second is DONE:
@@ -69,7 +69,7 @@ def series(first: Steps, second: Steps, horizon_ns: int) -> Steps:
 
 
 def parallel(first: Steps, second: Steps) -> Steps:
-    """Side by side, ended when both have: the longer latency, and costs add up."""
+    """In parallel, until both have ended: the longer latency, and costs add up."""
     times = np.concatenate((first.latency_ns, second.latency_ns))
     times.sort()
     times = times[times.searchsorted(max(first.latency_ns[0], second.latency_ns[0])) :]
@@ -98,11 +98,12 @@ def up_to(front: Steps, horizon_ns: int) -> Steps:
 
 
 def thinned(latency_ns: Times, horizon_ns: int, max_points: int) -> Indices | None:
-    """Which points of a front to keep when it has more than `max_points`: about half as many at most; None for all.
+    """The points to keep of a front that has more than `max_points`, at most about half as many; None for all.
 
-    Time up to the horizon is cut into `max_points // 2` cells, and each keeps its last, cheapest point (and the first
-    cell the quickest). That is a time grid rounded up, but that the times stay exact: what is kept can be had, so that
-    a plan made from it is never over the budget; it may miss the least cost by what a cell of time saves.
+    Time up to the horizon is cut into `max_points // 2` cells, and each cell keeps its last, cheapest point (the first
+    cell its quickest as well). This is a time grid rounded up, except that the times stay exact. Every point that is
+    kept is attainable, so a plan made from it is never over the budget; it may miss the least cost by what one cell of
+    time saves.
     """
     if len(latency_ns) <= max_points:
         return None

@@ -3,7 +3,7 @@ import pytest
 
 from sluice.batcher.interface.plan_data import CostToGo
 from sluice.batcher.planner.exact import ExactPlanner, plan_exact
-from sluice.batcher.planner.rank import StageRanker
+from sluice.batcher.planner.live import StageRanker
 from tests.support.planning import chain, realistic_problem
 
 LATENCY_NS = np.array([1, 4, 6, 4])

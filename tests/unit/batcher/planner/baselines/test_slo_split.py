@@ -3,16 +3,15 @@
 import numpy as np
 import pytest
 
-from sluice.batcher.planner.problem import Path, Problem, StageProblem
-from sluice.batcher.planner.slo_split import (
+from sluice.batcher.planner.baselines.slo_split import (
     StageGroup,
     dominators,
     normalised_lengths,
-    path_of,
     split_groups,
     stage_budgets,
     subproblem,
 )
+from sluice.batcher.planner.problem import Path, Problem, StageProblem, path_of
 from tests.support.planning import chain, directed_acyclic, random_problem
 
 DIAMOND = ((), (0,), (0,), (1, 2))

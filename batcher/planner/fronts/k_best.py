@@ -1,16 +1,16 @@
-"""The cheapest full paths of a pipeline by best-first search, with the fronts as a perfect heuristic."""
+"""The cheapest full paths of a pipeline by best-first search, with the fronts as an exact heuristic."""
 
 import heapq
 from typing import NamedTuple
 
 import numpy as np
 
-from sluice.batcher.planner.pareto import DONE, Costs, Steps, Times, beside, series
-from sluice.batcher.planner.region import Bounds, Leaf, ParallelRegion, SeriesRegion, StageRegion
+from sluice.batcher.planner.fronts.pareto import DONE, Costs, Steps, Times, beside, series
+from sluice.batcher.planner.fronts.region import Bounds, Leaf, ParallelRegion, SeriesRegion, StageRegion
 
 
 class _Pending(NamedTuple):
-    """The leaf to be chosen next, the time left when it begins, and what follows by the time left at its end."""
+    """The next leaf to choose, the time left when it begins, and the front of all that follows it."""
 
     leaf: StageRegion
     left_ns: int
@@ -20,9 +20,9 @@ class _Pending(NamedTuple):
 def k_best(root: StageRegion, stages: int, budget_ns: int, count: int, bounds: Bounds) -> list[tuple[int, ...]]:
     """The choices of the (up to) `count` cheapest paths within the budget.
 
-    The budget has to leave time for the quickest. Leaves are chosen one at a time; a partial path is as good as the
-    cheapest full one that it can become, which the fronts tell, so that at most `count` partial paths of each length
-    are extended. In a region that is not series-parallel only combinations on its front are told apart.
+    The budget must leave time for the quickest path. Leaves are chosen one at a time. The fronts give the cost of the
+    cheapest full path that a partial path can become, so at most `count` partial paths of each length are extended. In
+    a region that is not series-parallel, only combinations on its front are distinguished.
     """
     leaves = _leaves(root)
     heap: list[tuple[float, int, tuple[int, ...], float]] = [(0.0, 0, (), 0.0)]
@@ -33,7 +33,7 @@ def k_best(root: StageRegion, stages: int, budget_ns: int, count: int, bounds: B
         if len(picks) == len(leaves):
             found.append(_choices(leaves, picks, stages))
             continue
-        if extended[len(picks)] == count:  # so many better ones become a full path each
+        if extended[len(picks)] == count:  # `count` better ones become a full path each
             continue
         extended[len(picks)] += 1
         pending = _descend(root, picks, budget_ns, DONE, bounds)
@@ -49,12 +49,12 @@ def k_best(root: StageRegion, stages: int, budget_ns: int, count: int, bounds: B
 
 
 def _alternatives(leaf: StageRegion) -> tuple[Times, Costs]:
-    """What there is to choose from: all options of a stage, the front of anything else."""
+    """The choices of a leaf: all options of a stage, or the front of a residual region."""
     return (leaf.latency_ns, leaf.cost) if isinstance(leaf, Leaf) else leaf.front
 
 
 def _leaves(region: StageRegion) -> list[StageRegion]:
-    """The regions that are chosen as a whole, in the order of the search."""
+    """The regions that are chosen as a whole, in search order."""
     if isinstance(region, SeriesRegion | ParallelRegion):
         return [leaf for part in region.parts for leaf in _leaves(part)]
     return [region]

@@ -1,4 +1,4 @@
-"""The front end over a runtime that answers at once: every output is the input of the same name."""
+"""A gateway over a runtime that answers at once: every output is the input of the same name."""
 
 import asyncio
 import json
@@ -117,7 +117,7 @@ class Exposition:
         return b"sluice_requests_total 3\n"
 
 
-class Front(NamedTuple):
+class InstantGateway(NamedTuple):
     runtime: InstantRuntime
     inventory: PlayedInventory
     registry: ModelRegistry
@@ -159,14 +159,14 @@ def identity(
     )
 
 
-def front(
+def instant_gateway(
     *pipelines: Pipeline,
     max_body_bytes: int = 1 << 20,
     allow_client_shm: bool = True,
     trace_file: str = "",
     restrictions: Restrictions | None = None,
     resizing: object = None,
-) -> Front:
+) -> InstantGateway:
     inventory = PlayedInventory("cpu0")
     registry = ModelRegistry("1.2.3", pipelines, [Broken("broken", None, "model.onnx is empty")], inventory)
     inventory.partition_ready("cpu0", [f"{pipeline.name}:{pipeline.version}" for pipeline in pipelines], {})
@@ -190,7 +190,7 @@ def front(
     def app() -> FastAPI:
         return build_app(control, cast(ServerMetrics, Exposition()), runtime.traces, max_body_bytes, restrictions)
 
-    return Front(
+    return InstantGateway(
         runtime, inventory, registry, dataplane, control, app, InferRoute(dataplane, max_body_bytes), restrictions
     )
 
@@ -245,7 +245,7 @@ async def iterations(count: int) -> None:
         await asyncio.sleep(0)
 
 
-def talk(served: Front, conversation: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
+def talk(served: InstantGateway, conversation: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
     """A conversation on one connection, with the event loop that servers run on."""
 
     async def run() -> T:
@@ -284,17 +284,19 @@ def message(method: str, path: str, *chunks: bytes, headers: Mapping[str, str] |
     return "\r\n".join(head).encode() + body
 
 
-def post(served: Front, path: str, *chunks: bytes | dict[str, Any], headers: Mapping[str, str] | None = None) -> Reply:
+def post(
+    served: InstantGateway, path: str, *chunks: bytes | dict[str, Any], headers: Mapping[str, str] | None = None
+) -> Reply:
     """One POST on a connection of its own; a `dict` is sent as JSON."""
     encoded = [chunk if isinstance(chunk, bytes) else json.dumps(chunk).encode() for chunk in chunks]
     return send(served, message("POST", path, *encoded, headers=headers))
 
 
-def get(served: Front, path: str) -> Reply:
+def get(served: InstantGateway, path: str) -> Reply:
     return send(served, message("GET", path))
 
 
-def send(served: Front, request: bytes) -> Reply:
+def send(served: InstantGateway, request: bytes) -> Reply:
     """What comes back for the bytes of a request."""
 
     async def conversation(client: Client) -> Reply:

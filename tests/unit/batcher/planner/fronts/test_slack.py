@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from sluice.batcher.planner.fronts.slack import spend_slack
 from sluice.batcher.planner.problem import Problem, StageProblem
-from sluice.batcher.planner.slack import spend_slack
 
 # The second stage ends beside the first, the third after both; the last runs off the path.
 STAGES = (

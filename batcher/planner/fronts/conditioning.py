@@ -1,8 +1,8 @@
-"""How to make an order series-parallel by fixing the latency of a few of its nodes.
+"""Makes an order series-parallel by fixing the latency of a few of its nodes.
 
-A node whose latency is fixed may stand at several places at once: a copy for each of its successors, for each of its
-predecessors, or for each pair of the two leaves all longest ways as they are. (Node reduction of activity networks:
-Bein, Kamburowski and Stallmann, 1992; for time-cost trade-offs: De et al., 1995.)
+A node with a fixed latency may be replaced by copies, one for each of its successors, for each of its predecessors, or
+for each pair of the two: all longest paths stay the same. (Node reduction of activity networks: Bein, Kamburowski and
+Stallmann, 1992; for time-cost trade-offs: De et al., 1995.)
 """
 
 from collections.abc import Iterator
@@ -12,15 +12,15 @@ from typing import NamedTuple
 from sluice.batcher.planner.graph import Sources, ancestors, tangle
 
 MAX_CUTS = 4
-"""Fixed nodes: the cases to solve are the product of their options."""
+"""Highest number of fixed nodes: the cases to solve are the product of their options."""
 MAX_NODES = 24
-"""Nodes of a region that is worth the search for cuts."""
+"""Largest region for which cuts are searched."""
 MAX_COPIES = 96
 MAX_SPLITS = 12
 
 
 class Opened(NamedTuple):
-    """A series-parallel order of copies: `origin` is which node each is a copy of. Those in `cuts` are to be fixed."""
+    """A series-parallel order of copies: `origin` is the node that each copies; the nodes in `cuts` are to be fixed."""
 
     cuts: tuple[int, ...]
     origin: tuple[int, ...]
@@ -29,9 +29,9 @@ class Opened(NamedTuple):
 
 @lru_cache(maxsize=256)
 def open_up(sources: Sources) -> Opened | None:
-    """Fix nodes until the rest is series-parallel: greedily, the one that untangles most first.
+    """Fix nodes until the rest is series-parallel, greedily the node that untangles most first.
 
-    None where that takes more than `MAX_CUTS` or the region has more than `MAX_NODES`. Bounded: `MAX_SPLITS` rounds of
+    None if that takes more than `MAX_CUTS` or the region has more than `MAX_NODES`. Bounded: `MAX_SPLITS` rounds of
     at most three tries a node.
     """
     if len(sources) > MAX_NODES:
@@ -48,7 +48,7 @@ def open_up(sources: Sources) -> Opened | None:
 
 
 def _reduced(sources: Sources) -> Sources:
-    """Without the edges that others imply."""
+    """The order without transitive edges."""
     before = ancestors(sources)
     return tuple(
         tuple(node for node in direct if not any(node in before[other] for other in direct)) for direct in sources
@@ -56,7 +56,7 @@ def _reduced(sources: Sources) -> Sources:
 
 
 def _splits(opened: Opened) -> Iterator[Opened]:
-    """Every way to put copies in the place of one node."""
+    """Every way to replace one node by copies."""
     for node, origin in enumerate(opened.origin):
         cuts = tuple(sorted({*opened.cuts, origin}))
         befores = opened.sources[node]
@@ -74,7 +74,7 @@ def _splits(opened: Opened) -> Iterator[Opened]:
 def _split(
     opened: Opened, cuts: tuple[int, ...], node: int, copies: list[tuple[tuple[int, ...], tuple[int, ...]]]
 ) -> Opened:
-    """Put copies with these predecessors and successors where `node` was, which keeps the order topological."""
+    """Replace `node` by copies with these predecessors and successors; the order stays topological."""
     more = len(copies) - 1
 
     def moved(other: int) -> int:

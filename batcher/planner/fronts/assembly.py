@@ -1,4 +1,4 @@
-"""Putting the regions of a pipeline together; those that are not series-parallel are solved case by case."""
+"""Assembles the regions of a pipeline; residual regions, which are not series-parallel, are solved case by case."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -6,10 +6,10 @@ from itertools import product
 
 import numpy as np
 
-from sluice.batcher.planner.conditioning import Opened, open_up
+from sluice.batcher.planner.fronts.conditioning import Opened, open_up
+from sluice.batcher.planner.fronts.pareto import DONE, Indices, Steps, pareto, thinned, up_to
+from sluice.batcher.planner.fronts.region import Bounds, Fixed, ParallelRegion, SeriesRegion, StageRegion
 from sluice.batcher.planner.graph import Residual, Series, Shape, Sources, ancestors, decompose
-from sluice.batcher.planner.pareto import DONE, Indices, Steps, pareto, thinned, up_to
-from sluice.batcher.planner.region import Bounds, Fixed, ParallelRegion, SeriesRegion, StageRegion
 
 MAX_CASES = 256
 """Combinations of fixed options that are solved for a region that is not series-parallel."""
@@ -18,8 +18,8 @@ MAX_CASES = 256
 class ResidualRegion:
     """Regions in an order that is not series-parallel, solved for every combination of options of its cut parts.
 
-    Exact up to `MAX_CASES` combinations; beyond, the cut parts keep points of their fronts that are evenly spread, so
-    that what is found still fits, but may miss the least cost.
+    Exact up to `MAX_CASES` combinations; beyond, the cut parts keep evenly spread points of their fronts, so that the
+    result still fits but may miss the least cost.
     """
 
     def __init__(self, parts: Sequence[StageRegion], sources: Sources, opened: Opened, bounds: Bounds) -> None:
@@ -88,9 +88,9 @@ def _spread(front: Steps, most: int) -> Iterator[tuple[int, float]]:
 def assemble(shape: Shape, leaves: Sequence[StageRegion], bounds: Bounds) -> StageRegion:
     """The region of a shape whose nodes are `leaves`.
 
-    Where a residual part cannot be opened with few cuts it is solved as if it ran level by level, each when all of the
-    one before has ended. That is an order that implies the true one: what fits it fits, but the least cost and the
-    least time may be missed (`slack.spend_slack` makes up for most of it).
+    A residual part that cannot be opened with few cuts is solved as if it ran level by level, each level when the one
+    before has ended. This order implies the true one: a path that fits it fits, but the least cost and the least time
+    may be missed (`slack.spend_slack` makes up for most of that).
     """
     if isinstance(shape, int):
         return leaves[shape]
@@ -110,7 +110,7 @@ def _level(parts: Sequence[StageRegion], level: Sequence[int], bounds: Bounds) -
 
 
 def _levels(sources: Sources) -> list[list[int]]:
-    """Nodes by the number of others in the longest way to them."""
+    """Nodes by the number of nodes on the longest path to them."""
     depths: list[int] = []
     for direct in sources:
         depths.append(1 + max((depths[source] for source in direct), default=-1))

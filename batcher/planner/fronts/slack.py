@@ -1,19 +1,19 @@
-"""Spending the time that a path leaves over, one stage at a time: for plans that are not known to be the cheapest."""
+"""Improves a path that may not be the cheapest: spends its unused time, one stage at a time."""
 
 import numpy as np
 
-from sluice.batcher.planner.pareto import Costs
+from sluice.batcher.planner.fronts.pareto import Costs
 from sluice.batcher.planner.problem import Problem, StageProblem
 
 MAX_SWAPS = 8
-"""Times the number of stages: option changes until a path is left as it is."""
+"""Highest number of option changes, for each stage of the path."""
 
 
 def spend_slack(problem: Problem, path: tuple[int, ...]) -> tuple[int, ...]:
-    """The choices of a path that fits the budget and is no dearer than the given one, which has to fit.
+    """The choices of a path that fits the budget and costs no more than the given one, which must fit.
 
-    Greedy: of all changes of one stage's option that fit while the other stages keep theirs, the one that saves most
-    for the latency it adds, again and again, until none saves anything or `MAX_SWAPS` a stage are made.
+    Greedy: of all changes of one stage's option that fit while the other stages keep theirs, it makes the change that
+    saves most per latency added. It repeats this until no change saves anything or `MAX_SWAPS` a stage are made.
     """
     choices = list(path)
     for _ in range(MAX_SWAPS * len(choices)):
@@ -30,7 +30,7 @@ def spend_slack(problem: Problem, path: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _worth(stage: StageProblem, chosen: int, room_ns: int) -> Costs:
-    """For each option what it saves a nanosecond more than the chosen one takes; nothing where it does not fit."""
+    """For each option the cost saved per nanosecond added to the chosen one; 0 if it does not fit."""
     latency_ns = stage.latency_ns if stage.on_path else np.zeros_like(stage.latency_ns)
     more_ns = np.maximum(latency_ns - latency_ns[chosen], 1)
     saved = (stage.cost[chosen] - stage.cost) * stage.probability
@@ -38,7 +38,7 @@ def _worth(stage: StageProblem, chosen: int, room_ns: int) -> Costs:
 
 
 def _rooms(problem: Problem, choices: list[int]) -> list[int]:
-    """For each stage the latency it may have if the others keep theirs."""
+    """For each stage the latency that it may have if the others keep theirs."""
     stages = problem.stages
     begins: list[int] = []
     spans = [int(stage.latency_ns[choice]) * stage.on_path for stage, choice in zip(stages, choices, strict=True)]

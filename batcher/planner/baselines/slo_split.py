@@ -1,4 +1,4 @@
-"""Splitting a pipeline's time over its stages, as planners do that do not search the whole pipeline at once.
+"""Splits a pipeline's time over its stages, for planners that do not search the whole pipeline at once.
 
 Sources: dominator groups and their shares are those of ESG (HPDC'24, "Dominator-based SLO Distribution for
 Scalability"); average normalised length (ANL) is what that paper calls a stage's share. Ours: stages may have different
@@ -16,8 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sluice.batcher.planner.check import check_problem
-from sluice.batcher.planner.problem import Path, Problem, StageProblem
+from sluice.batcher.planner.problem import Path, Problem, StageProblem, check_problem, path_of
 
 _QUANTILES = np.linspace(0.0, 1.0, 33)
 
@@ -62,10 +61,10 @@ def stage_budgets(problem: Problem, lengths: Sequence[float]) -> list[int]:
 
 
 def dominators(sources: Sequence[Sequence[int]]) -> list[int]:
-    """The stages that every way through the graph passes: the dominators of its exit, ascending.
+    """The stages on every path through the graph: the dominators of its exit, ascending.
 
     `sources` are those of each stage, all earlier. A stage is one exactly if no edge leads from before it past it,
-    with an edge from the entry to each stage without sources and one to the exit from each that is nobody's source.
+    with an edge from the entry to each stage without sources and one to the exit from each stage that is no source.
     """
     count = len(sources)
     reach = [-1] * count
@@ -81,26 +80,14 @@ def dominators(sources: Sequence[Sequence[int]]) -> list[int]:
     return found
 
 
-def path_of(problem: Problem, choices: Sequence[int]) -> Path:
-    """What these choices (an option a stage) come to, whether or not they fit the budget."""
-    ends: list[int] = []
-    for stage, choice in zip(problem.stages, choices, strict=True):
-        start_ns = max((ends[source] for source in stage.sources), default=0)
-        ends.append(start_ns + (int(stage.latency_ns[choice]) if stage.on_path else 0))
-    cost = sum(
-        float(stage.cost[choice]) * stage.probability for stage, choice in zip(problem.stages, choices, strict=True)
-    )
-    return Path(tuple(choices), max(ends, default=0), cost)
-
-
 def plan_each_stage(
     problem: Problem,
     lengths: Callable[[Problem], Sequence[float]],
     pick: Callable[[StageProblem, int], int | None],
 ) -> list[Path]:
-    """One path: for each stage by itself the option that `pick` names for the stage's budget.
+    """One path: for each stage by itself the option that `pick` returns for the stage's budget.
 
-    No path if `pick` finds none for a stage. A stage with one option is not asked about.
+    No path if `pick` finds no option for a stage. `pick` is not called for a stage with one option.
     """
     check_problem(problem)
     choices = []

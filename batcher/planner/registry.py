@@ -1,0 +1,76 @@
+"""The path planners by name: every file of this room, or of `baselines`, that calls `path_planner` is found."""
+
+import pkgutil
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from sluice.batcher import planner
+from sluice.batcher.planner.problem import PathPlanner
+from sluice.models.errors import ConfigError
+
+DEFAULT = "exact"
+"""The planner that is asked unless another one is named."""
+
+_T = TypeVar("_T", bound=Callable[..., Any])
+
+
+class NoSettings(msgspec.Struct, frozen=True):
+    """The settings of a planner that has none."""
+
+
+class RegisteredPlanner(NamedTuple):
+    """A planner with one line on what it finds; `make` builds it from an instance of `settings`."""
+
+    name: str
+    description: str
+    settings: type[msgspec.Struct]
+    make: Callable[[Any], PathPlanner]
+
+
+_registered: dict[str, RegisteredPlanner] = {}
+
+
+def path_planner(name: str, description: str, settings: type[msgspec.Struct] | None = None) -> Callable[[_T], _T]:
+    """Register the function below it: a `PathPlanner`, or with `settings` a function that makes one from them."""
+
+    def register(function: _T) -> _T:
+        if name in _registered:
+            raise ValueError(f"planner {name}: registered twice")
+        if settings is None:
+            _registered[name] = RegisteredPlanner(name, description, NoSettings, lambda _: function)
+        else:
+            _registered[name] = RegisteredPlanner(name, description, settings, function)
+        return function
+
+    return register
+
+
+@cache
+def path_planners() -> Mapping[str, RegisteredPlanner]:
+    """All planners, by name and in the order of their names."""
+    for module in pkgutil.walk_packages(planner.__path__, f"{planner.__name__}."):
+        import_module(module.name)
+    return dict(sorted(_registered.items()))
+
+
+def planner_named(name: str, settings: Mapping[str, object] | None = None) -> PathPlanner:
+    """The planner of that name, with these settings; ConfigError where either is wrong.
+
+    Values may be text, as on a command line.
+    """
+    planners = path_planners()
+    if name not in planners:
+        raise ConfigError(f"planner {name}: expected one of {', '.join(planners)}")
+    settings = settings or {}
+    form = planners[name].settings
+    if unknown := [key for key in settings if key not in form.__struct_fields__]:
+        expected = ", ".join(form.__struct_fields__) or "none"
+        raise ConfigError(f"planner {name}: unknown setting {unknown[0]}; expected {expected}")
+    try:
+        return planners[name].make(msgspec.convert(settings, form, strict=False))
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"planner {name}: {error}") from error

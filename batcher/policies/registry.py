@@ -1,0 +1,102 @@
+"""The batch policies by name: every file of this room that calls `batch_policy` is found."""
+
+import pkgutil
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from sluice.batcher import policies
+from sluice.batcher.interface.config import Limits, PolicyConfig
+from sluice.batcher.policies.base import AnyPolicySettings, BatchPolicy, PolicySettings
+
+DEFAULT = "deadline"
+"""The policy of settings without a `name`."""
+
+_T = TypeVar("_T", bound=Callable[[Any, Limits], BatchPolicy])
+
+
+class RegisteredPolicy(NamedTuple):
+    """A policy: `settings` are what users write, `config` what `build` is called with."""
+
+    name: str
+    settings: type[PolicySettings]
+    config: type[PolicySettings]
+    build: Callable[[Any, Limits], BatchPolicy]
+
+
+_registered: dict[str, RegisteredPolicy] = {}
+
+
+def batch_policy(settings: type[PolicySettings], config: type[PolicySettings] | None = None) -> Callable[[_T], _T]:
+    """Register the class or function below it, which makes a policy from its configuration and the limits.
+
+    `config` is the class of `settings.config()` where that is another one.
+    """
+    name = str(settings.__struct_config__.tag)
+
+    def register(build: _T) -> _T:
+        if name in _registered:
+            raise ValueError(f"batch policy {name}: registered twice")
+        _registered[name] = RegisteredPolicy(name, settings, config or settings, build)
+        return build
+
+    return register
+
+
+@cache
+def batch_policies() -> Mapping[str, RegisteredPolicy]:
+    """All policies, by name and in the order of their names."""
+    for module in pkgutil.iter_modules(policies.__path__):
+        import_module(f"{policies.__name__}.{module.name}")
+    return dict(sorted(_registered.items()))
+
+
+def select_policy(config: PolicyConfig, limits: Limits) -> BatchPolicy:
+    """A policy for one model, made from its configuration."""
+    for policy in _registered.values():
+        if isinstance(config, policy.config):
+            return policy.build(config, limits)
+    raise ValueError(f"{type(config).__name__}: no batch policy is registered for this configuration")
+
+
+def decode_policy(form: type, document: object) -> PolicySettings:
+    """The `dec_hook` of msgspec for the settings of policies in a configuration, and for their form in a journal."""
+    if form is AnyPolicySettings:
+        forms = {policy.name: policy.settings for policy in batch_policies().values()}
+    elif form is PolicyConfig:
+        forms = {policy.name: policy.config for policy in batch_policies().values()}
+    else:
+        raise NotImplementedError(f"{form.__name__}: expected the settings of a batch policy")
+    if not isinstance(document, dict):
+        raise ValueError(f"Expected `object`, got `{type(document).__name__}`")
+    name = document.get("name", DEFAULT)
+    if name not in forms:
+        raise ValueError(f"name: expected one of {', '.join(forms)}, got {name!r}")
+    own = {}
+    for key, value in document.items():
+        if key != "name" and key not in forms[name].__struct_fields__:
+            _check_foreign(key, value, name, forms)
+        else:
+            own[key] = value
+    try:
+        return msgspec.convert(own, forms[name])
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error  # msgspec names the place of a plain ValueError only
+
+
+def _check_foreign(key: str, value: object, name: str, forms: Mapping[str, type[PolicySettings]]) -> None:
+    """Raise ValueError for a key that the policy does not have, unless it is the default of another policy's setting.
+
+    Settings and journals used to have the keys of all policies.
+    """
+    owners = [other for other, form in forms.items() if key in form.__struct_fields__]
+    for owner in owners:
+        if msgspec.json.decode(msgspec.json.encode(forms[owner]()))[key] == value:
+            return
+    if owners:
+        raise ValueError(f"{key} belongs to policy {' or '.join(owners)}, not to {name}")
+    expected = ", ".join(("name", *forms[name].__struct_fields__))
+    raise ValueError(f"Object contains unknown field `{key}`; expected {expected}")
