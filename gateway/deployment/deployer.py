@@ -46,7 +46,7 @@ class Deployer:
         source: RevisionSource,
         dependencies: DependencyGraph,
         registry: ModelRegistry,
-        deployment: Rollout,
+        rollout: Rollout,
         load_waiter: LoadWaiter,
         inventory: Inventory,
         *,
@@ -55,7 +55,7 @@ class Deployer:
         self.source = source
         self.dependencies = dependencies
         self._registry = registry
-        self._deployment = deployment
+        self._rollout = rollout
         self._load_waiter = load_waiter
         self._inventory = inventory
         self._recycle = recycle
@@ -104,7 +104,7 @@ class Deployer:
             try:
                 async with asyncio.timeout(RECYCLE_TIMEOUT_S):
                     await asyncio.shield(gone)  # the unload goes on if the caller stops waiting
-                    await self._deployment.recycle(sorted(holders))
+                    await self._rollout.recycle(sorted(holders))
             except TimeoutError as error:
                 waited = f"within {RECYCLE_TIMEOUT_S:g} s"
                 raise ServingError(f"'{name}' is unloaded, but its memory was not freed {waited}") from error
@@ -115,7 +115,7 @@ class Deployer:
 
     def close(self) -> None:
         """Refuse present and future changes, and remove the files that clients gave."""
-        self._registry.draining = True
+        self._registry.start_draining()
         for task in self._tasks:
             task.cancel()
         self._load_waiter.close()
@@ -167,7 +167,7 @@ class Deployer:
         reread: set[str] = set()
         served, remote = self.dependencies.served, {entry.spec.name for entry in self.source.remote.values()}
         while True:
-            prepared = await self._deployment.prepare(revision, served)
+            prepared = await self._rollout.prepare(revision, served)
             if not prepared.outdated:
                 return prepared
             if beside := prepared.outdated & remote:
@@ -195,7 +195,7 @@ class Deployer:
                 before[name] = {version: (state, reason) for version, state, reason in self._registry.states(name)}
                 versions = [str(pipeline.version) for pipeline in prepared.deployed[name].pipelines]
                 self._registry.set_unavailable(name, dict.fromkeys(versions, (VersionStatus.LOADING, "")))
-            self._deployment.begin(prepared)
+            self._rollout.begin(prepared)
             begun = True
             async with asyncio.timeout(LOAD_TIMEOUT_S):
                 reasons = await asyncio.gather(*coming)
@@ -208,8 +208,8 @@ class Deployer:
                 self._registry.set_unavailable(name, states)
             added = {pipeline.name for pipeline in prepared.change.pipelines}
             if begun:
-                self._deployment.retire(added)
-            self._start_task(self._deployment.end(added, {model.key for model in prepared.change.models}))
+                self._rollout.retire(added)
+            self._start_task(self._rollout.end(added, {model.key for model in prepared.change.models}))
             if isinstance(error, TimeoutError):
                 raise ConfigError(f"it was not loaded within {LOAD_TIMEOUT_S:g} s") from error
             raise
@@ -236,7 +236,7 @@ class Deployer:
         pipelines = {pipeline.key for each in before.values() for pipeline in each.pipelines}
         pipelines -= {pipeline.key for each in served for pipeline in each.pipelines}
         models = _models(before) - _models(self.dependencies.served)
-        self._deployment.retire(pipelines)
+        self._rollout.retire(pipelines)
         return self._end(pipelines, models, before, stranded)
 
     async def _end(
@@ -246,7 +246,7 @@ class Deployer:
         before: Mapping[str, Deployed],
         stranded: Collection[str],
     ) -> None:
-        await self._deployment.end(pipelines, models)
+        await self._rollout.end(pipelines, models)
         for name, each in before.items():
             if name in stranded:
                 continue

@@ -74,6 +74,10 @@ class ModelRegistry:
     def __contains__(self, name: object) -> bool:
         return name in self._entries
 
+    def start_draining(self) -> None:
+        """Note that the server is stopping: nothing is ready from now on."""
+        self.draining = True
+
     # -- definitions
 
     def serve(self, name: str, pipelines: Iterable[Pipeline]) -> None:

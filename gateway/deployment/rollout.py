@@ -20,7 +20,6 @@ from sluice.gateway.deployment.revision import Deployed
 from sluice.gateway.deployment.stored_profiles import footprints, model_memory, stored_entries
 from sluice.gateway.deployment.worker_files import worker_files
 from sluice.gateway.executors.mixed import MixedExecutor
-from sluice.gateway.executors.worker.executor import WorkerExecutor
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.runtime.driver import Runtime
@@ -66,7 +65,7 @@ class Rollout:
         inventory: Inventory,
         scheduler: Scheduler,
         runtime: Runtime,
-        executor: WorkerExecutor | MixedExecutor,
+        executor: MixedExecutor,
         registry: ModelRegistry,
         metrics: ServerMetrics,
         load_waiter: LoadWaiter,

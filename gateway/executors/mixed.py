@@ -14,7 +14,7 @@ from sluice.models.spec import ModelSpec
 
 
 class MixedExecutor:
-    """Runs the batches of each partition on its worker process or its Triton server.
+    """Runs the batches of each partition on its worker process or, if there are `servers`, its Triton server.
 
     The assembly of the workers keeps the tensors for both, so stages of one request may run on either. `holds` are the
     models that each server may hold, by server name. `verdicts` are the confidences that each model reports, by key.

@@ -13,7 +13,6 @@ from sluice.gateway.deployment.dependencies import DependencyGraph
 from sluice.gateway.deployment.rollout import Rollout
 from sluice.gateway.deployment.stored_profiles import stored_entries, stored_tables
 from sluice.gateway.executors.mixed import MixedExecutor
-from sluice.gateway.executors.worker.executor import WorkerExecutor
 from sluice.gateway.observability.metrics import MetricsSource
 from sluice.gateway.partitions.inventory import Inventory
 from sluice.models.errors import NotFoundError, PartitionError, RequestError
@@ -49,14 +48,14 @@ class Resizing:
         self,
         inventory: Inventory,
         dependencies: DependencyGraph,
-        deployment: Rollout,
-        executor: WorkerExecutor | MixedExecutor,
+        rollout: Rollout,
+        executor: MixedExecutor,
         beside: Sequence[Partition],
         configure: Callable[[Partition], PartitionConfig],
     ) -> None:
         self._inventory = inventory
         self._dependencies = dependencies
-        self._deployment = deployment
+        self._rollout = rollout
         self._executor = executor
         self._beside = beside
         self._configure = configure
@@ -91,7 +90,7 @@ class Resizing:
         try:
             check_partitions([*others, *self._beside, wanted])
             check_shares([*others, wanted], {})
-            await asyncio.to_thread(check_spare_memory, wanted, self._deployment.memory_of(name))
+            await asyncio.to_thread(check_spare_memory, wanted, self._rollout.memory_of(name))
         except PartitionError as error:
             raise RequestError(str(error)) from error
         entries = [

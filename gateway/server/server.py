@@ -14,7 +14,6 @@ from sluice.gateway.deployment.deployer import Deployer
 from sluice.gateway.deployment.poll import Poll
 from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.executors.mixed import MixedExecutor
-from sluice.gateway.executors.worker.executor import WorkerExecutor
 from sluice.gateway.observability.logs import log
 from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.resizing.auto_resize import AutoResize
@@ -38,7 +37,7 @@ class Server:
     registry: ModelRegistry
     inventory: Inventory
     runtime: Runtime
-    executor: WorkerExecutor | MixedExecutor
+    executor: MixedExecutor
     front_ends: FrontEnds
     drain_timeout_s: float
     deployer: Deployer
@@ -115,7 +114,7 @@ class Server:
 
     async def _drain(self, force: asyncio.Event) -> int:
         """Finish the open requests while new ones are refused; returns how many were abandoned."""
-        self.registry.draining = True
+        self.registry.start_draining()
         log(logger, logging.INFO, "drain begun", in_flight=self.runtime.in_flight)
         drained = asyncio.create_task(self.runtime.drain(self.drain_timeout_s))
         forced = asyncio.create_task(force.wait())

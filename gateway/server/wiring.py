@@ -17,14 +17,13 @@ from sluice.gateway.config.configured_partitions import configured_partitions, p
 from sluice.gateway.config.server_config import ModelControlMode, ServerConfig
 from sluice.gateway.deployment.dependencies import DependencyGraph
 from sluice.gateway.deployment.deployer import Deployer
-from sluice.gateway.deployment.held_memory import held_memory
 from sluice.gateway.deployment.initial_residency import InitialResidency, initial_residency
 from sluice.gateway.deployment.known_sizes import KnownSizes
 from sluice.gateway.deployment.load_waiter import LoadWaiter
 from sluice.gateway.deployment.poll import Poll
 from sluice.gateway.deployment.read import model_source
 from sluice.gateway.deployment.registry import ModelRegistry
-from sluice.gateway.deployment.residency_metrics import ResidencyMetrics
+from sluice.gateway.deployment.residency_metrics import ResidencyMetrics, held_memory
 from sluice.gateway.deployment.revision import RevisionSource, deployed_from
 from sluice.gateway.deployment.rollout import Rollout
 from sluice.gateway.deployment.stored_profiles import footprints, model_memory, stored_entries
@@ -201,7 +200,7 @@ def _build_state(config: ServerConfig, core: _Core) -> _State:
 class _Execution:
     """The executor, the runtime that drives it, and the metrics of their work."""
 
-    executor: WorkerExecutor | MixedExecutor
+    executor: MixedExecutor
     runtime: Runtime
     metrics: ServerMetrics
     trace_settings: TraceSettings
@@ -228,25 +227,22 @@ def _build_execution(
         controls=mps,
         cache=None if cache is None else StageCache(cache),
     )
-    executor: WorkerExecutor | MixedExecutor = workers
-    mixed = None
-    if config.triton:
-        verdicts = {model.key: model.verdicts for model in spec.models}
-        executor = mixed = MixedExecutor(workers, config.triton, core.server_models, verdicts, monotonic_ns, processes)
+    verdicts = {model.key: model.verdicts for model in spec.models}
+    executor = MixedExecutor(workers, config.triton, core.server_models, verdicts, monotonic_ns, processes)
     metrics = ServerMetrics(
         {scheduled.name: [stage.name for stage in scheduled.stages] for scheduled in spec.pipelines},
         inventory.names,
         queue_depths=scheduler.queue_depths,
-        arena_bytes=lambda: workers.arena_bytes,
+        arena_bytes=lambda: executor.arena_bytes,
         corrections=lambda: _corrections(scheduler),
-        breakers=lambda: {} if mixed is None else mixed.breakers,
+        breakers=lambda: executor.breakers,
         statistics=statistics,
     )
     metrics.include(PartitionMetrics(inventory))
     metrics.include(ResidencyMetrics(scheduler))
     metrics.include(FaultMetrics(scheduler, metrics.failures, inventory.names, lambda: workers.recovery.quarantined))
-    if mixed is not None:
-        metrics.include(mixed.statistics)
+    if config.triton:
+        metrics.include(executor.statistics)
     trace_settings = TraceSettings(config.trace, state.registry)
     runtime = Runtime(
         scheduler,
@@ -274,7 +270,7 @@ class _Changes:
 
 def _build_changes(config: ServerConfig, core: _Core, state: _State, execution: _Execution) -> _Changes:
     scheduler, source, inventory = core.scheduler, core.source, state.inventory
-    deployment = Rollout(
+    rollout = Rollout(
         config,
         source.remote,
         inventory,
@@ -287,13 +283,13 @@ def _build_changes(config: ServerConfig, core: _Core, state: _State, execution: 
     )
     dependencies = DependencyGraph(deployed_from(core.repository, source))
     deployer = Deployer(
-        source, dependencies, state.registry, deployment, state.load_waiter, inventory, recycle=config.recycle
+        source, dependencies, state.registry, rollout, state.load_waiter, inventory, recycle=config.recycle
     )
     beside = [CpuPartition(server.name, server.cores) for server in config.triton if server.cores]
     resizing = Resizing(
         inventory,
         dependencies,
-        deployment,
+        rollout,
         execution.executor,
         beside,
         lambda partition: partition_config(config, partition),

@@ -25,7 +25,7 @@ from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.deployment.revision import RevisionSource, deployed_from
 from sluice.gateway.deployment.rollout import Rollout
 from sluice.gateway.executors.base import EventSink
-from sluice.gateway.executors.worker.executor import WorkerExecutor
+from sluice.gateway.executors.mixed import MixedExecutor
 from sluice.gateway.management.repository_api import IndexEntry, RepositoryApi
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.partitions.inventory import Inventory, ProcessDetails
@@ -155,13 +155,13 @@ class Served:
             inventory=self.inventory,
             build_plan=build_plan,
         )
-        executor = cast(WorkerExecutor, self.executor)
-        deployment = Rollout(
+        executor = cast(MixedExecutor, self.executor)
+        rollout = Rollout(
             config, {}, self.inventory, self.scheduler, self.runtime, executor, self.registry, metrics, loads
         )
         empty = Repository.scan(repositories, selection=Selection(()))
         deployed = DependencyGraph(deployed_from(empty, source))
-        self.deployer = Deployer(source, deployed, self.registry, deployment, loads, self.inventory, recycle=False)
+        self.deployer = Deployer(source, deployed, self.registry, rollout, loads, self.inventory, recycle=False)
         self.runtime.start()
 
     @property

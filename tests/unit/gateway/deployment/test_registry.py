@@ -135,7 +135,7 @@ def test_the_server_gets_ready_with_every_worker_and_stays_so_with_any_even_if_a
     assert not registry.server_ready()
     inventory.partition_ready("cpu0", ["mlp:1"], {})
     assert registry.server_ready()
-    registry.draining = True
+    registry.start_draining()
     assert not registry.server_ready()
     assert not registry.ready("mlp", "1")
 

@@ -170,7 +170,7 @@ def test_health_has_no_body_and_tells_loading_from_draining(served: InstantGatew
     assert get(served, "/v2/models/broken/ready").status == 503
     served.inventory.partition_lost("cpu0")
     assert statuses() == [(200, b""), (400, b""), (503, b"")]
-    served.registry.draining = True
+    served.registry.start_draining()
     assert statuses() == [(200, b""), (503, b""), (503, b"")]
 
 

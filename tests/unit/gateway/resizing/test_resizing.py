@@ -14,7 +14,7 @@ from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings, Restr
 from sluice.gateway.deployment.dependencies import DependencyGraph
 from sluice.gateway.deployment.rollout import Rollout
 from sluice.gateway.deployment.worker_files import worker_files
-from sluice.gateway.executors.worker.executor import WorkerExecutor
+from sluice.gateway.executors.mixed import MixedExecutor
 from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.resizing.resizing import CLIENT_REQUEST, Resizing
 from sluice.models.errors import NotFoundError, PartitionError, RequestError
@@ -49,7 +49,7 @@ class Machine:
             self.inventory,
             DependencyGraph({}),
             cast(Rollout, self),
-            cast(WorkerExecutor, self),
+            cast(MixedExecutor, self),
             [CpuPartition("triton", (3,))],
             lambda partition: PartitionConfig(partition.name, partition.profile_kind),
         )
