@@ -7,7 +7,7 @@ partition; others read it, or subscribe to its changes.
 import asyncio
 import enum
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import msgspec
@@ -187,7 +187,7 @@ class Inventory:
         return [partition for partition, held in self._held.items() if model in held]
 
     @property
-    def loaded_ever(self) -> frozenset[str] | set[str]:
+    def loaded_ever(self) -> Set[str]:
         """The models that some partition has held, until `forget`."""
         return self._loaded_ever
 

@@ -125,13 +125,14 @@ class Bench:
         self.executor = executor(TableService(), loop.clock, [READY])
         stages = {name: [stage.name for stage in stages] for name, stages in STAGES.items()}
         self.metrics = ServerMetrics(stages, ["cpu0"], queue_depths=dict, arena_bytes=int)
+        self.inventory = PlayedInventory("cpu0")
         self.runtime = Runtime(
             Scheduler(SPEC),
             self.executor,
             clock=loop.clock,
             timer=VirtualAlarm(loop),
             metrics=self.metrics,
-            inventory=PlayedInventory("cpu0"),
+            inventory=self.inventory,
             observe=self.steps.record,
             trace_requests=trace_requests,
         )
