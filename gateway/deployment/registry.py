@@ -169,7 +169,7 @@ class ModelRegistry:
         return states + [(version, *state) for version, state in entry.unavailable.items()]
 
     def ready(self, name: str, version: str) -> bool:
-        """Whether partitions that are up hold a model for each stage of the pipeline, or load it on demand.
+        """True if partitions that are up hold a model for each stage of the pipeline, or load it on demand.
 
         Raises ModelNotFound, VersionNotFound, or BackendUnavailable for one that is broken.
         """
@@ -177,7 +177,7 @@ class ModelRegistry:
         return status is VersionStatus.READY
 
     def broken(self, name: str) -> str | None:
-        """Why a model or pipeline cannot be served, or a version of it; None if each is served or still loading."""
+        """The reason why a model or pipeline, or a version of it, cannot be served; None if each can or may load."""
         entry = self._entries.get(name, _Entry())
         if entry.unreadable:
             return "; ".join(reason for _, reason in entry.unavailable.values())
@@ -185,10 +185,10 @@ class ModelRegistry:
         return "; ".join(map(self._why_unavailable, failed)) or None
 
     def server_ready(self) -> bool:
-        """Whether the server takes requests: partitions take batches, and there is something to serve, if at all.
+        """True if the server takes requests: partitions take batches, and something is served, if anything is to be.
 
-        A model that could not be read, or failed to load, does not count while another one is served, unless the
-        server is strict.
+        A model that could not be read, or failed to load, does not count while another one is served, unless the server
+        is strict.
         """
         if self.draining or not self._inventory.is_serving:
             return False
@@ -221,7 +221,7 @@ class ModelRegistry:
 
     @staticmethod
     def _refusal(name: str, version: str, entry: _Entry) -> str | None:
-        """Why a version that is known, but not served, gets no requests; None if it is not known."""
+        """The reason why a known version that is not served gets no requests; None if it is not known."""
         if not entry.unreadable:
             if version not in entry.unavailable:
                 return None
@@ -254,7 +254,7 @@ class ModelRegistry:
         return self._inventory.is_held(model) or (model in self._on_demand and self._inventory.any_up)
 
     def _why_unavailable(self, pipeline: Pipeline) -> str:
-        """Why a pipeline cannot be served; "" when it can."""
+        """The reason why a pipeline cannot be served; "" when it can."""
         for stage in pipeline.stages:
             if stage.models and not any(map(self._gets_requests, stage.models)):
                 reasons = [(model, self._why_not_loaded(model)) for model in stage.models]
@@ -266,7 +266,7 @@ class ModelRegistry:
         return ""
 
     def _failed_everywhere(self, pipeline: Pipeline) -> bool:
-        """Whether all models of one of its stages failed wherever they were to be loaded."""
+        """True if all models of one of its stages failed to load on every partition that tried."""
         return any(
             stage.models
             and all(
@@ -279,7 +279,7 @@ class ModelRegistry:
         return model in self._inventory.loaded_ever or model in self._waiting
 
     def _why_not_loaded(self, model: str) -> str | None:
-        """Why a model failed to load; None if it did not."""
+        """The reason why a model failed to load; None if it did not."""
         return self._inventory.failed.get(model, self._unplaced.get(model))
 
     def _changed(self, change: InventoryChange) -> None:

@@ -28,7 +28,7 @@ def held_memory(scheduler: Scheduler, partition: str) -> dict[str, Held]:
 
 
 class ResidencyMetrics(MetricsSource):
-    """What partitions hold, and what was ordered to load; nothing but the former where plans say what they hold."""
+    """The models that partitions hold and, where models are loaded on demand, the loads and their causes."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

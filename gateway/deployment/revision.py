@@ -43,7 +43,7 @@ class RevisionSource(NamedTuple):
         return next((path for each in self.directories if (path := each / name).is_dir()), None)
 
     def is_doubled(self, name: str) -> bool:
-        """Whether several directories have an entry of a name, which is not served then."""
+        """True if several directories have an entry of a name, which is not served then."""
         return sum((directory / name).is_dir() for directory in self.directories) > 1
 
     def entry(self, name: str, overrides: Mapping[str, Override]) -> Path | None:

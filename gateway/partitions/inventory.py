@@ -27,7 +27,7 @@ PartitionEvent = PartitionReady | PartitionLost | PartitionResized | ModelLoaded
 
 
 class Enforcement(enum.StrEnum):
-    """What is known of the limits of a partition."""
+    """The knowledge about the limits of a partition."""
 
     ENFORCED = "enforced"
     UNENFORCED = "unenforced"
@@ -148,7 +148,7 @@ class Inventory:
         ]
 
     def enforced(self) -> dict[str, bool]:
-        """Whether a partition is enforced, for each of which this is known."""
+        """For each partition of which it is known: true if its limits are enforced."""
         return {
             name: status.enforcement is Enforcement.ENFORCED
             for name, status in self._statuses.items()
@@ -156,21 +156,21 @@ class Inventory:
         }
 
     def is_up(self, partition: str) -> bool:
-        """Whether a partition takes batches."""
+        """True if a partition takes batches."""
         return partition in self._held
 
     def losses(self, partition: str) -> int:
-        """How often the process of a partition was lost without a plan."""
+        """The number of times that the process of a partition was lost without a plan."""
         return self._losses[partition]
 
     @property
     def any_up(self) -> bool:
-        """Whether some partition takes batches."""
+        """True if some partition takes batches."""
         return bool(self._held)
 
     @property
     def is_serving(self) -> bool:
-        """Whether partitions take batches: first once all are up, from then on while any is.
+        """True if partitions take batches: first once all are up, from then on while any is.
 
         A Triton server that could not be reached is not waited for.
         """
@@ -179,7 +179,7 @@ class Inventory:
     # -- models
 
     def is_held(self, model: str) -> bool:
-        """Whether a partition that is up holds a model."""
+        """True if a partition that is up holds a model."""
         return any(model in held for held in self._held.values())
 
     def holders(self, model: str) -> list[str]:
@@ -193,7 +193,7 @@ class Inventory:
 
     @property
     def failed(self) -> Mapping[str, str]:
-        """Why a model did not load where it was tried last, for each that failed somewhere, until `forget`."""
+        """The latest reason why a model did not load, for each that failed somewhere, until `forget`."""
         return self._failed
 
     def forget(self, model: str) -> None:

@@ -65,7 +65,7 @@ class Resizing:
 
     @property
     def under_way(self) -> bool:
-        """Whether a partition is being resized now."""
+        """True while a partition is being resized."""
         return self._one_at_a_time.locked()
 
     async def resize(

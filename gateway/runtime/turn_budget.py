@@ -20,7 +20,7 @@ WAIT_SHARE = 8
 
 
 def is_spent(arrival: RequestArrived, since_ns: int, now_ns: int) -> bool:
-    """Whether the arrivals behind this one are left to the next turn, since this turn began at `since_ns`."""
+    """True if the arrivals behind this one are left to the next turn, as this turn began long ago, at `since_ns`."""
     return now_ns - since_ns > min(max(MIN_TURN_NS, (arrival.deadline_ns - since_ns) // TURN_SHARE), MAX_TURN_NS)
 
 

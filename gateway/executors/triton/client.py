@@ -68,7 +68,7 @@ class TritonClient:
             raise ServerLost("the server is not ready")
 
     async def is_ready(self, model: ModelSpec) -> bool:
-        """Whether the server says that it holds a model."""
+        """True if the server says that it holds a model."""
         request = service_pb2.ModelReadyRequest(name=model.name, version=str(model.version))
         try:
             answer = await _meant(self._service.ModelReady(request, timeout=PROBE_TIMEOUT_S))

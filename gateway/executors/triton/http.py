@@ -18,7 +18,7 @@ _CODES = {
     501: grpc.StatusCode.UNIMPLEMENTED,
     503: grpc.StatusCode.UNAVAILABLE,
 }
-"""What the statuses of Triton's HTTP server are over gRPC; all others say that the request was wrong."""
+"""The statuses of Triton's HTTP server as they are over gRPC; all others mean that the request was wrong."""
 
 
 class RegionRef(NamedTuple):
