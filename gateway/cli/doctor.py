@@ -10,7 +10,7 @@ from sluice.gateway.cli.checks import Finding, Severity, run_checks
 from sluice.gateway.cli.http_client import decode, request
 from sluice.gateway.cli.text.table import aligned
 from sluice.gateway.config.server_config import ServerConfig, read_config
-from sluice.gateway.partitions.states import Enforcement, PartitionStatus
+from sluice.gateway.partitions.inventory import Enforcement, PartitionStatus
 
 WRONG = 1
 """Exit status when a check fails."""

@@ -12,7 +12,7 @@ from sluice.batcher.settings.spec_builder import pipeline_key
 from sluice.gateway.cli.text.plan_report import report
 from sluice.gateway.config.configured_partitions import configured_partitions
 from sluice.gateway.config.server_config import ServerConfig, read_config
-from sluice.gateway.server.wiring import read_models
+from sluice.gateway.deployment.read import read_models
 from sluice.gateway.what_if.latency_tables import latency_tables, planned_partitions
 from sluice.gateway.what_if.planned_pipeline import (
     find_pipeline,

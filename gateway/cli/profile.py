@@ -10,9 +10,9 @@ from typing import Any
 from sluice.gateway.cli.text.partition_report import partition_lines
 from sluice.gateway.cli.text.profile_report import report, summary
 from sluice.gateway.config.server_config import ServerConfig, read_config
+from sluice.gateway.deployment.read import read_models
 from sluice.gateway.deployment.worker_files import file_to_measure
 from sluice.gateway.partitions.mps_daemons import mps_daemons
-from sluice.gateway.server.wiring import read_models
 from sluice.gateway.what_if.profiled_partitions import profiled_partitions
 from sluice.models.errors import ConfigError, ServingError
 from sluice.models.profiles.csv_format import read_csv, write_csv

@@ -116,7 +116,8 @@ def _serve_with(
     import uvloop
 
     from sluice.gateway.config.server_config import ModelControlMode
-    from sluice.gateway.server.wiring import build_server, find_triton_models, read_models
+    from sluice.gateway.deployment.read import find_triton_models, read_models
+    from sluice.gateway.server.wiring import build_server
     from sluice.models.errors import ConfigError
 
     triton = find_triton_models(config, processes)

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _validate(options: argparse.Namespace) -> int:
     from sluice.gateway.config.server_config import ServerConfig
-    from sluice.gateway.server.wiring import read_models
+    from sluice.gateway.deployment.read import read_models
 
     paths: list[Path] = options.paths
     for path in paths:

@@ -12,16 +12,13 @@ from sluice.batcher.settings.scheduling import LimitSettings, ServingSettings, c
 from sluice.gateway.config.restricted import RestrictedSettings, Restrictions
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
 from sluice.gateway.config.tls import TlsSettings
+from sluice.gateway.config.tracing import MAX_TRACE_REQUESTS, TRACE_REQUESTS, TraceFileSettings
 from sluice.gateway.config.triton_settings import TritonSettings
-from sluice.gateway.observability.trace import TRACE_REQUESTS
-from sluice.gateway.observability.trace_settings import TraceFileSettings
 from sluice.models.errors import ConfigError, InfeasibleLayout
 from sluice.mps.partitions.balance import BalanceSettings
 from sluice.mps.partitions.capacity_check import check_shares
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, Partition
 from sluice.mps.supervisor.quarantine import QuarantineSettings
-
-MAX_TRACE_REQUESTS = 1_000_000
 
 _MIB = 1 << 20
 _KINDS: dict[str, type[Partition]] = {"cpu": CpuPartition, "mig": MigPartition, "mps": MpsPartition}

@@ -4,7 +4,8 @@ import math
 
 import msgspec
 
-from sluice.gateway.executors.hang_detector import BATCH_TIMEOUT_S
+BATCH_TIMEOUT_S = 10.0
+"""Time that every batch has, on workers as on Triton servers, however short its latency is."""
 
 
 class TritonSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

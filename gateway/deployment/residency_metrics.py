@@ -1,16 +1,34 @@
-"""Metrics of models that come and go on demand."""
+"""Metrics of the models that partitions hold, and of those that are loaded on demand."""
 
 from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from sluice.batcher.interface.config import ScheduledModel
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.gateway.deployment.held_memory import held_memory
 from sluice.gateway.observability.metrics import MetricsSource
+
+Source = Literal["profile", "load", "file"]
+
+
+class Held(NamedTuple):
+    """A model that a partition holds, with the bytes that residency counts for it."""
+
+    memory_bytes: int
+    source: Source
+
+
+def held_memory(scheduler: Scheduler, partition: str) -> dict[str, Held]:
+    """The models that a partition holds, by key."""
+    fleet = scheduler.dispatcher.fleet
+    state = fleet.partitions[partition]
+    models = {key: fleet.models[key].config for key in sorted(state.models)}
+    return {key: Held(model.memory_on(state.kind), _source(model, state.kind)) for key, model in models.items()}
 
 
 class ResidencyMetrics(MetricsSource):
-    """What partitions hold, and what was ordered to load; nothing but the former where plans say what they hold."""
+    """The models that partitions hold and, where models are loaded on demand, the loads and their causes."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -26,12 +44,12 @@ class ResidencyMetrics(MetricsSource):
             "Memory that the model takes on each partition that holds it.",
             labels=["model", "kind", "source"],
         )
-        told: set[tuple[str, str]] = set()
+        seen: set[tuple[str, str]] = set()
         for name, partition in self._scheduler.dispatcher.fleet.partitions.items():
             models.add_metric([name], len(partition.models))
             for key, held in held_memory(self._scheduler, name).items():
-                if held.memory_bytes and (key, partition.kind) not in told:
-                    told.add((key, partition.kind))
+                if held.memory_bytes and (key, partition.kind) not in seen:
+                    seen.add((key, partition.kind))
                     weights.add_metric([key, partition.kind, held.source], held.memory_bytes)
         yield models
         yield weights
@@ -55,3 +73,9 @@ class ResidencyMetrics(MetricsSource):
         yield CounterMetricFamily(
             "sluice_model_evictions", "Models evicted to make room for others.", value=cold_starts.evictions
         )
+
+
+def _source(model: ScheduledModel, kind: str) -> Source:
+    if kind in model.footprints:
+        return "profile"
+    return "load" if kind in model.weighed else "file"

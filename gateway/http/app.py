@@ -93,7 +93,7 @@ def build_app(
         inference_router(restrictions),
         _server_metadata(control, restrictions),
         explanations,
-        partition_router(control.partitions, restrictions),
+        partition_router(control.inventory, restrictions),
         resize_router(control.resizing, restrictions),
     ):
         app.include_router(routes)

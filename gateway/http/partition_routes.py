@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.http.routes import body_schema, json_body, router
-from sluice.gateway.partitions.states import PartitionStates
+from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.resizing.resizing import Resizing
 from sluice.models.errors import RequestError
 
@@ -24,13 +24,13 @@ _SHARE = {
 }
 
 
-def partition_router(states: PartitionStates, restrictions: Restrictions) -> APIRouter:
+def partition_router(inventory: Inventory, restrictions: Restrictions) -> APIRouter:
     """Reports the partitions of the workers, each with the proof of its isolation or the reasons why it fails."""
     routes = router(ApiGroup.STATISTICS, restrictions)
 
     @routes.get("/v2/sluice/partitions")
     async def partitions() -> Response:
-        body = msgspec.json.encode({"partitions": states.report()})
+        body = msgspec.json.encode({"partitions": inventory.report()})
         return Response(body, media_type="application/json")
 
     return routes

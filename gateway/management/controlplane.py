@@ -10,7 +10,7 @@ from sluice.gateway.management.repository_api import RepositoryApi
 from sluice.gateway.observability.log_settings import LogSettings
 from sluice.gateway.observability.statistics import Statistics
 from sluice.gateway.observability.trace_settings import TraceSettings
-from sluice.gateway.partitions.states import PartitionStates
+from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.resizing.resizing import Resizing
 from sluice.models.triton_config.as_json import model_config_json
@@ -45,7 +45,7 @@ class ControlPlane:
     traces: TraceSettings
     clock: Callable[[], int]
     epoch_ns: int
-    partitions: PartitionStates
+    inventory: Inventory
     resizing: Resizing
 
     @property

@@ -76,8 +76,8 @@ class RepositoryApi:
                 raise RequestError(f"parameter '{each:.80}' is unknown; expected {known}")
             if not isinstance(value, bool):
                 raise RequestError(f"parameter '{each}' must be true or false, got {value!r:.80}")
-        with_needs, recycle = (bool(parameters.get(each)) for each in _UNLOAD_PARAMETERS)
-        await self._deployer.unload(name, with_needs=with_needs, recycle=recycle)
+        with_dependencies, recycle = (bool(parameters.get(each)) for each in _UNLOAD_PARAMETERS)
+        await self._deployer.unload(name, with_dependencies=with_dependencies, recycle=recycle)
 
 
 _UNLOAD_PARAMETERS = ("unload_dependents", "recycle")

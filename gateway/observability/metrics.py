@@ -100,7 +100,7 @@ class ServerMetrics(Collector):
 
     The callables are evaluated at each scrape. `queue_depths` counts the waiting requests by model. `corrections` has,
     by model and kind of partition, the measured latency divided by the profile's. `breakers` is the state of each
-    Triton server's circuit breaker. `enforced` tells for each proved partition whether its limits hold.
+    Triton server's circuit breaker.
     """
 
     def __init__(
@@ -111,22 +111,19 @@ class ServerMetrics(Collector):
         arena_bytes: Callable[[], int],
         corrections: Callable[[], Mapping[tuple[str, str], float]] = dict,
         breakers: Callable[[], Mapping[str, str]] = dict,
-        enforced: Callable[[], Mapping[str, bool]] = dict,
+        statistics: Statistics | None = None,
     ) -> None:
         self._pipelines: dict[str, PipelineMeter] = {}
         self._by_key: dict[str, PipelineMeter] = {}
         for pipeline, names in stages.items():
             self.serve(pipeline, names)
         self._batches: dict[tuple[str, str], BatchMeter] = {}
-        self._ready = dict.fromkeys(partitions, False)
-        self._restarts = dict.fromkeys(partitions, 0)
         self._busy_ns = dict.fromkeys(partitions, 0)
         self._queue_depths = queue_depths
         self._arena_bytes = arena_bytes
         self._corrections = corrections
         self._breakers = breakers
-        self._enforced = enforced
-        self.statistics = Statistics()
+        self.statistics = statistics or Statistics()
         self.failures: Counter[tuple[str, str, FailureCause]] = Counter()
         self._remotes: list[MetricsSource] = []
         self._registry = CollectorRegistry(auto_describe=False)
@@ -168,19 +165,6 @@ class ServerMetrics(Collector):
         """Count a batch that did not complete."""
         self.failures[public_key(batch.model), batch.partition, cause] += 1
 
-    def partition_ready(self, partition: str) -> None:
-        """Mark a partition's worker as running."""
-        self._ready[partition] = True
-
-    def partition_lost(self, partition: str) -> None:
-        """Mark a partition's worker as lost; it will be restarted."""
-        self._ready[partition] = False
-        self._restarts[partition] += 1
-
-    def partition_retired(self, partition: str) -> None:
-        """Mark a partition's worker as retired; another one will replace it."""
-        self._ready[partition] = False
-
     def busy_ns(self) -> Mapping[str, int]:
         """Time in the backend, by partition."""
         return self._busy_ns
@@ -208,19 +192,11 @@ class ServerMetrics(Collector):
         queue = GaugeMetricFamily("sluice_queue_requests", "Requests waiting in queues.", labels=["model"])
         for model, depth in self._waiting().items():
             queue.add_metric([model], depth)
-        ready = GaugeMetricFamily(
-            "sluice_partition_ready", "1 while the worker of the partition is running.", labels=["partition"]
-        )
-        restarts = CounterMetricFamily(
-            "sluice_worker_restarts", "Workers that were lost and restarted.", labels=["partition"]
-        )
         busy = CounterMetricFamily(
             "sluice_partition_busy_seconds", "Time that the partition's backend has computed.", labels=["partition"]
         )
-        for partition, is_ready in self._ready.items():
-            ready.add_metric([partition], int(is_ready))
-            restarts.add_metric([partition], self._restarts[partition])
-            busy.add_metric([partition], self._busy_ns[partition] / NS_PER_S)
+        for partition, busy_ns in self._busy_ns.items():
+            busy.add_metric([partition], busy_ns / NS_PER_S)
         arena = GaugeMetricFamily("sluice_arena_used_bytes", "Bytes of the input arena in use.")
         arena.add_metric([], self._arena_bytes())
         breakers = GaugeMetricFamily(
@@ -231,13 +207,8 @@ class ServerMetrics(Collector):
         for partition, state in self._breakers().items():
             for each in ("closed", "open", "half_open"):
                 breakers.add_metric([partition, each], int(state == each))
-        enforced = GaugeMetricFamily(
-            "sluice_partition_enforced", "1 if the partition's limits are proved to hold, else 0.", labels=["partition"]
-        )
-        for partition, is_enforced in self._enforced().items():
-            enforced.add_metric([partition], int(is_enforced))
         yield self._correction_family()
-        yield from (enforced, queue, ready, restarts, busy, arena, breakers)
+        yield from (queue, busy, arena, breakers)
 
     def _waiting(self) -> dict[str, int]:
         waiting: Counter[str] = Counter()

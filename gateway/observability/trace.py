@@ -10,9 +10,6 @@ from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.models.errors import NotFoundError
 
-TRACE_REQUESTS = 2000
-"""Requests that are remembered. So few stay in the processor's cache, which makes it cheap to drop them."""
-
 
 class BatchTrace(msgspec.Struct, eq=False, gc=False):
     """One batch: the times of its dispatch, of the worker and of the report of its end.

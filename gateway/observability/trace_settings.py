@@ -1,51 +1,18 @@
 """The trace settings of the protocol, which clients change while the server runs."""
 
-import enum
 import logging
 import re
 from collections.abc import Container, Mapping
 from typing import Any
 
-import msgspec
-
+from sluice.gateway.config.tracing import LEAST, MAX_NUMBER, TraceFileSettings, TraceLevel
 from sluice.gateway.observability.trace import Trace
 from sluice.gateway.observability.trace_file import TraceFile
 from sluice.models.errors import RequestError, UnsupportedRequest
 
 logger = logging.getLogger(__name__)
 
-MAX_NUMBER = 2**31 - 1
-
-_LEAST = {"trace_rate": 1, "trace_count": -1, "log_frequency": 0}
 _NUMBER = re.compile(r"-?[0-9]{1,10}")
-
-
-class TraceLevel(enum.StrEnum):
-    """True if requests are traced."""
-
-    OFF = "OFF"
-    TIMESTAMPS = "TIMESTAMPS"
-
-
-class TraceFileSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The initial trace settings: every `rate`-th request is written to `file`, at most `count` of them (-1: no bound).
-
-    With a `log_frequency`, each file holds that many requests and has a number. Without a `file` there is no tracing.
-    """
-
-    file: str = ""
-    level: TraceLevel = TraceLevel.OFF
-    rate: int = 1000
-    count: int = -1
-    log_frequency: int = 0
-
-    def __post_init__(self) -> None:
-        if self.level is not TraceLevel.OFF and not self.file:
-            raise ValueError(f"expected a file for level {self.level}")
-        for name, value in (("rate", self.rate), ("count", self.count), ("log_frequency", self.log_frequency)):
-            least = _LEAST.get(f"trace_{name}", 0)
-            if not least <= value <= MAX_NUMBER:
-                raise ValueError(f"expected a {name} from {least} to {MAX_NUMBER}")
 
 
 class _Sampler:
@@ -164,8 +131,8 @@ class TraceSettings:
 
 def _check_number(name: str, value: object) -> str:
     text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
-    if not _NUMBER.fullmatch(text) or not _LEAST[name] <= int(text) <= MAX_NUMBER:
+    if not _NUMBER.fullmatch(text) or not LEAST[name] <= int(text) <= MAX_NUMBER:
         raise RequestError(
-            f"trace setting '{name}' must be a whole number from {_LEAST[name]} to {MAX_NUMBER}, got {value!r:.80}"
+            f"trace setting '{name}' must be a whole number from {LEAST[name]} to {MAX_NUMBER}, got {value!r:.80}"
         )
     return str(int(text))

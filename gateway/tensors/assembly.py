@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from sluice.batcher.interface.decisions import DispatchBatch, Member
-from sluice.gateway.executors.base import Combined
 from sluice.gateway.protocol.answer import Tensor
-from sluice.gateway.tensors.combiner import combine
+from sluice.gateway.tensors.combiner import Combined, combine
 from sluice.gateway.tensors.input_slots import InputSlot, InputSlots
 from sluice.gateway.tensors.layout import InputLayout
 from sluice.gateway.tensors.pipeline_wiring import REQUEST_STAGE, PipelineWiring

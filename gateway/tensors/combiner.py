@@ -9,6 +9,12 @@ from sluice.models.pipelines.confidence import confidence
 from sluice.models.pipelines.pipeline import Combiner, Confidence
 from sluice.models.tensors.arrays import Array
 
+Confidences = tuple[tuple[float, ...], ...]
+"""One tuple a confidence that a model reports, each with one value a row."""
+
+Combined = tuple[Confidences, str]
+"""The confidences of a combiner, and the key that tells apart outputs whose shapes differ."""
+
 
 def combine(
     kind: Combiner, answers: Sequence[Array], *, weights: Sequence[float] = (), names: Sequence[str] = ()

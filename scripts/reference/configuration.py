@@ -17,8 +17,8 @@ from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings
 from sluice.gateway.config.server_config import ServerConfig, ServerLimits
 from sluice.gateway.config.status_settings import StatusSettings
 from sluice.gateway.config.tls import TlsSettings
+from sluice.gateway.config.tracing import TraceFileSettings
 from sluice.gateway.config.triton_settings import TritonSettings
-from sluice.gateway.observability.trace_settings import TraceFileSettings
 from sluice.mps.partitions.balance import BalanceSettings
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition
 from sluice.mps.supervisor.quarantine import QuarantineSettings

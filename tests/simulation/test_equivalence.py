@@ -41,7 +41,6 @@ from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.policies.no_batching import NoBatchingSettings
 from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.gateway.executors.timed import TimedExecutor
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.protocol.answer import Answer
 from sluice.gateway.protocol.request_options import RequestOptions
@@ -49,6 +48,8 @@ from sluice.gateway.runtime.driver import Runtime
 from sluice.models.pipelines.pipeline import Confidence, Late
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_MS, NS_PER_US
+from tests.support.inventory import PlayedInventory
+from tests.support.timed_executor import TimedExecutor
 from tests.support.virtual_time import VirtualAlarm, VirtualLoop, run_virtual
 
 T = TypeVar("T")
@@ -232,6 +233,7 @@ def run_live(run: Run) -> list[Step]:
             clock=loop.clock,
             timer=VirtualAlarm(loop),
             metrics=metrics,
+            inventory=PlayedInventory(*PARTITIONS),
             observe=recorder.record,
             build_plan=run.planning and run.planning.build,
             planning=Inline(),
@@ -249,7 +251,7 @@ def run_live(run: Run) -> list[Step]:
         def cancel(together: list[int]) -> None:
             # One that is settled already is reported all the same, as in the simulator.
             for request in together:
-                runtime.post(RequestCancelled(request))
+                runtime.report(RequestCancelled(request))
 
         for time_ns, requests in by_time(run.cancellations):
             loop.at(time_ns, cancel, requests)

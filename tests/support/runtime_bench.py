@@ -17,14 +17,15 @@ from sluice.batcher.interface.events import AnyEvent, PartitionReady
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.gateway.executors.base import Combined
-from sluice.gateway.executors.timed import TimedExecutor
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.runtime.driver import Runtime
+from sluice.gateway.tensors.combiner import Combined
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_MS
+from tests.support.inventory import PlayedInventory
+from tests.support.timed_executor import TimedExecutor
 from tests.support.virtual_time import VirtualAlarm, VirtualLoop
 
 TABLE = LatencyTable.from_ms({1: 2.0, 8: 4.0})
@@ -124,12 +125,14 @@ class Bench:
         self.executor = executor(TableService(), loop.clock, [READY])
         stages = {name: [stage.name for stage in stages] for name, stages in STAGES.items()}
         self.metrics = ServerMetrics(stages, ["cpu0"], queue_depths=dict, arena_bytes=int)
+        self.inventory = PlayedInventory("cpu0")
         self.runtime = Runtime(
             Scheduler(SPEC),
             self.executor,
             clock=loop.clock,
             timer=VirtualAlarm(loop),
             metrics=self.metrics,
+            inventory=self.inventory,
             observe=self.steps.record,
             trace_requests=trace_requests,
         )

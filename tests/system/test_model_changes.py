@@ -24,14 +24,13 @@ from sluice.batcher.interface.events import (
     PartitionReady,
 )
 from sluice.gateway.executors.worker.executor import WorkerExecutor
+from sluice.gateway.partitions.inventory import NO_DETAILS
 from sluice.gateway.tensors.pipeline_wiring import REQUEST_STAGE, PipelineWiring, StageWiring, TensorRef
 from sluice.models.pipelines.memory import OutputMemory
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import DataType, TensorSpec
-from sluice.mps.ipc.messages import BatchRefused, Done, LoadedModel, ModelFile, Ready, RunBatch
-from sluice.mps.partitions.isolation_report import Evidence
-from sluice.mps.partitions.partition import Partition
+from sluice.mps.ipc.messages import BatchRefused, Done, LoadedModel, ModelFile, RunBatch
 from sluice.mps.supervisor.supervisor import WorkerSpec
 from tests.support.onnx_models import save_mlp
 from tests.support.processes import children, until
@@ -217,26 +216,6 @@ async def test_a_slowed_partition_takes_a_multiple_of_the_time(tmp_path: Path) -
         assert done.ended_ns - done.started_ns >= 30e6
 
 
-class Quiet:
-    """Is told how the workers are, and does nothing about it."""
-
-    def worker_ready(self, partition: str, ready: Ready) -> None: ...
-
-    def worker_lost(self, partition: str, reason: str) -> None: ...
-
-    def worker_retired(self, partition: str, reason: str) -> None: ...
-
-    def worker_replaced(self, partition: Partition, ready: Ready) -> None: ...
-
-    def partition_proved(self, partition: str, evidence: Evidence) -> None: ...
-
-    def model_loaded(self, partition: str, model: str) -> None: ...
-
-    def model_load_failed(self, partition: str, model: str, reason: str) -> None: ...
-
-    def model_unloaded(self, partition: str, model: str) -> None: ...
-
-
 @in_loop
 async def test_orders_of_the_scheduler_are_carried_out_and_answered(tmp_path: Path, small: ModelFile) -> None:
     """Each by one event, unless the worker is lost first."""
@@ -249,7 +228,7 @@ async def test_orders_of_the_scheduler_are_carried_out_and_answered(tmp_path: Pa
     stages = (StageWiring({"x": TensorRef(REQUEST_STAGE, "x")}, None, "", ()),)
     plan = PipelineWiring(True, stages, {"y": (TensorRef(0, "y"),)}, OutputMemory(0, 1))
     spec = WorkerSpec(partition(), files, MIB, initial=("small:1",))
-    executor = WorkerExecutor([spec], {"timed:1": plan}, specs, MIB, Quiet())
+    executor = WorkerExecutor([spec], {"timed:1": plan}, specs, MIB)
     events: asyncio.Queue[AnyEvent] = asyncio.Queue()
 
     async def following() -> Any:
@@ -257,7 +236,7 @@ async def test_orders_of_the_scheduler_are_carried_out_and_answered(tmp_path: Pa
             return await events.get()
 
     before = set(children(os.getpid()))
-    executor.start(events.put_nowait)
+    executor.start(lambda event, _=NO_DETAILS: events.put_nowait(event))
     try:
         ready = await following()
         assert isinstance(ready, PartitionReady)

@@ -1,4 +1,4 @@
-"""What Triton servers count themselves, beside what Sluice counts of the batches that it sends them."""
+"""The counts that Triton servers keep, beside Sluice's own counts of the batches that it sends them."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -12,11 +12,11 @@ from sluice.models.errors import ServingError
 from sluice.models.units import NS_PER_S
 
 TIMEOUT_S = 0.25
-"""Time for all servers together; of one that does not answer in it the last counts stand."""
+"""Time for all servers together; a server that does not answer in it keeps its last counts."""
 
 
 class ModelCounts(NamedTuple):
-    """What a server has counted of a version of a model; a batch is an execution, a row an inference."""
+    """A server's counts of a version of a model; a batch is an execution, a row an inference."""
 
     inferences: int
     executions: int
@@ -35,7 +35,7 @@ class Counting(Protocol):
 
 
 class TritonStatistics(MetricsSource):
-    """The counts of servers, by the name of each, as they were when they were last asked for."""
+    """The latest counts of servers, by the name of each."""
 
     def __init__(self, servers: Mapping[str, Counting]) -> None:
         self._servers = servers

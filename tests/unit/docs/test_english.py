@@ -21,16 +21,7 @@ CHECKED = (
     "CONTRIBUTING.md",
     "SECURITY.md",
     "docs",
-    "gateway/cli",
-    "gateway/http",
-    "gateway/grpc",
-    "gateway/protocol",
-    "gateway/inference",
-    "gateway/management",
-    "gateway/config",
-    "gateway/tensors",
-    "gateway/what_if",
-    "gateway/observability",
+    "gateway",
     "scripts/reference",
 )
 

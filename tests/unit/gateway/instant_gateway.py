@@ -15,6 +15,7 @@ from sluice.batcher.interface.config import StageConfig
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.config.restricted import Restrictions
+from sluice.gateway.config.tracing import TraceFileSettings
 from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.http.app import build_app
 from sluice.gateway.http.exchange import InferRoute
@@ -26,8 +27,7 @@ from sluice.gateway.observability.log_settings import LogSettings
 from sluice.gateway.observability.metrics import PipelineMeter, ServerMetrics
 from sluice.gateway.observability.statistics import Statistics
 from sluice.gateway.observability.trace import RecentTraces, Trace
-from sluice.gateway.observability.trace_settings import TraceFileSettings, TraceSettings
-from sluice.gateway.partitions.states import PartitionStates
+from sluice.gateway.observability.trace_settings import TraceSettings
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.shared_memory import SharedMemory
@@ -37,6 +37,7 @@ from sluice.gateway.runtime.submission import Submission
 from sluice.models.pipelines.pipeline import Pipeline, Stage, TensorSource
 from sluice.models.repository.scan import Broken
 from sluice.models.tensors.spec import DataType, TensorSpec
+from tests.support.inventory import PlayedInventory
 
 ARRIVED_NS = 1_000_000_000
 EPOCH_NS = 1_700_000_000_000_000_000
@@ -118,7 +119,8 @@ class Exposition:
 
 class InstantGateway(NamedTuple):
     runtime: InstantRuntime
-    catalogue: ModelRegistry
+    inventory: PlayedInventory
+    registry: ModelRegistry
     dataplane: DataPlane
     control: ControlPlane
     make_app: Callable[[], FastAPI]
@@ -165,21 +167,22 @@ def instant_gateway(
     restrictions: Restrictions | None = None,
     resizing: object = None,
 ) -> InstantGateway:
-    catalogue = ModelRegistry("1.2.3", pipelines, [Broken("broken", None, "model.onnx is empty")], ["cpu0"])
-    catalogue.partition_ready("cpu0", [f"{pipeline.name}:{pipeline.version}" for pipeline in pipelines], {})
+    inventory = PlayedInventory("cpu0")
+    registry = ModelRegistry("1.2.3", pipelines, [Broken("broken", None, "model.onnx is empty")], inventory)
+    inventory.partition_ready("cpu0", [f"{pipeline.name}:{pipeline.version}" for pipeline in pipelines], {})
     runtime = InstantRuntime()
     shared_memory = SharedMemory(allow_client_shm, 1 << 20)
-    dataplane = DataPlane(catalogue, cast(Runtime, runtime), 1000.0, lambda: ARRIVED_NS, shared_memory)
+    dataplane = DataPlane(registry, cast(Runtime, runtime), 1000.0, lambda: ARRIVED_NS, shared_memory)
     control = ControlPlane(
-        catalogue,
-        RepositoryApi(catalogue),
+        registry,
+        RepositoryApi(registry),
         Statistics(),
         shared_memory,
         LogSettings(),
-        TraceSettings(TraceFileSettings(trace_file), catalogue.names()),
+        TraceSettings(TraceFileSettings(trace_file), registry.names()),
         lambda: ARRIVED_NS,
         EPOCH_NS,
-        PartitionStates(()),
+        inventory,
         cast(Resizing, resizing),
     )
 
@@ -188,7 +191,7 @@ def instant_gateway(
         return build_app(control, cast(ServerMetrics, Exposition()), runtime.traces, max_body_bytes, restrictions)
 
     return InstantGateway(
-        runtime, catalogue, dataplane, control, app, InferRoute(dataplane, max_body_bytes), restrictions
+        runtime, inventory, registry, dataplane, control, app, InferRoute(dataplane, max_body_bytes), restrictions
     )
 
 

@@ -13,7 +13,7 @@ from sluice.gateway.cli import http_client
 from sluice.gateway.cli.checks import Severity
 from sluice.gateway.cli.doctor import partition_findings
 from sluice.gateway.cli.main import main
-from sluice.gateway.partitions.states import Enforcement, PartitionStatus
+from sluice.gateway.partitions.inventory import Enforcement, PartitionStatus
 from sluice.mps.partitions.cpu import available_cores
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition
 from tests.support.fake_nvml import FakeGpu, FakeNvml, installed

@@ -121,11 +121,11 @@ def test_a_model_that_is_gone_or_another_one_by_now_is_not_taken_for_the_one_it_
         for _ in range(2):
             assert (await stub.ModelInfer(request(1, 2))).model_version == "1"
         latest = replace(identity("m", ("x", DataType.FP32, (-1,))), version=2)
-        served.catalogue.serve("m", [latest])
-        served.catalogue.partition_ready("cpu0", ["m:2", "pair:1"], {})
+        served.registry.serve("m", [latest])
+        served.inventory.partition_ready("cpu0", ["m:2", "pair:1"], {})
         for _ in range(2):
             assert (await stub.ModelInfer(request(1, 2))).model_version == "2"
-        served.catalogue.set_aside("m", {})
+        served.registry.set_unavailable("m", {})
         assert (await refusal(stub.ModelInfer(request(1, 2))))[0] is grpc.StatusCode.NOT_FOUND
 
     converse(served, talk)

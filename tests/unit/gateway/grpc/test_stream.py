@@ -151,7 +151,7 @@ def test_health_tells_whether_the_server_is_ready(served: InstantGateway) -> Non
             assert (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status == serving
         code, details, _ = await refusal(stub.Check(health_pb2.HealthCheckRequest(service="other")))
         assert (code, details) == (grpc.StatusCode.NOT_FOUND, "unknown service 'other'")
-        served.catalogue.draining = True
+        served.registry.start_draining()
         reply = await stub.Check(health_pb2.HealthCheckRequest())
         assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
         code, _, _ = await refusal(stub.Watch(health_pb2.HealthCheckRequest()).read())

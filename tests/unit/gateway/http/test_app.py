@@ -168,9 +168,9 @@ def test_health_has_no_body_and_tells_loading_from_draining(served: InstantGatew
     assert get(served, "/v2/models/m/versions/1/ready").status == 200
     assert get(served, "/v2/models/other/ready").status == 404
     assert get(served, "/v2/models/broken/ready").status == 503
-    served.catalogue.partition_lost("cpu0")
+    served.inventory.partition_lost("cpu0")
     assert statuses() == [(200, b""), (400, b""), (503, b"")]
-    served.catalogue.draining = True
+    served.registry.start_draining()
     assert statuses() == [(200, b""), (503, b""), (503, b"")]
 
 

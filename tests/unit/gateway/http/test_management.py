@@ -75,13 +75,13 @@ def test_the_index_lists_what_is_there_and_why_it_is_not_ready(served: InstantGa
 def test_the_index_can_be_asked_for_what_is_ready(served: InstantGateway) -> None:
     ready = post(served, "/v2/repository/index", {"ready": True}).json
     assert [each["name"] for each in ready] == ["m", "n"]
-    served.catalogue.partition_lost("cpu0")
+    served.inventory.partition_lost("cpu0")
     assert post(served, "/v2/repository/index", {"ready": True}).json == []
     assert post(served, "/v2/repository/index").json[1] == {
         "name": "m",
         "version": "1",
         "state": "UNAVAILABLE",
-        "reason": "no worker that holds it is up",
+        "reason": "no running worker has it loaded",
     }
 
 

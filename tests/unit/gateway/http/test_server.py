@@ -292,7 +292,7 @@ def test_who_is_refused_by_a_server_that_stops_is_told_that_the_connection_ends(
     async def conversation(client: Client) -> None:
         client.send(small(1))
         assert "connection" not in (await client.reply()).headers
-        served.catalogue.draining = True
+        served.registry.start_draining()
         client.send(small(2))
         refusal = await client.reply()
         assert (refusal.status, refusal.headers["connection"]) == (503, "close")

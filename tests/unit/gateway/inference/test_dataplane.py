@@ -392,7 +392,7 @@ def test_what_is_not_served_any_more_is_forgotten() -> None:
     served = instant_gateway(FIXED, TWO, VARIABLE)
     gone = weakref.ref(served.dataplane.signature("m", ""))
     kept = served.dataplane.signature("two", "")
-    served.catalogue.set_aside("m", {})
+    served.registry.set_unavailable("m", {})
     served.dataplane.signature("v", "")
     assert gone() is None
     assert served.dataplane.signature("two", "1") is kept

@@ -13,10 +13,11 @@ from sluice.batcher.interface.config import StageConfig
 from sluice.batcher.interface.decisions import DispatchBatch, Member, ReleaseReason
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
+from sluice.gateway.config.tracing import TraceFileSettings, TraceLevel
 from sluice.gateway.observability.log_settings import LogSettings
 from sluice.gateway.observability.logs import LogFormat, configure, log
 from sluice.gateway.observability.trace import BatchTrace, Trace
-from sluice.gateway.observability.trace_settings import TraceFileSettings, TraceLevel, TraceSettings
+from sluice.gateway.observability.trace_settings import TraceSettings
 from sluice.models.errors import RequestError, UnsupportedRequest
 
 

@@ -12,16 +12,17 @@ from sluice.batcher.interface.config import PartitionConfig
 from sluice.gateway.cli.main import main
 from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings, Restrictions
 from sluice.gateway.deployment.dependencies import DependencyGraph
-from sluice.gateway.deployment.rollout import Deployment
+from sluice.gateway.deployment.rollout import Rollout
 from sluice.gateway.deployment.worker_files import worker_files
-from sluice.gateway.executors.worker.executor import WorkerExecutor
-from sluice.gateway.partitions.states import PartitionStates
-from sluice.gateway.resizing.resizing import BY_CLIENT, Resizing
+from sluice.gateway.executors.mixed import MixedExecutor
+from sluice.gateway.partitions.inventory import Inventory
+from sluice.gateway.resizing.resizing import CLIENT_REQUEST, Resizing
 from sluice.models.errors import NotFoundError, PartitionError, RequestError
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.mps.ipc.messages import ModelFile, Ready
+from sluice.mps.ipc.messages import ModelFile
 from sluice.mps.nvidia import spare_memory
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, Partition, ShareMode
+from tests.support.inventory import resized
 from tests.unit.gateway.cli.test_model import answering
 from tests.unit.gateway.deployment.deployer_bench import Served, served
 from tests.unit.gateway.instant_gateway import instant_gateway, post
@@ -42,13 +43,13 @@ class Machine:
         monkeypatch.setattr("sluice.mps.partitions.cpu.available_cores", lambda: (0, 1, 2, 3))
         monkeypatch.setattr(spare_memory, "_free_mb", lambda partition: free_mb)
         self.failure = failure
-        self.states = PartitionStates([CORES, OTHER, QUARTER, HALF, SLICE, STATIC])
+        self.inventory = Inventory([CORES, OTHER, QUARTER, HALF, SLICE, STATIC])
         self.orders: list[tuple[Partition, PartitionConfig]] = []
         self.resizing = Resizing(
-            self.states,
+            self.inventory,
             DependencyGraph({}),
-            cast(Deployment, self),
-            cast(WorkerExecutor, self),
+            cast(Rollout, self),
+            cast(MixedExecutor, self),
             [CpuPartition("triton", (3,))],
             lambda partition: PartitionConfig(partition.name, partition.profile_kind),
         )
@@ -72,7 +73,7 @@ def test_cores_and_shares_become_others_and_all_else_stays(monkeypatch: pytest.M
     assert machine.ask("cpu0", [1, 0]) == CpuPartition("cpu0", (0, 1), memory_mb=100)
     assert machine.ask("quarter", None, 50) == MpsPartition("quarter", GPU, 50, memory_mb=1000)
     assert [config.kind for _, config in machine.orders] == ["cpu2", "mps-50"]
-    assert machine.resizing.done == {("cpu0", BY_CLIENT): 1, ("quarter", BY_CLIENT): 1}
+    assert machine.resizing.done == {("cpu0", CLIENT_REQUEST): 1, ("quarter", CLIENT_REQUEST): 1}
 
 
 def test_nothing_happens_when_it_is_so_already(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,12 +142,12 @@ async def test_a_model_that_is_prepared_meanwhile_gets_the_profiles_of_the_new_s
     def files(*arguments: Any) -> dict[str, dict[str, ModelFile]]:
         kinds.append([partition.profile_kind for partition in arguments[-1]])
         if len(kinds) == 1:
-            gateway.states.replaced(CpuPartition("cpu0", (0, 1)), Ready(1, (0, 1), 2, ()))
+            resized(gateway.inventory, CpuPartition("cpu0", (0, 1)))
         return worker_files(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sluice.gateway.deployment.rollout.worker_files", files)
-        await gateway.lifecycle.load("m")
+        await gateway.deployer.load("m")
     assert kinds == [["cpu1"], ["cpu2"]]
     assert gateway.keys == ["m:1@1"]
 

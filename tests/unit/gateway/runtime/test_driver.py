@@ -3,8 +3,9 @@ import asyncio
 import pytest
 
 from sluice.batcher.interface.decisions import ReleaseReason
-from sluice.batcher.interface.events import BatchCompleted, RequestArrived
+from sluice.batcher.interface.events import BatchCompleted, PartitionLost, RequestArrived
 from sluice.batcher.interface.outcome import Outcome
+from sluice.gateway.partitions.inventory import ProcessDetails
 from sluice.gateway.protocol.answer import Answer
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.models.errors import NotFoundError, PartitionError, RejectedError, RequestError
@@ -204,7 +205,7 @@ def test_when_the_scheduler_fails_open_requests_are_answered_and_the_failure_is_
     async def main(loop: VirtualLoop) -> None:
         bench = Bench(loop)
         _, future = bench.submit()
-        bench.runtime.post(BatchCompleted(99, 0, 1))  # a batch that nobody ordered
+        bench.runtime.report(BatchCompleted(99, 0, 1))  # a batch that nobody ordered
         answer = await future
         assert answer.outcome is Outcome.FAILED_UNAVAILABLE
         assert bench.runtime.failed.is_set()
@@ -294,3 +295,17 @@ def test_a_dropped_answer_gives_its_memory_back_once() -> None:
     dropped = Answer(Outcome.COMPLETED, outputs={}, release=lambda: released.append(2))
     del dropped
     assert released == [1, 2]
+
+
+def test_what_the_executor_reports_of_partitions_reaches_the_inventory_and_the_scheduler() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop)
+        assert bench.inventory.holders("mlp:1") == ["cpu0"]  # at once, before the scheduler's turn
+        await asyncio.sleep(0)
+        lost = PartitionLost("cpu0", "killed by SIGKILL")
+        bench.runtime.report(lost, ProcessDetails(failed={"big:1": "it was loading"}))
+        assert (bench.inventory.is_up("cpu0"), bench.inventory.failed) == (False, {"big:1": "it was loading"})
+        await asyncio.sleep(0)
+        assert [event for _, event, _ in bench.steps.steps if isinstance(event, PartitionLost)] == [lost]
+
+    run_virtual(main)
