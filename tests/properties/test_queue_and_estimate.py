@@ -18,7 +18,7 @@ NOBODY = cast("Request", None)
 
 
 class Expected(NamedTuple):
-    """The key by which a queue is ordered, and the entry."""
+    """The sort key of a queue, and the entry."""
 
     order_ns: int
     shallowness: int
@@ -138,7 +138,7 @@ CELLS = st.dictionaries(st.integers(1, 70), st.integers(1, 10**9), min_size=1, m
 
 @st.composite
 def estimates(draw: st.DrawFn) -> LatencyEstimate:
-    """An estimate of any table, with anything observed."""
+    """An estimate from a random table with random observations."""
     cells = tuple(sorted(draw(CELLS).items()))
     max_rows = draw(st.integers(1, 80))
     estimate = LatencyEstimate(LatencyTable(cells), max_rows, draw(st.integers(0, 10**6)))
