@@ -5,34 +5,42 @@ from collections.abc import Iterator
 
 from scripts.reference.tables import code, paragraph, table
 from sluice.gateway.cli.main import COMMANDS, build_parser
+from sluice.loadgen.cli.main import build_parser as build_loadgen_parser
 
 
 def command_line_page() -> str:
     """The text of docs/reference/cli.md."""
-    commands = subparsers(build_parser(tuple(COMMANDS)))
+    sluice = build_parser(tuple(COMMANDS))
     parts = [_TITLE, paragraph(_INTRODUCTION)]
     parts.append(
         table(("Command", ""), [(f"[`sluice {name}`](#sluice-{name})", text) for name, text in COMMANDS.items()])
     )
-    for name, parser in commands.items():
-        parts += _sections(f"sluice {name}", parser)
+    for program, parser in (("sluice", sluice), ("loadgen", build_loadgen_parser())):
+        for name, command in subparsers(parser).items():
+            parts += _sections(f"{program} {name}", command, _helps(parser)[name])
     return "\n\n".join(parts) + "\n"
 
 
-def _sections(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
-    """The section of a command, and those of its actions."""
+def _sections(name: str, parser: argparse.ArgumentParser, text: str) -> Iterator[str]:
+    """The section of a command that does what `text` says, and those of its actions."""
     yield f"## `{name}`" if name.count(" ") == 1 else f"### `{name}`"
-    yield _sentence(parser.description or "")
+    yield _sentence(text)
     if rows := [_row(action) for action in parser._actions if _is_argument(action)]:
         yield table(("Argument", "Meaning"), rows)
     for action, subparser in subparsers(parser).items():
-        yield from _sections(f"{name} {action}", subparser)
+        yield from _sections(f"{name} {action}", subparser, _helps(parser)[action])
 
 
 def subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     """The parsers of a parser's commands, by name."""
     actions = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     return dict(actions[0].choices) if actions else {}
+
+
+def _helps(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """The help of a parser's commands, by name."""
+    actions = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return {choice.dest: choice.help or "" for action in actions for choice in action._choices_actions}
 
 
 def _is_argument(action: argparse.Action) -> bool:
@@ -54,7 +62,8 @@ def _row(action: argparse.Action) -> tuple[str, str]:
 
 
 def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}" + ("" if text.endswith(".") else ".")
+    first = text.partition(" ")[0].rstrip(",;:")
+    return (text[:1].upper() + text[1:] if first.isalpha() else text) + ("" if text.endswith(".") else ".")
 
 
 _TITLE = """# Command line
@@ -63,4 +72,5 @@ _TITLE = """# Command line
 
 _INTRODUCTION = """`sluice COMMAND --help` prints the options of a command, `sluice --version` the version. A
 command that cannot be carried out as given prints one sentence on standard error and exits with status 2. `sluice
-profile MODEL` is short for `sluice profile measure MODEL`."""
+profile MODEL` is short for `sluice profile measure MODEL`. The commands of the [load
+generator](../operate/load-generator.md), `loadgen`, come last."""

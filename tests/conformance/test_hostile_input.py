@@ -111,7 +111,12 @@ HEADERS: dict[str, tuple[dict[str, str], bytes, int, str]] = {
     "unknown encoding": ({"Content-Encoding": "br"}, REQUEST, 501, "Content-Encoding 'br' is not supported"),
     "no gzip": ({"Content-Encoding": "gzip"}, REQUEST, 400, "cannot be decompressed"),
     "half a gzip": ({"Content-Encoding": "gzip"}, gzip.compress(REQUEST)[:-9], 400, "it is truncated"),
-    "gzip bomb": ({"Content-Encoding": "gzip"}, BOMB, 400, f"the decompressed body exceeds the limit of {MAX_BODY} bytes"),
+    "gzip bomb": (
+        {"Content-Encoding": "gzip"},
+        BOMB,
+        400,
+        f"the decompressed body exceeds the limit of {MAX_BODY} bytes",
+    ),
 }
 
 
