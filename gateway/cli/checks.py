@@ -59,15 +59,15 @@ def run_checks(config: ServerConfig, *, with_layout: bool = True) -> Iterator[Fi
     except ServingError as error:
         yield Finding("partitions", Severity.WRONG, str(error))
         partitions = ()
-    yield from packages()
-    yield from providers(partitions)
-    yield from drivers(partitions)
-    yield from limits(partitions)
+    yield from check_packages()
+    yield from check_providers(partitions)
+    yield from check_drivers(partitions)
+    yield from check_limits(partitions)
     if with_layout:
-        yield from layout(partitions)
+        yield from check_layout(partitions)
 
 
-def packages() -> Iterator[Finding]:
+def check_packages() -> Iterator[Finding]:
     """Check that exactly one ONNX Runtime is installed."""
     installed = {str(each.metadata["Name"]).lower(): each.version for each in distributions()}
     found = {name: installed[name] for name in _RUNTIMES if name in installed}
@@ -79,7 +79,7 @@ def packages() -> Iterator[Finding]:
         yield Finding("packages", Severity.OK, listed)
 
 
-def providers(partitions: Sequence[Partition]) -> Iterator[Finding]:
+def check_providers(partitions: Sequence[Partition]) -> Iterator[Finding]:
     """Check the execution providers of ONNX Runtime."""
     try:
         from sluice.models.backends.onnxruntime import available_providers
@@ -95,7 +95,7 @@ def providers(partitions: Sequence[Partition]) -> Iterator[Finding]:
         yield Finding("providers", Severity.WRONG, text)
 
 
-def drivers(partitions: Sequence[Partition]) -> Iterator[Finding]:
+def check_drivers(partitions: Sequence[Partition]) -> Iterator[Finding]:
     """Check the GPUs that the driver reports and the program that controls MPS."""
     wanted = [each.name for each in partitions if not isinstance(each, CpuPartition)]
     try:
@@ -116,7 +116,7 @@ def drivers(partitions: Sequence[Partition]) -> Iterator[Finding]:
         yield Finding("drivers", Severity.WRONG, f"partition {shared[0]} needs MPS, but {PROGRAM} is not installed")
 
 
-def limits(partitions: Sequence[Partition]) -> Iterator[Finding]:
+def check_limits(partitions: Sequence[Partition]) -> Iterator[Finding]:
     """Check the limits that the kernel and the cgroups set for this process."""
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     shared = any(isinstance(each, MpsPartition) for each in partitions)
@@ -145,7 +145,7 @@ def limits(partitions: Sequence[Partition]) -> Iterator[Finding]:
         yield Finding("limits", Severity.WRONG, f"memfd: memory cannot be shared with workers: {error}")
 
 
-def layout(partitions: Sequence[Partition]) -> Iterator[Finding]:
+def check_layout(partitions: Sequence[Partition]) -> Iterator[Finding]:
     """Check the configured partitions; each is tried out where that is possible without a server."""
     try:
         check_partitions(partitions)

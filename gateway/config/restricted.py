@@ -66,7 +66,7 @@ class Restrictions:
             return ""
         return f"This protocol is restricted, expecting header '{name}'"
 
-    def bars(self, group: ApiGroup, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    def forbids(self, group: ApiGroup, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """True if a request with these raw headers may not use a group."""
         key = self._keys.get(group)
         if key is None:

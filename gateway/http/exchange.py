@@ -176,7 +176,7 @@ class Exchange:
         self.ready = True
         self._client.on_ready()
 
-    def admit(self) -> None:
+    def send_continue(self) -> None:
         """Send `100 Continue` to a client that waits for it."""
         if self.expects_continue and not self.ready:
             self._client.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")

@@ -67,7 +67,7 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()  # the request may arrive before the last response is sent
         parser = self.parser
         path = self._match() if parser.get_method() == b"POST" else None
-        if self._restrictions is not None and self._restrictions.bars(ApiGroup.INFERENCE, self.headers):
+        if self._restrictions is not None and self._restrictions.forbids(ApiGroup.INFERENCE, self.headers):
             path = None
         if path is None:
             self._begin_cycle()
@@ -82,7 +82,7 @@ class Connection(HttpToolsProtocol):
             self.pipeline.appendleft((self.cycle, self.app))
         else:
             self._turn = exchange
-            exchange.admit()
+            exchange.send_continue()
             if exchange.ready:
                 self._run()
 
@@ -126,7 +126,7 @@ class Connection(HttpToolsProtocol):
             super()._start_asgi_task(cycle, app)
             return
         self._turn = cycle
-        cycle.admit()
+        cycle.send_continue()
         # Not directly: many waiting requests that fail at once would nest their calls.
         self.loop.call_soon(self._run)
 

@@ -206,7 +206,7 @@ def _deliver(
 ) -> Tensor | SharedMemoryOutput:
     if isinstance(delivery, SharedMemoryWindow):
         return SharedMemoryOutput(delivery.write(name, tensor), tensor.shape)
-    return tensor if delivery is None else delivery.of(tensor)
+    return tensor if delivery is None else delivery.top_classes(tensor)
 
 
 def _objectives(parameters: Parameters) -> tuple[object, int]:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 
-from sluice.gateway.observability.logs import LogFormat, configured, reconfigure
+from sluice.gateway.observability.logs import LogFormat, current_settings, reconfigure
 from sluice.models.errors import RequestError, UnsupportedRequest
 
 LogValue = bool | int | str
@@ -24,7 +24,7 @@ class LogSettings:
     """
 
     def __init__(self) -> None:
-        self._default, level = configured()
+        self._default, level = current_settings()
         self._settings: dict[str, LogValue] = {
             "log_file": "",
             **{name: level <= levels[0] for name, levels in _LEVELS.items()},

@@ -24,7 +24,7 @@ def configure(format: LogFormat, level: str) -> None:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
-def configured() -> tuple[LogFormat, int]:
+def current_settings() -> tuple[LogFormat, int]:
     """The current format, and the lowest level that is logged."""
     root = logging.getLogger()
     formats = [handler.formatter.log_format for handler in root.handlers if isinstance(handler.formatter, _Formatter)]

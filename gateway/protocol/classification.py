@@ -28,7 +28,7 @@ class Classification(msgspec.Struct, frozen=True):
         if datatype in _UNRANKED:
             raise BadTensor(f"class result not available for output '{name}' due to unsupported type '{datatype}'")
 
-    def of(self, tensor: Tensor) -> WireBytes:
+    def top_classes(self, tensor: Tensor) -> WireBytes:
         """The classes of an output, greatest first: BYTES of shape [rows, count], or [count] without rows.
 
         Among equal elements the first one comes first; NaN comes last. Raises BadTensor for more than MAX_ELEMENTS.

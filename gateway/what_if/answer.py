@@ -80,7 +80,7 @@ class StageAnswer(msgspec.Struct, frozen=True):
     arithmetic: Arithmetic | None
 
 
-class Configuration(msgspec.Struct, frozen=True):
+class PlannedConfiguration(msgspec.Struct, frozen=True):
     """One choice for every stage; p50 and p99 are None if a stage has none."""
 
     stages: tuple[StageAnswer, ...]
@@ -136,7 +136,7 @@ class Infeasible(msgspec.Struct, frozen=True):
     nearest_rate: float | None
 
 
-class Limit(enum.StrEnum):
+class LimitingFactor(enum.StrEnum):
     """The limit of the rate."""
 
     CAPACITY = "capacity"
@@ -162,12 +162,12 @@ class PlanAnswer(msgspec.Struct, frozen=True):
     assumptions: tuple[str, ...]
     tables: tuple[TableUsed, ...]
     feasible: bool
-    plan: Configuration
+    plan: PlannedConfiguration
     front: tuple[FrontPoint, ...]
     runner_up: RunnerUp | None
     bottleneck: Bottleneck
     highest_rate: float | None
-    limited_by: Limit | None
+    limited_by: LimitingFactor | None
     lowest_slo_ms: float | None
     exact_cost_per_1000: float | None
     infeasible: Infeasible | None

@@ -8,7 +8,7 @@ from sluice.batcher.interface.config import StageConfig
 from sluice.batcher.interface.plan_data import CostToGo
 from sluice.batcher.planner.problem import Problem, StageProblem
 from sluice.batcher.planner.stage_options import Candidate
-from sluice.gateway.what_if.answer import PER, Arithmetic, Configuration, StageAnswer
+from sluice.gateway.what_if.answer import PER, Arithmetic, PlannedConfiguration, StageAnswer
 from sluice.gateway.what_if.planning import RateScenario, StageChoices
 from sluice.models.units import ns_to_ms
 
@@ -31,7 +31,7 @@ class PlanFigures:
     def _costs_to_go(self) -> tuple[CostToGo, ...]:
         return self._now.costs_to_go(self._slo_ns)
 
-    def configuration(self, chosen: StageChoices) -> Configuration:
+    def configuration(self, chosen: StageChoices) -> PlannedConfiguration:
         """All figures; the latencies are None if the rate exceeds the capacity of a stage."""
         stages = self._problem.stages
         pairs = list(zip(chosen.candidates, stages, strict=True))
@@ -41,7 +41,7 @@ class PlanFigures:
             each.predicted.p50_ns if each.predicted and stage.probability > _MEDIAN else 0 for each, stage in pairs
         ]
         bounded = all(each.predicted for each in chosen.candidates)
-        return Configuration(
+        return PlannedConfiguration(
             tuple(
                 self._stage(index, each, (begins[index], ends[index]), index in critical)
                 for index, each in enumerate(chosen.candidates)

@@ -98,10 +98,10 @@ class RateScenario:
 
     def fits(self, slo_ns: int) -> bool:
         """True if a configuration meets the objective."""
-        return not self.overloaded and self.quickest.latency_ns <= slo_ns
+        return not self.overloaded and self.fastest.latency_ns <= slo_ns
 
     @property
-    def quickest(self) -> StageChoices:
+    def fastest(self) -> StageChoices:
         """The configuration with the lowest latency; at each stage the cheapest of equally fast candidates."""
         problem = self.problem(0)
         choices = [int(np.lexsort((stage.cost, stage.latency_ns))[0]) for stage in problem.stages]
@@ -123,18 +123,18 @@ class RateScenario:
         return [_chosen(candidates, path) for path in plan_exact(problem, _ALTERNATIVES)]
 
     @cached_property
-    def _within_any_time(self) -> int:
+    def _cheapest_latency_ns(self) -> int:
         """A budget that the cheapest configuration meets."""
         problem = self.problem(0)
         return path_of(problem, [int(stage.cost.argmin()) for stage in problem.stages]).latency_ns
 
-    def any_time(self, slo_ns: int) -> int:
+    def unbounded_budget(self, slo_ns: int) -> int:
         """A budget that excludes no configuration."""
-        return max(slo_ns, self._within_any_time, self.quickest.latency_ns)
+        return max(slo_ns, self._cheapest_latency_ns, self.fastest.latency_ns)
 
     def front(self, slo_ns: int) -> CostToGo:
         """The lowest cost of a row against its latency, for any objective."""
-        return ExactPlanner(self.problem(self.any_time(slo_ns))).front
+        return ExactPlanner(self.problem(self.unbounded_budget(slo_ns))).front
 
     def costs_to_go(self, slo_ns: int) -> tuple[CostToGo, ...]:
         """For each stage, the cost of all later stages against the remaining time."""

@@ -8,11 +8,11 @@ from sluice.batcher.planner.stage_latency import RHO_MAX
 from sluice.gateway.what_if.answer import (
     PER,
     Bottleneck,
-    Configuration,
     FrontPoint,
     Infeasible,
-    Limit,
+    LimitingFactor,
     PlanAnswer,
+    PlannedConfiguration,
     RunnerUp,
     TableSource,
     TableUsed,
@@ -45,7 +45,7 @@ def answer_question(what_if: WhatIf, question: PlanQuestion) -> PlanAnswer:
     chosen = exact[0] if exact else None
     if exact and question.planner != DEFAULT:
         chosen = now.best(planner_named(question.planner, question.planner_settings), slo_ns)
-    plan = PlanFigures(now, slo_ns, simulated).configuration(chosen or (exact[0] if exact else now.quickest))
+    plan = PlanFigures(now, slo_ns, simulated).configuration(chosen or (exact[0] if exact else now.fastest))
     highest = what_if.highest_rate(slo_ns)
     return PlanAnswer(
         pipeline=now.pipeline.name,
@@ -65,7 +65,7 @@ def answer_question(what_if: WhatIf, question: PlanQuestion) -> PlanAnswer:
         bottleneck=_bottleneck(now),
         highest_rate=highest or None,
         limited_by=_limit(what_if, highest) if highest else None,
-        lowest_slo_ms=None if now.overloaded else ns_to_ms(now.quickest.latency_ns),
+        lowest_slo_ms=None if now.overloaded else ns_to_ms(now.fastest.latency_ns),
         exact_cost_per_1000=exact[0].cost * PER if exact else None,
         infeasible=None if chosen else _infeasible(now, question, plan, highest, found=bool(exact)),
     )
@@ -79,7 +79,7 @@ def _front(now: RateScenario, slo_ns: int) -> tuple[FrontPoint, ...]:
 
 def _runner_up(now: RateScenario, chosen: StageChoices, exact: Sequence[StageChoices], slo_ns: int) -> RunnerUp | None:
     """The best configuration with other figures: one that fits, else one that does not."""
-    others = [*exact, *now.alternatives(now.any_time(slo_ns))]
+    others = [*exact, *now.alternatives(now.unbounded_budget(slo_ns))]
     other = next((each for each in others if each[1:] != chosen[1:]), None)
     if other is None:
         return None
@@ -121,13 +121,13 @@ def _bottleneck(now: RateScenario) -> Bottleneck:
     return Bottleneck(stage.name, model, capacity, share * now.rate, demand.busiest)
 
 
-def _limit(what_if: WhatIf, highest: float) -> Limit:
+def _limit(what_if: WhatIf, highest: float) -> LimitingFactor:
     beyond = what_if.at(highest * (1 + 2 * PRECISION))
-    return Limit.CAPACITY if beyond.overloaded else Limit.LATENCY
+    return LimitingFactor.CAPACITY if beyond.overloaded else LimitingFactor.LATENCY
 
 
 def _infeasible(
-    now: RateScenario, question: PlanQuestion, plan: Configuration, highest: float, *, found: bool
+    now: RateScenario, question: PlanQuestion, plan: PlannedConfiguration, highest: float, *, found: bool
 ) -> Infeasible:
     nearest_rate = highest or None
     if now.overloaded:
@@ -142,7 +142,7 @@ def _infeasible(
             None,
             nearest_rate,
         )
-    quickest_ms = ns_to_ms(now.quickest.latency_ns)
+    quickest_ms = ns_to_ms(now.fastest.latency_ns)
     if found:
         reason = (
             f"planner {question.planner} finds no configuration that fits although one exists; the best one is shown"

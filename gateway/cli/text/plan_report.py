@@ -4,7 +4,15 @@ from collections.abc import Iterable, Iterator
 
 from sluice.gateway.cli.text.plot import Points, plot
 from sluice.gateway.cli.text.table import aligned
-from sluice.gateway.what_if.answer import PER, Arithmetic, Configuration, Limit, PlanAnswer, StageAnswer, TableSource
+from sluice.gateway.what_if.answer import (
+    PER,
+    Arithmetic,
+    LimitingFactor,
+    PlanAnswer,
+    PlannedConfiguration,
+    StageAnswer,
+    TableSource,
+)
 
 _COLUMNS = (
     "stage",
@@ -104,7 +112,7 @@ def _infeasible(answer: PlanAnswer) -> list[str]:
     assert trouble is not None
     lines = [f"INFEASIBLE: {trouble.reason}"]
     if trouble.excess_rate is not None:
-        what = "these partitions" if answer.limited_by is Limit.CAPACITY else "this objective"
+        what = "these partitions" if answer.limited_by is LimitingFactor.CAPACITY else "this objective"
         lines.append(f"  {_rate(trouble.excess_rate)} requests/s too many for {what}")
     nearest = []
     if trouble.nearest_slo_ms is not None:
@@ -127,7 +135,7 @@ def _around(answer: PlanAnswer) -> Iterator[str]:
         f"all stages {all_busy}; its capacity alone is {_rate(bottleneck.capacity)} rows/s"
     )
     if answer.highest_rate is not None:
-        what = "the partitions' time" if answer.limited_by is Limit.CAPACITY else "the objective"
+        what = "the partitions' time" if answer.limited_by is LimitingFactor.CAPACITY else "the objective"
         yield (
             f"highest rate within {answer.slo_ms:g} ms: {_rate(answer.highest_rate)} requests/s, limited by {what}; "
             "the gateway's own capacity is not considered"
@@ -217,7 +225,7 @@ def _budget(answer: PlanAnswer, stage: StageAnswer, part: Arithmetic) -> str:
     return f"{left}; H({part.left_ms:.3f}) = {part.rest_cost:.4g}; C + H = {row + part.rest_cost:.4g}"
 
 
-def _sums(plan: Configuration) -> Iterator[str]:
+def _sums(plan: PlannedConfiguration) -> Iterator[str]:
     critical = [f"{stage.stage} {_ms(stage.p99_ms)}" for stage in plan.stages if stage.critical]
     costs = [_cost(stage.cost_per_1000_rows * stage.probability) for stage in plan.stages if stage.model]
     yield f"critical path: {' + '.join(critical)} = {_ms(plan.p99_ms)} ms (stages are rarely all slow at once)"

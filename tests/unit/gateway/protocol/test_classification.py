@@ -13,7 +13,7 @@ from sluice.models.tensors.spec import DataType, TensorSpec
 
 def told(values: Array, count: int, *labels: str, batchable: bool = True) -> tuple[tuple[int, ...], list[str]]:
     spec = TensorSpec("y", DataType.FP32, (-1,), labels)
-    tensor = Classification(count, spec, batchable).of(values)
+    tensor = Classification(count, spec, batchable).top_classes(values)
     return tensor.shape, [element.decode() for element in decode_bytes(tensor.buffer, tensor.shape).ravel()]
 
 

@@ -8,7 +8,7 @@ import pytest
 from sluice.batcher.interface.config import Limits, PartitionConfig, PipelineConfig, StageConfig
 from sluice.batcher.planner.registry import path_planners
 from sluice.gateway.cli.text.plan_report import report
-from sluice.gateway.what_if.answer import Limit, PlanAnswer, TableSource, TableUsed
+from sluice.gateway.what_if.answer import LimitingFactor, PlanAnswer, TableSource, TableUsed
 from sluice.gateway.what_if.planning import WhatIf
 from sluice.gateway.what_if.question import PlanQuestion, answer_question
 from sluice.models.profiles.latency_table import LatencyTable
@@ -128,7 +128,7 @@ def test_a_stage_s_capacity_limits_the_rate() -> None:
     # A partition does 400 rows of a or 133.3 of b a second, so 100 of both; nine tenths of that is planned for.
     found = asked(what_if(chain("a", "b"), {"a": {"cpu1": FLAT}, "b": {"cpu1": SLOW}}), 10_000, 10)
     assert found.highest_rate == pytest.approx(90, rel=0.002)
-    assert found.limited_by is Limit.CAPACITY
+    assert found.limited_by is LimitingFactor.CAPACITY
     assert found.bottleneck.stage == "b#1"
     assert found.bottleneck.capacity == pytest.approx(400 / 3)
     assert found.bottleneck.utilisation == pytest.approx(0.075)
@@ -155,7 +155,7 @@ def test_models_that_are_on_different_partitions_do_not_share_these() -> None:
 def test_the_objective_limits_the_rate() -> None:
     case = what_if(single("m"), {"m": {"cpu1": FLAT}})
     found = asked(case, 12, 0.5)
-    assert found.limited_by is Limit.LATENCY
+    assert found.limited_by is LimitingFactor.LATENCY
     assert found.highest_rate is not None
     assert asked(case, 12, found.highest_rate).feasible
     assert not asked(case, 12, found.highest_rate * 1.01).feasible
