@@ -15,6 +15,7 @@ from sluice.gateway.config.tls import TlsSettings
 from sluice.gateway.config.tracing import MAX_TRACE_REQUESTS, TRACE_REQUESTS, TraceFileSettings
 from sluice.gateway.config.triton_settings import TritonSettings
 from sluice.models.errors import ConfigError, InfeasibleLayout
+from sluice.mps.ipc.arena import Region
 from sluice.mps.partitions.balance import BalanceSettings
 from sluice.mps.partitions.capacity_check import check_shares
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, Partition
@@ -119,6 +120,19 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     def repositories(self) -> tuple[Path, ...]:
         """The directories of models."""
         return tuple(map(Path, (self.repository,) if isinstance(self.repository, str) else self.repository))
+
+
+def check_arenas(limits: ServerLimits) -> None:
+    """Raise ConfigError, which names the setting, for an arena that cannot be created; frees all memory again."""
+    for name in ("input_arena_mb", "output_arena_mb"):
+        size = getattr(limits, name)
+        try:
+            Region.create("sluice-trial", size << 20).close()
+        except (OSError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "beyond the address space"
+            raise ConfigError(
+                f"limits: {name}: too large for the memory of this machine, got {size}: {reason}"
+            ) from error
 
 
 def read_config(path: Path) -> ServerConfig:

@@ -12,9 +12,8 @@ from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.spec_builder import build_spec
-from sluice.gateway.config.arenas import check_arenas
 from sluice.gateway.config.configured_partitions import configured_partitions, partition_config, triton_config
-from sluice.gateway.config.server_config import ModelControlMode, ServerConfig
+from sluice.gateway.config.server_config import ModelControlMode, ServerConfig, check_arenas
 from sluice.gateway.deployment.dependencies import DependencyGraph
 from sluice.gateway.deployment.deployer import Deployer
 from sluice.gateway.deployment.initial_residency import InitialResidency, initial_residency

@@ -11,7 +11,7 @@ from sluice.batcher.policies.deadline import DeadlineSettings, Objective
 from sluice.batcher.policies.registry import RegisteredPolicy, batch_policies
 from sluice.batcher.policies.timeout import TimeoutConfig, TimeoutSettings
 from sluice.batcher.settings.scheduling import PriceSettings
-from sluice.gateway.config.server_config import ServerConfig, ServerLimits, read_config
+from sluice.gateway.config.server_config import ServerConfig, ServerLimits, check_arenas, read_config
 from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_MS
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, Partition, ShareMode
@@ -284,3 +284,19 @@ def test_who_asks_for_cores_is_a_setting(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent\.yaml: cannot be read: No such file or directory$"):
         read_config(tmp_path / "absent.yaml")
+
+
+def test_arenas_that_the_machine_has_memory_for_are_right() -> None:
+    check_arenas(ServerLimits(input_arena_mb=1, output_arena_mb=1))
+
+
+@pytest.mark.parametrize("name", ["input_arena_mb", "output_arena_mb"])
+@pytest.mark.parametrize(
+    ("size", "reason"),
+    # More than 47 bits of addresses, and more than 63 bits.
+    [(1 << 28, "Cannot allocate memory"), (1 << 44, "beyond the address space")],
+)
+def test_an_arena_that_there_is_no_memory_for_is_named(name: str, size: int, reason: str) -> None:
+    said = f"^limits: {name}: too large for the memory of this machine, got {size}: {reason}$"
+    with pytest.raises(ConfigError, match=said):
+        check_arenas(ServerLimits(**{name: size}))
