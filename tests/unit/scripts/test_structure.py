@@ -9,7 +9,7 @@ from scripts.structure import main
 CLEAN = {
     "src/food/kitchen/__init__.py": '"""The kitchen."""\n',
     "src/food/kitchen/pantry/flour.py": "class Flour:\n    pass\n",
-    "src/food/kitchen/stove/oven.py": "import json\nfrom food.kitchen.pantry.flour import Flour\nclass Oven:\n    pass\n",
+    "src/food/kitchen/stove/oven.py": "import os\nfrom food.kitchen.pantry.flour import Flour\nclass Oven:\n    pass\n",
     "src/food/hall/table.py": "import food.kitchen.stove.oven\nfrom food.kitchen.stove import oven\n",
 }
 
