@@ -250,13 +250,13 @@ _GATEWAY_SCRIPT = """
 import asyncio, sys
 from pathlib import Path
 from tests.support.workers import Gateway, model, rows, worker
-from sluice.mps.ipc.messages import Run
+from sluice.mps.ipc.messages import RunBatch
 
 async def main():
     gateway = Gateway([worker(model(Path(sys.argv[1]), menu=(1,)))])
     gateway.supervisor.start()
     ready = await gateway.next()
-    gateway.workers["cpu0"].send(Run(1, "m:1", (gateway.place(rows(4000, 64)),)))
+    gateway.workers["cpu0"].send(RunBatch(1, "m:1", (gateway.place(rows(4000, 64)),)))
     print(ready.pid, flush=True)
     await asyncio.sleep(60)
 
