@@ -18,6 +18,7 @@ from tests.support.fake_mps import SMS, FakeCuda
 from tests.support.fake_nvml import FakeGpu, FakeNvml
 
 NAME = "NVIDIA H100 80GB HBM3"
+_ROOT = Path(__file__).parents[2]
 _SITE = """
 import os
 if os.environ.get("CUDA_VISIBLE_DEVICES"):
@@ -30,7 +31,7 @@ def environment(directory: Path) -> dict[str, str]:
     """Write the `sitecustomize` to `directory`; returns the environment variables that processes need."""
     directory.mkdir()
     (directory / "sitecustomize.py").write_text(_SITE)
-    return {"PYTHONPATH": str(directory), "FAKE_GPU_TAKEN": str(directory)}
+    return {"PYTHONPATH": f"{directory}{os.pathsep}{_ROOT}", "FAKE_GPU_TAKEN": str(directory)}
 
 
 def put_in() -> None:

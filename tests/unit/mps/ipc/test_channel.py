@@ -120,15 +120,15 @@ def test_what_cannot_be_read_comes_after_what_was_read_before_it(ends: Pair) -> 
 
 def test_the_longest_message_fits(ends: Pair) -> None:
     gateway, worker = ends
-    with pytest.raises(PartitionError, match="a message of 2000013 bytes is over the limit of") as refusal:
+    with pytest.raises(PartitionError, match="a message of 2000018 bytes is over the limit of") as refusal:
         gateway.encode(RunBatch(1, "m" * 2_000_000, ()))
     limit = int(str(refusal.value).split()[-4])
     assert limit <= PACKET_BYTES
-    longest = RunBatch(1, "m" * (limit - 13), ())
+    longest = RunBatch(1, "m" * (limit - 18), ())
     gateway.send(longest)
     assert list(worker.receive()) == [(longest, ())]
     with pytest.raises(PartitionError, match=f"a message of {limit + 1} bytes is over the limit of {limit} bytes"):
-        gateway.encode(RunBatch(1, "m" * (limit - 12), ()))
+        gateway.encode(RunBatch(1, "m" * (limit - 17), ()))
     _close(ends)
 
 
