@@ -20,7 +20,7 @@ from sluice.mps.packing.first_fit_decreasing import FirstFitDecreasing
 from sluice.mps.packing.peak_safe import PeakSafe
 from sluice.mps.packing.policy import PackingPolicy
 from sluice.mps.packing.pp import PeakPrediction
-from sluice.mps.packing.tenant import Phase, Tenant
+from sluice.mps.packing.tenant import MemoryPhase, Tenant
 
 DEVICE_MIB = 32_510
 ENGINE_MIB = 6_994
@@ -129,11 +129,11 @@ def arrivals_ns(count: int = ENGINES) -> list[int]:
     return times
 
 
-def life(run_s: float) -> tuple[Phase, ...]:
+def life(run_s: float) -> tuple[MemoryPhase, ...]:
     """The phases of an engine whose container runs for so long."""
-    start = [Phase(mib, seconds * NS_PER_S) for mib, seconds in _START]
+    start = [MemoryPhase(mib, seconds * NS_PER_S) for mib, seconds in _START]
     rest_s = run_s + _AROUND_S - sum(seconds for _, seconds in _START)
-    return (*start, Phase(ENGINE_MIB, round(rest_s * NS_PER_S)))
+    return (*start, MemoryPhase(ENGINE_MIB, round(rest_s * NS_PER_S)))
 
 
 def table(runs: Sequence[PackingCase]) -> str:

@@ -30,7 +30,7 @@ from sluice.mps.packing.exclusive import Exclusive
 from sluice.mps.packing.peak_safe import PeakSafe
 from sluice.mps.packing.policy import PackingPolicy
 from sluice.mps.packing.pp import PeakPrediction
-from sluice.mps.packing.tenant import Phase, Tenant
+from sluice.mps.packing.tenant import MemoryPhase, Tenant
 
 
 class Engine(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ ENGINES = (
     Engine("ssd-mobilenet-quantized-finetuned", 6994, 7, 0.12, (64, 64, 1024, 1024)),
     Engine("ssd-mobilenet-symmetrically-quantized", 6994, 7, 0.12, (512, 512, 4096, 4096)),
 )
-_START = (Phase(0, 9 * NS_PER_S), Phase(318, 6 * NS_PER_S))
+_START = (MemoryPhase(0, 9 * NS_PER_S), MemoryPhase(318, 6 * NS_PER_S))
 
 _POLICIES: dict[str, tuple[PackingPolicy, SchedulingPace]] = {
     "exclusive": (Exclusive(), SchedulingPace()),
@@ -80,7 +80,7 @@ def jobs(policy: PackingPolicy, extra_percent: int) -> list[ReplayJob]:
     found = []
     for (name, engine, queries), arrival_ns in zip(engines, arrivals_ns(len(engines)), strict=True):
         asked_mib = request_mib(policy, extra_percent, engine.memory_mib, engine.memory_gib)
-        life = (*_START, Phase(engine.memory_mib, round(queries * engine.query_s * NS_PER_S)))
+        life = (*_START, MemoryPhase(engine.memory_mib, round(queries * engine.query_s * NS_PER_S)))
         found.append(ReplayJob(Tenant(name, asked_mib, life), arrival_ns, life, LESS_MIB))
     return found
 

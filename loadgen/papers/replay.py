@@ -6,8 +6,8 @@ from math import ceil
 import msgspec
 
 from sluice.models.units import NS_PER_S
-from sluice.mps.packing.policy import PackingPolicy, choose
-from sluice.mps.packing.tenant import Device, Phase, PlacedTenant, Tenant
+from sluice.mps.packing.policy import PackingPolicy, choose_device
+from sluice.mps.packing.tenant import Device, MemoryPhase, PlacedTenant, Tenant
 
 BACK_OFF_NS = 10 * NS_PER_S
 """Wait before the first restart of a job that failed, doubled with each further one, as Kubernetes does."""
@@ -23,7 +23,7 @@ class ReplayJob(msgspec.Struct, frozen=True):
 
     tenant: Tenant
     arrival_ns: int
-    life: tuple[Phase, ...]
+    life: tuple[MemoryPhase, ...]
     less_mib: tuple[int, ...] = ()
 
 
@@ -179,13 +179,15 @@ class _Play:
 
     def _grow(self, job: _Running) -> None:
         wanted_mib = job.job.life[job.phase + 1].memory_mib
-        gate_mib = self.policy.gate_mib
+        growth_margin_mib = self.policy.growth_margin_mib
         # What it may have: what it has, all that is free, and nothing of what has to stay so.
-        most_mib = max(job.memory_mib, job.memory_mib + self._free(job.device) - (gate_mib or 0))
-        if wanted_mib <= most_mib and (gate_mib is None or self._can_go_on(job, wanted_mib, gate_mib)):
+        most_mib = max(job.memory_mib, job.memory_mib + self._free(job.device) - (growth_margin_mib or 0))
+        if wanted_mib <= most_mib and (
+            growth_margin_mib is None or self._can_go_on(job, wanted_mib, growth_margin_mib)
+        ):
             job.release(self.now_ns)
             job.enter(self.now_ns, wanted_mib)
-        elif gate_mib is not None:
+        elif growth_margin_mib is not None:
             job.hold(self.now_ns)
         elif less_mib := next((mib for mib in job.job.less_mib if mib <= min(wanted_mib, most_mib)), None):
             job.enter(self.now_ns, less_mib)
@@ -196,10 +198,10 @@ class _Play:
             job.fail(self.now_ns)
         self.peaks[job.device] = max(self.peaks[job.device], self._in_use(job.device))
 
-    def _can_go_on(self, job: _Running, wanted_mib: int, gate_mib: int) -> bool:
+    def _can_go_on(self, job: _Running, wanted_mib: int, growth_margin_mib: int) -> bool:
         """Whether all with it still come to their peaks one after another when it has grown: the banker's algorithm."""
         held_mib = {each: each.memory_mib for each in self.running if each.device == job.device} | {job: wanted_mib}
-        free_mib = self.devices[job.device] - gate_mib - sum(held_mib.values())
+        free_mib = self.devices[job.device] - growth_margin_mib - sum(held_mib.values())
         for need_mib, frees_mib in sorted((each.job.tenant.peak_mib - mib, mib) for each, mib in held_mib.items()):
             if need_mib > free_mib:
                 return False
@@ -217,7 +219,7 @@ class _Play:
             nameless = msgspec.structs.replace(tenant, name="")
             if nameless in refused:  # who is like one that was refused is refused as well
                 continue
-            device, _ = choose(self.policy, tenant, devices)
+            device, _ = choose_device(self.policy, tenant, devices)
             if device is not None:
                 self.waiting.remove(jobs[tenant.name])
                 self.running.append(_Running(jobs[tenant.name], device.name, self.now_ns))

@@ -30,7 +30,9 @@ def environment(directory: Path) -> dict[str, str]:
     """What processes have to be started with, whose `sitecustomize` is written to `directory`."""
     directory.mkdir()
     (directory / "sitecustomize.py").write_text(_SITE)
-    return {"PYTHONPATH": str(directory), "FAKE_GPU_TAKEN": str(directory)}
+    # The root of the repository, for `sitecustomize` to find this module: Sluice itself is found elsewhere.
+    path = os.pathsep.join((str(directory), str(Path(__file__).parents[2])))
+    return {"PYTHONPATH": path, "FAKE_GPU_TAKEN": str(directory)}
 
 
 def put_in() -> None:
