@@ -18,10 +18,10 @@ import pytest
 
 from benchmarks.conftest import Report
 from sluice.models.units import NS_PER_MS, NS_PER_S
-from sluice.mps.ipc.messages import Done, ModelFile, RunBatch
+from sluice.mps.ipc.messages import BatchFinished, ModelFile, RunBatch
 from sluice.mps.partitions.cpu import available_cores
 from sluice.mps.partitions.partition import CpuPartition
-from sluice.mps.supervisor.supervisor import WorkerSpec
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 from tests.support.onnx_models import save_mlp
 from tests.support.workers import Gateway, serving
 
@@ -103,7 +103,7 @@ class Jobs:
             send(name)
         while of:
             done = await self._gateway.next()
-            assert isinstance(done, Done), done
+            assert isinstance(done, BatchFinished), done
             name = of.pop(done.batch)
             began_ns.setdefault(name, done.started_ns)
             ended_ns[name] = done.ended_ns
@@ -203,7 +203,7 @@ async def paced(gateway: Gateway) -> tuple[float, float]:
         sent_ns = time.monotonic_ns()
         worker.send(RunBatch(batch, "m:1", inputs, release))
         done = await gateway.next()
-        assert isinstance(done, Done), done
+        assert isinstance(done, BatchFinished), done
         release = (done.slot,)
         took_ms.append((done.ended_ns - sent_ns) / NS_PER_MS)
         due_s += EVERY_S

@@ -14,14 +14,14 @@ from sluice.gateway.config.configured_partitions import configured_partitions
 from sluice.gateway.config.server_config import ServerConfig
 from sluice.models.errors import ControlFailed, ServingError
 from sluice.mps.daemon.processes import PROGRAM
-from sluice.mps.nvidia.capacity import free_capacity
+from sluice.mps.nvidia.free_memory import free_capacity
 from sluice.mps.nvidia.nvml import open_nvml
-from sluice.mps.partitions.capacity_check import check_shares
+from sluice.mps.partitions.capacity_check import check_capacity
 from sluice.mps.partitions.cpu import available_cores, check_partitions
 from sluice.mps.partitions.host import cpu_quota, memory_limit_bytes
-from sluice.mps.partitions.isolation_report import CUDA, shortfalls
+from sluice.mps.partitions.isolation_report import CUDA, isolation_violations
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition, Partition
-from sluice.mps.worker.proving import try_out
+from sluice.mps.worker.isolation_probe import probe_partition
 
 NEEDED_FILES = 4096
 """File descriptors of a busy server: one per connection, and some for each worker and the memory it shares."""
@@ -149,7 +149,7 @@ def check_layout(partitions: Sequence[Partition]) -> Iterator[Finding]:
     """Check the configured partitions; each is tried out where that is possible without a server."""
     try:
         check_partitions(partitions)
-        check_shares(partitions, free_capacity(partitions))
+        check_capacity(partitions, free_capacity(partitions))
     except ServingError as error:
         yield Finding("partitions", Severity.WRONG, str(error))
         return
@@ -160,7 +160,7 @@ def check_layout(partitions: Sequence[Partition]) -> Iterator[Finding]:
             )
             continue
         try:
-            reasons = shortfalls(partition, try_out(partition))
+            reasons = isolation_violations(partition, probe_partition(partition))
         except ServingError as error:
             reasons = [str(error)]
         if reasons:

@@ -11,8 +11,8 @@ from sluice.gateway.cli.pack import add_pack_arguments, pack
 from sluice.gateway.cli.resize import add_resize_arguments, resize
 from sluice.gateway.cli.text.partition_report import gpu_lines, mps_lines, partition_lines, plan_lines
 from sluice.models.errors import ConfigError, ControlFailed, ServingError
-from sluice.mps.daemon.inventory import found_daemons
-from sluice.mps.mig.apply import carry_out
+from sluice.mps.daemon.inventory import running_daemons
+from sluice.mps.mig.apply import apply_plan
 from sluice.mps.mig.desired import GpuPlan
 from sluice.mps.mig.file_plans import plan_described_gpus, plan_present_gpus
 from sluice.mps.mig.layout_file import LayoutFile, decode_layouts
@@ -64,7 +64,7 @@ def _list(options: argparse.Namespace) -> int:
                 _print(gpu_lines(gpu))
     except ControlFailed as error:
         print(f"no GPUs: {error}")
-    for daemon in found_daemons():
+    for daemon in running_daemons():
         _print(mps_lines(daemon))
     return 0
 
@@ -96,7 +96,7 @@ def _apply(options: argparse.Namespace) -> int:
         if not options.allow_mig:
             raise ConfigError("changes need --allow-mig")
         for gpu, plan in plans:
-            carry_out(nvml, gpu, plan, _done)
+            apply_plan(nvml, gpu, plan, _done)
     return 0
 
 
@@ -145,7 +145,7 @@ def _restore(file: LayoutFile, nvml: Nvml) -> list[str]:
         return [str(error)]
     for gpu, plan in plans:
         try:
-            carry_out(nvml, gpu, plan, _done)
+            apply_plan(nvml, gpu, plan, _done)
         except ServingError as error:
             reasons.append(str(error))
     return reasons

@@ -12,9 +12,9 @@ from sluice.gateway.executors.triton.process import TritonProcess
 from sluice.gateway.observability.logs import log
 from sluice.models.errors import ConfigError
 from sluice.models.repository.scan import (
-    ALL,
+    EVERYTHING,
     REMOTE,
-    Broken,
+    BrokenEntry,
     ModelEntry,
     Repository,
     Selection,
@@ -66,7 +66,7 @@ def read_models(
                 )
             models[entry.spec.key] = entry
         except ConfigError as error:
-            broken.append(Broken(name, None, str(error)))
+            broken.append(BrokenEntry(name, None, str(error)))
     return Repository(models, {}, tuple(broken))
 
 
@@ -78,10 +78,10 @@ def model_source(directories: Sequence[Path], config: ServerConfig, triton: Disc
     return RevisionSource(tuple(directories), config.max_batch_size, config.batch_sizes(), remote, kinds)
 
 
-def _selection(source: RevisionSource, config: ServerConfig) -> tuple[Selection, list[Broken]]:
+def _selection(source: RevisionSource, config: ServerConfig) -> tuple[Selection, list[BrokenEntry]]:
     """The entries that a server begins with, and those of them that are missing."""
     if config.control is not ModelControlMode.EXPLICIT or "*" in config.load_models:
-        return ALL, []
+        return EVERYTHING, []
     names = source.needed(config.load_models, {}, {})
     missing = [name for name in config.load_models if name not in names]
-    return Selection(names), [Broken(name, None, "there is no such entry in the repository") for name in missing]
+    return Selection(names), [BrokenEntry(name, None, "there is no such entry in the repository") for name in missing]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from sluice.gateway.partitions.inventory import Inventory, InventoryChange
 from sluice.models.errors import BackendUnavailable, ModelNotFound, UnsupportedRequest, VersionNotFound
 from sluice.models.pipelines.pipeline import Pipeline
-from sluice.models.repository.scan import Broken
+from sluice.models.repository.scan import BrokenEntry
 
 
 class VersionStatus(enum.StrEnum):
@@ -45,7 +45,7 @@ class ModelRegistry:
         self,
         server_version: str,
         pipelines: Iterable[Pipeline],
-        broken: Iterable[Broken],
+        broken: Iterable[BrokenEntry],
         inventory: Inventory,
         *,
         strict: bool = False,

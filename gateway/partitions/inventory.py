@@ -20,7 +20,7 @@ from sluice.batcher.interface.events import (
     PartitionReady,
     PartitionResized,
 )
-from sluice.mps.partitions.isolation_report import Evidence, shortfalls
+from sluice.mps.partitions.isolation_report import Evidence, isolation_violations
 from sluice.mps.partitions.partition import Partition
 
 PartitionEvent = PartitionReady | PartitionLost | PartitionResized | ModelLoaded | ModelLoadFailed | ModelUnloaded
@@ -246,7 +246,7 @@ class Inventory:
             status = PartitionStatus(details.resized, details.resized.profile_kind)
         if details.worker is not None:
             status = msgspec.structs.replace(status, worker=details.worker, reasons=(), lost="")
-        reasons = tuple(shortfalls(status.partition, details.evidence))
+        reasons = tuple(isolation_violations(status.partition, details.evidence))
         enforcement = Enforcement.UNENFORCED if reasons else Enforcement.ENFORCED
         self._statuses[name] = msgspec.structs.replace(
             status, enforcement=enforcement, reasons=reasons, evidence=details.evidence

@@ -18,8 +18,8 @@ from sluice.gateway.partitions.inventory import Inventory
 from sluice.models.errors import NotFoundError, PartitionError, RequestError
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.repository.scan import REMOTE, ModelEntry
-from sluice.mps.nvidia.spare_memory import check_spare_memory
-from sluice.mps.partitions.capacity_check import check_shares
+from sluice.mps.nvidia.free_memory import check_spare_memory
+from sluice.mps.partitions.capacity_check import check_capacity
 from sluice.mps.partitions.cpu import check_partitions
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition, Partition, ShareMode
 
@@ -89,7 +89,7 @@ class Resizing:
         others = [each for each in self._inventory.partitions if each.name != name]
         try:
             check_partitions([*others, *self._beside, wanted])
-            check_shares([*others, wanted], {})
+            check_capacity([*others, wanted], {})
             await asyncio.to_thread(check_spare_memory, wanted, self._rollout.memory_of(name))
         except PartitionError as error:
             raise RequestError(str(error)) from error

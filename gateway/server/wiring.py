@@ -62,11 +62,11 @@ from sluice.models.repository.scan import REMOTE, Repository
 from sluice.models.spec import ModelSpec
 from sluice.mps.alarm import Alarm
 from sluice.mps.daemon.control import MpsControl
-from sluice.mps.nvidia.capacity import free_capacity
-from sluice.mps.partitions.balance import AskedBy
-from sluice.mps.partitions.capacity_check import check_shares
+from sluice.mps.nvidia.free_memory import free_capacity
+from sluice.mps.partitions.balance import ResizeTrigger
+from sluice.mps.partitions.capacity_check import check_capacity
 from sluice.mps.partitions.partition import CpuPartition, Partition
-from sluice.mps.supervisor.supervisor import WorkerSpec
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class _Core:
 
 def _build_core(config: ServerConfig, repository: Repository, triton: Discovery) -> _Core:
     partitions = configured_partitions(config)
-    check_shares(partitions, free_capacity(partitions))
+    check_capacity(partitions, free_capacity(partitions))
     pipelines = [*(single_model(entry.spec) for entry in repository.models.values()), *repository.pipelines.values()]
     kinds = [partition.profile_kind for partition in partitions]
     stored = {key: stored_entries(entry, kinds) for key, entry in repository.models.items() if entry.backend != REMOTE}
@@ -298,7 +298,7 @@ def _build_changes(config: ServerConfig, core: _Core, state: _State, execution: 
         return _Changes(deployer, resizing, None)
     taken = [core for each in beside for core in each.cores]
     plan = None
-    if config.balance.by is AskedBy.PLAN:
+    if config.balance.by is ResizeTrigger.PLAN:
         plan = PlanSteps(
             config.balance,
             {each.name: each.cores for each in core.partitions if isinstance(each, CpuPartition)},

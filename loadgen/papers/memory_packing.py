@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from sluice.loadgen.papers.engines.packing_replay import PackingJob, PackingResult, SchedulerTiming, replay
+from sluice.loadgen.papers.engines.packing_replay import PackingJob, ReplayResult, SchedulerTiming, replay
 from sluice.loadgen.papers.experiment import PaperExperiment
 from sluice.models.units import NS_PER_S
 from sluice.mps.packing.best_fit import BestFit
@@ -21,7 +21,7 @@ from sluice.mps.packing.first_fit_decreasing import FirstFitDecreasing
 from sluice.mps.packing.peak_safe import PeakSafe
 from sluice.mps.packing.policy import PackingPolicy
 from sluice.mps.packing.pp import PeakPrediction
-from sluice.mps.packing.tenant import Phase, Tenant
+from sluice.mps.packing.tenant import MemoryPhase, Tenant
 
 DEVICE_MIB = 32_510
 ENGINE_MIB = 6_994
@@ -62,7 +62,7 @@ class PackingCase(msgspec.Struct, frozen=True):
     policy: str
     extra_percent: int
     published: PublishedRun
-    replayed: PackingResult
+    replayed: ReplayResult
 
 
 _DEFAULT = ((131.5, 1510, 4077), (140.2, 1627, 4351), (148.8, 1708, 4626), (153.0, 1799, 4787), (157.3, 1909, 4905),
@@ -100,7 +100,7 @@ def cases() -> Iterator[PackingCase]:
 
 def replay_engines(
     policy: PackingPolicy, timing: SchedulerTiming, extra_percent: int, run_s: float, spread_s: float = 0.0
-) -> PackingResult:
+) -> ReplayResult:
     """Replay thirty engines with run times of mean `run_s` and standard deviation `spread_s`."""
     # Policies see the mean life of an engine, as measurements would give it; only `peak_safe` uses it.
     chance = random.Random(SEED + extra_percent)
@@ -133,11 +133,11 @@ def arrivals_ns(count: int = ENGINES) -> list[int]:
     return times
 
 
-def engine_life(run_s: float) -> tuple[Phase, ...]:
+def engine_life(run_s: float) -> tuple[MemoryPhase, ...]:
     """The phases of an engine whose container runs for `run_s`."""
-    start = [Phase(mib, seconds * NS_PER_S) for mib, seconds in _START]
+    start = [MemoryPhase(mib, seconds * NS_PER_S) for mib, seconds in _START]
     rest_s = run_s + _AROUND_S - sum(seconds for _, seconds in _START)
-    return (*start, Phase(ENGINE_MIB, round(rest_s * NS_PER_S)))
+    return (*start, MemoryPhase(ENGINE_MIB, round(rest_s * NS_PER_S)))
 
 
 def table(runs: Sequence[PackingCase]) -> str:

@@ -13,7 +13,7 @@ from statistics import fmean
 
 import msgspec
 
-from sluice.loadgen.papers.engines.packing_replay import PackingJob, PackingResult, SchedulerTiming, replay
+from sluice.loadgen.papers.engines.packing_replay import PackingJob, ReplayResult, SchedulerTiming, replay
 from sluice.loadgen.papers.experiment import PaperExperiment
 from sluice.loadgen.papers.memory_packing import (
     DEVICE_MIB,
@@ -31,7 +31,7 @@ from sluice.mps.packing.exclusive import Exclusive
 from sluice.mps.packing.peak_safe import PeakSafe
 from sluice.mps.packing.policy import PackingPolicy
 from sluice.mps.packing.pp import PeakPrediction
-from sluice.mps.packing.tenant import Phase, Tenant
+from sluice.mps.packing.tenant import MemoryPhase, Tenant
 
 
 class EngineKind(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ ENGINES = (
     EngineKind("ssd-mobilenet-quantized-finetuned", 6994, 7, 0.12, (64, 64, 1024, 1024)),
     EngineKind("ssd-mobilenet-symmetrically-quantized", 6994, 7, 0.12, (512, 512, 4096, 4096)),
 )
-_START = (Phase(0, 9 * NS_PER_S), Phase(318, 6 * NS_PER_S))
+_START = (MemoryPhase(0, 9 * NS_PER_S), MemoryPhase(318, 6 * NS_PER_S))
 
 _POLICIES: dict[str, tuple[PackingPolicy, SchedulerTiming]] = {
     "exclusive": (Exclusive(), SchedulerTiming()),
@@ -62,7 +62,7 @@ _POLICIES: dict[str, tuple[PackingPolicy, SchedulerTiming]] = {
 }
 
 
-def cases() -> dict[str, list[PackingResult]]:
+def cases() -> dict[str, list[ReplayResult]]:
     """By policy, the result for each of `EXTRA_PERCENT`."""
     return {
         name: [
@@ -81,18 +81,18 @@ def jobs(policy: PackingPolicy, extra_percent: int) -> list[PackingJob]:
     found = []
     for (name, engine, queries), arrival_ns in zip(engines, arrivals_ns(len(engines)), strict=True):
         requested_mib = request_mib(policy, extra_percent, engine.memory_mib, engine.memory_gib)
-        life = (*_START, Phase(engine.memory_mib, round(queries * engine.query_s * NS_PER_S)))
+        life = (*_START, MemoryPhase(engine.memory_mib, round(queries * engine.query_s * NS_PER_S)))
         found.append(PackingJob(Tenant(name, requested_mib, life), arrival_ns, life, LESS_MIB))
     return found
 
 
-def ratios(replayed: Sequence[PackingResult], others: Sequence[PackingResult]) -> tuple[float, float]:
+def ratios(replayed: Sequence[ReplayResult], others: Sequence[ReplayResult]) -> tuple[float, float]:
     """Mean wait and mean 99th percentile of completion times, each as a multiple of the others'."""
     pending = fmean(run.pending_s for run in replayed) / fmean(run.pending_s for run in others)
     return pending, fmean(run.p99_s for run in replayed) / fmean(run.p99_s for run in others)
 
 
-def table(runs: Mapping[str, Sequence[PackingResult]]) -> str:
+def table(runs: Mapping[str, Sequence[ReplayResult]]) -> str:
     """A Markdown table with a line for each policy; cells are mean wait / 99th percentile in seconds."""
     lines = [
         "| policy | "

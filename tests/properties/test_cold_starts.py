@@ -36,7 +36,7 @@ from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.models.profiles.model_memory import ModelMemory
+from sluice.models.profiles.measurement import ModelMemory
 from tests.support.scheduling import CERTAINTY, MS, FaultySimulator, S, cascade, chain, ensemble, model, single, spec_of
 
 KEYS = tuple("abcdefgh")

@@ -3,14 +3,14 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.mps.mig.demand import MigDemand, cover
+from sluice.mps.mig.demand import MigDemand, cover_demands
 from sluice.mps.mig.geometry import GEOMETRIES, Geometry, MigProfile
-from sluice.mps.mig.layout import CreateInstance, DestroyInstance, steps
-from sluice.mps.mig.packer import Wanted, pack
-from sluice.mps.mig.placements import Layout, fault, layouts
+from sluice.mps.mig.layout import CreateInstance, DestroyInstance, plan_steps
+from sluice.mps.mig.packer import WantedInstance, pack
+from sluice.mps.mig.placements import Layout, enumerate_layouts, layout_problem
 
 LAYOUTS = {
-    geometry.gpu: list(layouts(geometry, {profile: len(profile.starts) for profile in geometry.profiles}))
+    geometry.gpu: list(enumerate_layouts(geometry, {profile: len(profile.starts) for profile in geometry.profiles}))
     for geometry in (GEOMETRIES["A30"], GEOMETRIES["H100-80"])
 }
 
@@ -48,12 +48,12 @@ def test_demands_are_served_at_the_least_price(
     case: tuple[Geometry, Layout, dict[str, MigDemand]],
 ) -> None:
     geometry, layout, demands = case
-    shares = cover(geometry, demands)
+    shares = cover_demands(geometry, demands)
     assert list(shares) == list(demands)
     for name, share in shares.items():
         assert sum(demands[name].rates[profile] for profile in share) >= demands[name].rate
     profiles = [profile for share in shares.values() for profile in share]
-    assert fault(geometry, pack(geometry, [Wanted(profile) for profile in profiles])) is None
+    assert layout_problem(geometry, pack(geometry, [WantedInstance(profile) for profile in profiles])) is None
     assert price(profiles) <= price([each.profile for each in layout])
 
 
@@ -61,7 +61,7 @@ def test_demands_are_served_at_the_least_price(
 def test_every_step_is_legal_and_touches_only_what_changes(change: tuple[Geometry, Layout, Layout, Layout]) -> None:
     geometry, present, wanted, in_use = change
     layout = set(present)
-    found = steps(geometry, present, wanted, in_use=in_use)
+    found = plan_steps(geometry, present, wanted, in_use=in_use)
     for step in found:
         match step:
             case CreateInstance(placement):
@@ -70,7 +70,7 @@ def test_every_step_is_legal_and_touches_only_what_changes(change: tuple[Geometr
             case DestroyInstance(placement):
                 assert placement not in wanted
                 layout.remove(placement)
-        assert fault(geometry, layout) is None
+        assert layout_problem(geometry, layout) is None
     assert layout == wanted
     assert len(found) == len(present ^ wanted)
 
@@ -78,9 +78,9 @@ def test_every_step_is_legal_and_touches_only_what_changes(change: tuple[Geometr
 @given(changes())
 def test_demands_that_fit_are_packed_at_the_least_loss(change: tuple[Geometry, Layout, Layout, Layout]) -> None:
     geometry, present, other, in_use = change
-    wanted = [Wanted(each.profile) for each in other]
+    wanted = [WantedInstance(each.profile) for each in other]
     packed = pack(geometry, wanted, present, in_use)
-    assert fault(geometry, packed) is None
+    assert layout_problem(geometry, packed) is None
     assert Counter(each.profile for each in packed) == Counter(each.profile for each in other)
 
     def lost(layout: Layout) -> tuple[int, int]:
@@ -93,11 +93,11 @@ def test_demands_that_fit_are_packed_at_the_least_loss(change: tuple[Geometry, L
 @given(changes())
 def test_a_desired_layout_that_is_present_stays_as_it_is(change: tuple[Geometry, Layout, Layout, Layout]) -> None:
     geometry, present, _, in_use = change
-    assert pack(geometry, [Wanted(each.profile) for each in present], present, in_use) == present
+    assert pack(geometry, [WantedInstance(each.profile) for each in present], present, in_use) == present
 
 
 @given(changes())
 def test_packing_is_the_same_in_any_order(change: tuple[Geometry, Layout, Layout, Layout]) -> None:
     geometry, present, other, in_use = change
-    wanted = [Wanted(each.profile) for each in sorted(other, key=str)]
+    wanted = [WantedInstance(each.profile) for each in sorted(other, key=str)]
     assert pack(geometry, wanted, present, in_use) == pack(geometry, wanted[::-1], present, in_use)

@@ -17,7 +17,7 @@ from sluice.batcher.interface.decisions import (
 from sluice.batcher.interface.events import AnyEvent, ModelLoaded, PartitionReady, RequestArrived
 from sluice.batcher.interface.residency_config import Loading, ResidencyConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.models.profiles.model_memory import ModelMemory
+from sluice.models.profiles.measurement import ModelMemory
 from tests.support.scheduling import MS, ONE, S, model, spec_of
 
 MIB = 1 << 20

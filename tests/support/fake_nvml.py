@@ -12,7 +12,7 @@ from typing import Any
 import pynvml
 
 from sluice.mps.mig.geometry import GEOMETRIES, Geometry, MigProfile
-from sluice.mps.mig.placements import Placement, fault
+from sluice.mps.mig.placements import Placement, layout_problem
 
 _KINDS = {
     "1g": pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE,
@@ -278,7 +278,7 @@ class FakeNvml:
         placement = Placement(profile, where._obj.start)
         if placement.start not in profile.starts or where._obj.size != profile.memory:
             raise _Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        if placement in gpu.layout or fault(gpu.geometry, gpu.layout | {placement}):
+        if placement in gpu.layout or layout_problem(gpu.geometry, gpu.layout | {placement}):
             raise _Refused(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
         self._ids += 1
         gpu.instances.append(FakeInstance(gpu, self._ids, placement))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from sluice.models.profiles.file import FigureSource, ModelProfile, ProfileEntry, model_hash, write_profile
-from sluice.models.profiles.hardware import fingerprint
+from sluice.models.profiles.hardware import hardware_id
 from sluice.models.profiles.measurement import Cell
 from sluice.models.units import NS_PER_S
 from sluice.mps.partitions.cpu import available_cores
@@ -52,7 +52,7 @@ class HeldModel:
             " ".join([f'backend: "python" max_batch_size: {max_batch_size}', *tensors, config])
         )
         entry = ProfileEntry(
-            fingerprint=fingerprint(),
+            fingerprint=hardware_id(),
             kind=f"cpu{len(available_cores())}",
             source=FigureSource.MEASURED,
             sha256=model_hash(model),

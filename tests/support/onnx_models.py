@@ -8,8 +8,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from sluice.models.spec import ModelSpec
 from sluice.models.tensors.arrays import Array
 from sluice.models.tensors.spec import DataType
+from sluice.models.triton_config.onnx_file import read_tensors
 
 Dimension = str | int | None
 
@@ -171,3 +173,8 @@ def save_growing(path: Path, mib: int, filling: int = 0) -> Path:
     }
     x, y = (value(name, DataType.FP32, ["N", 16]) for name in "xy")
     return save_model(path, nodes, [x], [y], weights)
+
+
+def read_spec(path: Path, name: str, version: int, max_batch_size: int) -> ModelSpec:
+    """The spec of the model in `path`, without a configuration, for batches of up to `max_batch_size` rows."""
+    return read_tensors(path).spec(name, version, max_batch_size)

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from sluice.models.tensors.spec import DataType, TensorSpec
-from sluice.models.triton_config.onnx_file import read_spec
+from tests.support.onnx_models import read_spec
 
 _MODEL = """\
 import json

@@ -30,8 +30,8 @@ from sluice.models.pipelines.memory import OutputMemory
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import DataType, TensorSpec
-from sluice.mps.ipc.messages import BatchRefused, Done, LoadedModel, ModelFile, RunBatch
-from sluice.mps.supervisor.supervisor import WorkerSpec
+from sluice.mps.ipc.messages import BatchFinished, BatchRefused, LoadResult, ModelFile, RunBatch
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 from tests.support.onnx_models import save_mlp
 from tests.support.processes import children, until
 from tests.support.workers import Gateway, direct, held, in_loop, model, partition, rows, serving, worker
@@ -64,17 +64,17 @@ def resident_bytes(pid: int) -> int:
 
 async def change_under_traffic(
     gateway: Gateway, file: ModelFile, *orders: Callable[[], None]
-) -> tuple[list[Done], Any]:
+) -> tuple[list[BatchFinished], Any]:
     """Batches of a model, two at a time, until a change is reported; both. After each ten of them an order is given."""
     x, send, waiting = gateway.place(rows(4)), gateway.workers["cpu0"].send, list(orders)
-    done: list[Done] = []
+    done: list[BatchFinished] = []
     sent, change = 0, None
     while change is None or len(done) < sent:
         while sent < len(done) + 2 and change is None:
             sent += 1
             send(RunBatch(sent, file.key, (x,), tuple(each.slot for each in done[-1:])))
         report = await gateway.next()
-        if isinstance(report, Done):
+        if isinstance(report, BatchFinished):
             done.append(report)
             if waiting and len(done) % 10 == 0:
                 waiting.pop(0)()
@@ -135,7 +135,7 @@ async def test_a_table_that_is_known_is_taken_for_timing(tmp_path: Path, small: 
     known = LatencyTable.from_ms({1: 7.0, 4: 9.0})
     async with serving(worker(small)) as gateway:
         gateway.supervisor.load("cpu0", timed(tmp_path / "timed.json", 1, table=known))
-        assert msgspec.structs.replace(await gateway.next(), memory=None) == LoadedModel("timed:1", known)
+        assert msgspec.structs.replace(await gateway.next(), memory=None) == LoadResult("timed:1", known)
         gateway.supervisor.load("cpu0", small)
         held = await gateway.next()
         assert (held.key, held.error) == ("small:1", "")

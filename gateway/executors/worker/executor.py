@@ -35,26 +35,27 @@ from sluice.gateway.tensors.stage_cache import StageCache
 from sluice.models.errors import PartitionError
 from sluice.models.pipelines.pipeline import batch_key
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.models.profiles.model_memory import ModelMemory
+from sluice.models.profiles.measurement import ModelMemory
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.arrays import WireBytes, numpy_dtype
 from sluice.mps.daemon.control import MpsControl
 from sluice.mps.ipc.messages import (
+    BatchFault,
+    BatchFinished,
     BatchRefused,
-    Blame,
-    Done,
-    LoadedModel,
+    BatchWithdrawn,
+    LoadResult,
     ModelFile,
     OutputTensor,
-    Ready,
-    Revoke,
-    Revoked,
     RunBatch,
+    WithdrawBatch,
+    WorkerReady,
 )
 from sluice.mps.partitions.partition import Partition
 from sluice.mps.supervisor.process import WorkerProcess
-from sluice.mps.supervisor.quarantine import USUAL, QuarantineSettings
-from sluice.mps.supervisor.supervisor import Supervisor, WorkerSpec
+from sluice.mps.supervisor.quarantine import DEFAULT_QUARANTINE, QuarantineSettings
+from sluice.mps.supervisor.supervisor import Supervisor
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 
 _RECYCLED = "the worker is being recycled to free memory"
 
@@ -75,7 +76,7 @@ class WorkerExecutor:
         models: Mapping[str, ModelSpec],
         input_bytes: int,
         batch_timeout_s: float = BATCH_TIMEOUT_S,
-        quarantine: QuarantineSettings = USUAL,
+        quarantine: QuarantineSettings = DEFAULT_QUARANTINE,
         controls: Mapping[str, MpsControl] = {},
         cache: StageCache | None = None,
     ) -> None:
@@ -120,7 +121,7 @@ class WorkerExecutor:
             self._first_dimension.pop(key, None)
             for files in self._files.values():
                 files.pop(key, None)
-            self._supervisor.forget(key)
+            self._supervisor.forget_model(key)
 
     def recycle(self, partition: str) -> None:
         """Replace the worker of a partition, which returns all its memory to the system.
@@ -131,7 +132,7 @@ class WorkerExecutor:
         worker = self._workers.get(partition)
         if worker is None or worker.on_drained:
             return
-        self._supervisor.keep(partition, _RECYCLED)
+        self._supervisor.cancel_replacement(partition, _RECYCLED)
         self._report(PartitionLost(partition, _RECYCLED), ProcessDetails(planned=True))
         # Later, once the scheduler handled the event: until then it may send a batch.
         asyncio.get_running_loop().call_soon(self._retire, partition, worker)
@@ -157,7 +158,7 @@ class WorkerExecutor:
             raise
         finally:
             # Unless it is done, possibly at this very moment.
-            self._supervisor.keep(name, f"the new worker did not take over within {timeout_s:g} s")
+            self._supervisor.cancel_replacement(name, f"the new worker did not take over within {timeout_s:g} s")
             del self._resizing[name]
         await taken_over
 
@@ -204,7 +205,7 @@ class WorkerExecutor:
         """Ask the worker to take a batch back; too late is no error."""
         for worker in (*self._workers.values(), *self._replaced.values()):
             if batch in worker.batches:
-                worker.process.send(Revoke(batch))
+                worker.process.send(WithdrawBatch(batch))
 
     def load(self, order: LoadModel) -> None:
         """Have a worker load a model; a worker that is gone is not asked, since its loss was reported."""
@@ -222,7 +223,7 @@ class WorkerExecutor:
         """Join the answers of an ensemble, in this process."""
         return self._assembly.combine(member)
 
-    def worker_ready(self, partition: str, worker: WorkerProcess, ready: Ready, output_region: int) -> None:
+    def worker_ready(self, partition: str, worker: WorkerProcess, ready: WorkerReady, output_region: int) -> None:
         """Take a new worker into service."""
         tables = {model.key: model.table for model in ready.models if model.table is not None}
         self._workers[partition] = self._record(partition, worker, output_region, tables)
@@ -252,7 +253,7 @@ class WorkerExecutor:
         self,
         partition: str,
         worker: WorkerProcess,
-        ready: Ready,
+        ready: WorkerReady,
         output_region: int,
         tables: dict[str, LatencyTable],
     ) -> None:
@@ -285,7 +286,7 @@ class WorkerExecutor:
         if not worker.slots_in_use:
             self._supervisor.drop_region(worker.region)
 
-    def model_loaded(self, partition: str, model: LoadedModel) -> None:
+    def model_loaded(self, partition: str, model: LoadResult) -> None:
         """Report that a worker loaded a model, or could not; not for a retired worker."""
         worker = self._workers[partition]
         worker.loading.pop(model.key, None)
@@ -306,12 +307,12 @@ class WorkerExecutor:
             return
         self._report(ModelUnloaded(partition, key))
 
-    def message(self, partition: str, message: Done | BatchRefused | Revoked) -> None:
+    def message(self, partition: str, message: BatchFinished | BatchRefused | BatchWithdrawn) -> None:
         """Take a worker's answer."""
         worker = self._workers.get(partition)
         if worker is None or message.batch not in worker.batches:
             worker = next(each for each in self._replaced.values() if message.batch in each.batches)
-        if isinstance(message, BatchRefused) and message.blame is Blame.DEVICE:
+        if isinstance(message, BatchRefused) and message.fault is BatchFault.DEVICE:
             self._context_lost(partition, worker.process, message.message)
             return
         batch = worker.batches.pop(message.batch)
@@ -320,17 +321,19 @@ class WorkerExecutor:
         elif worker.on_drained is not None:
             worker.on_drained()
         match message:
-            case Done():
+            case BatchFinished():
                 located = {output.name: output for output in message.outputs}
                 tensors = {output.name: self._view(output) for output in message.outputs}
                 self._assembly.complete(batch.batch, BatchOutputs(tensors, located, self._free(worker, message)))
                 key = self._output_key(batch.model, message.outputs)
-                self._report(BatchCompleted(batch.batch, message.started_ns, message.ended_ns, message.verdicts, key))
+                self._report(
+                    BatchCompleted(batch.batch, message.started_ns, message.ended_ns, message.confidences, key)
+                )
             case BatchRefused():
                 self._assembly.abandon(batch.batch)
-                cause = FailureCause.OUT_OF_MEMORY if message.blame is Blame.MEMORY else FailureCause.BACKEND
+                cause = FailureCause.OUT_OF_MEMORY if message.fault is BatchFault.MEMORY else FailureCause.BACKEND
                 self._report(BatchFailed(batch.batch, cause, message.message))
-            case Revoked():
+            case BatchWithdrawn():
                 self._assembly.abandon(batch.batch)
                 self._report(BatchRevoked(batch.batch))
 
@@ -343,13 +346,13 @@ class WorkerExecutor:
             worker = self._workers.get(name)
             if worker is not None and worker.on_drained is None:
                 worker.on_drained = lambda: None
-                self._supervisor.keep(name, why)
+                self._supervisor.cancel_replacement(name, why)
                 self._report(PartitionLost(name, why))
 
     def _record(
         self, partition: str, worker: WorkerProcess, region: int, tables: Mapping[str, LatencyTable]
     ) -> WorkerRecord:
-        overdue = partial(self.recovery.end, partition, worker)
+        overdue = partial(self.recovery.end_worker, partition, worker)
         return WorkerRecord(worker, region, tables, self._batch_timeout_s, overdue)
 
     def _retire(self, partition: str, worker: WorkerRecord) -> None:
@@ -364,7 +367,7 @@ class WorkerExecutor:
             return WireBytes(content, output.shape, np.array(output.row_offsets, np.int64))
         return np.ndarray(output.shape, numpy_dtype(output.datatype), memory, output.offset)
 
-    def _free(self, worker: WorkerRecord, done: Done) -> Callable[[], None]:
+    def _free(self, worker: WorkerRecord, done: BatchFinished) -> Callable[[], None]:
         """A function that returns the memory of a batch's outputs: the worker hears of it with its next batch."""
         if done.slot < 0:
             region = done.outputs[0].region
@@ -380,6 +383,6 @@ class WorkerExecutor:
         return batch_key((output.name, output.shape[first:]) for output in outputs if output.name in variable)
 
 
-def _memory(ready: Ready) -> dict[str, ModelMemory]:
+def _memory(ready: WorkerReady) -> dict[str, ModelMemory]:
     """The memory that models took when a worker began with them, as far as it could measure that."""
     return {model.key: model.memory for model in ready.models if model.memory is not None}

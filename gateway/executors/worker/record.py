@@ -30,7 +30,7 @@ class WorkerRecord:
         self.tables = dict(tables)
         self.loading: dict[str, None] = {}
         self.hang_detector = HangDetector(
-            self.batches, self.tables, self.loading, batch_timeout_s, process.take_in, overdue
+            self.batches, self.tables, self.loading, batch_timeout_s, process.deliver_pending, overdue
         )
         self.slots_in_use = 0
         self.freed: list[int] = []

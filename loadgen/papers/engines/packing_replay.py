@@ -9,8 +9,8 @@ from math import ceil
 import msgspec
 
 from sluice.models.units import NS_PER_S
-from sluice.mps.packing.policy import PackingPolicy, choose
-from sluice.mps.packing.tenant import Device, Phase, PlacedTenant, Tenant
+from sluice.mps.packing.policy import PackingPolicy, choose_device
+from sluice.mps.packing.tenant import Device, MemoryPhase, PlacedTenant, Tenant
 
 BACK_OFF_NS = 10 * NS_PER_S
 """Delay before the first restart of a failed job; it doubles with each further restart, as in Kubernetes."""
@@ -26,7 +26,7 @@ class PackingJob(msgspec.Struct, frozen=True):
 
     tenant: Tenant
     arrival_ns: int
-    life: tuple[Phase, ...]
+    life: tuple[MemoryPhase, ...]
     less_mib: tuple[int, ...] = ()
 
 
@@ -51,7 +51,7 @@ class FinishedJob(msgspec.Struct, frozen=True):
     end_ns: int
 
 
-class PackingResult(msgspec.Struct, frozen=True):
+class ReplayResult(msgspec.Struct, frozen=True):
     """All jobs in the order of their ends, and the peak memory in use on a device."""
 
     jobs: tuple[FinishedJob, ...]
@@ -81,12 +81,12 @@ class PackingResult(msgspec.Struct, frozen=True):
 
 def replay(
     policy: PackingPolicy, jobs: Sequence[PackingJob], devices: dict[str, int], timing: SchedulerTiming
-) -> PackingResult:
+) -> ReplayResult:
     """Run jobs on devices, given with their memory in MiB; raises ValueError for jobs that can never end there."""
     replay = _Replay(policy, jobs, devices, timing)
     while replay.step():
         pass
-    return PackingResult(tuple(replay.finished), max(replay.peaks.values()))
+    return ReplayResult(tuple(replay.finished), max(replay.peaks.values()))
 
 
 class _Running:
@@ -188,13 +188,13 @@ class _Replay:
 
     def _grow(self, job: _Running) -> None:
         wanted_mib = job.job.life[job.phase + 1].memory_mib
-        gate_mib = self.policy.gate_mib
-        # The job may hold its own memory and all free memory beyond the gate's reserve.
-        most_mib = max(job.memory_mib, job.memory_mib + self._free(job.device) - (gate_mib or 0))
-        if wanted_mib <= most_mib and (gate_mib is None or self._can_go_on(job, wanted_mib, gate_mib)):
+        margin_mib = self.policy.growth_margin_mib
+        # The job may hold its own memory and all free memory beyond the growth margin.
+        most_mib = max(job.memory_mib, job.memory_mib + self._free(job.device) - (margin_mib or 0))
+        if wanted_mib <= most_mib and (margin_mib is None or self._can_go_on(job, wanted_mib, margin_mib)):
             job.release(self.now_ns)
             job.enter(self.now_ns, wanted_mib)
-        elif gate_mib is not None:
+        elif margin_mib is not None:
             job.hold(self.now_ns)
         elif less_mib := next((mib for mib in job.job.less_mib if mib <= min(wanted_mib, most_mib)), None):
             job.enter(self.now_ns, less_mib)
@@ -205,10 +205,10 @@ class _Replay:
             job.fail(self.now_ns)
         self.peaks[job.device] = max(self.peaks[job.device], self._in_use(job.device))
 
-    def _can_go_on(self, job: _Running, wanted_mib: int, gate_mib: int) -> bool:
+    def _can_go_on(self, job: _Running, wanted_mib: int, margin_mib: int) -> bool:
         """Apply the banker's algorithm: after this growth all jobs can still reach their peaks one after another."""
         held_mib = {each: each.memory_mib for each in self.running if each.device == job.device} | {job: wanted_mib}
-        free_mib = self.devices[job.device] - gate_mib - sum(held_mib.values())
+        free_mib = self.devices[job.device] - margin_mib - sum(held_mib.values())
         for need_mib, frees_mib in sorted((each.job.tenant.peak_mib - mib, mib) for each, mib in held_mib.items()):
             if need_mib > free_mib:
                 return False
@@ -226,7 +226,7 @@ class _Replay:
             nameless = msgspec.structs.replace(tenant, name="")
             if nameless in refused:  # an identical tenant has just been refused
                 continue
-            device, _ = choose(self.policy, tenant, devices)
+            device, _ = choose_device(self.policy, tenant, devices)
             if device is not None:
                 self.waiting.remove(jobs[tenant.name])
                 self.running.append(_Running(jobs[tenant.name], device.name, self.now_ns))

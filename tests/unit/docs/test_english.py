@@ -22,6 +22,8 @@ CHECKED = (
     "SECURITY.md",
     "docs",
     "gateway",
+    "models",
+    "mps",
     "scripts/reference",
 )
 

@@ -35,7 +35,7 @@ from sluice.gateway.resizing.resizing import Resizing
 from sluice.gateway.runtime.driver import Runtime
 from sluice.gateway.runtime.submission import Submission
 from sluice.models.pipelines.pipeline import Pipeline, Stage, TensorSource
-from sluice.models.repository.scan import Broken
+from sluice.models.repository.scan import BrokenEntry
 from sluice.models.tensors.spec import DataType, TensorSpec
 from tests.support.inventory import PlayedInventory
 
@@ -168,7 +168,7 @@ def instant_gateway(
     resizing: object = None,
 ) -> InstantGateway:
     inventory = PlayedInventory("cpu0")
-    registry = ModelRegistry("1.2.3", pipelines, [Broken("broken", None, "model.onnx is empty")], inventory)
+    registry = ModelRegistry("1.2.3", pipelines, [BrokenEntry("broken", None, "model.onnx is empty")], inventory)
     inventory.partition_ready("cpu0", [f"{pipeline.name}:{pipeline.version}" for pipeline in pipelines], {})
     runtime = InstantRuntime()
     shared_memory = SharedMemory(allow_client_shm, 1 << 20)

@@ -7,7 +7,7 @@ import pytest
 from sluice.gateway.deployment.registry import ModelRegistry, VersionStatus
 from sluice.models.errors import BackendUnavailable, ModelNotFound, UnsupportedRequest, VersionNotFound
 from sluice.models.pipelines.pipeline import Pipeline, Stage
-from sluice.models.repository.scan import Broken
+from sluice.models.repository.scan import BrokenEntry
 from tests.support.inventory import PlayedInventory
 
 WORKERS = ("cpu0", "cpu1")
@@ -24,14 +24,14 @@ PIPELINES = [
     pipeline("cascade", 1, "mlp:1", "big:1"),
 ]
 BROKEN = [
-    Broken("torn", None, "torn/model.onnx: not a model"),
-    Broken("mlp", 3, "mlp/3/model.onnx: not a model"),
+    BrokenEntry("torn", None, "torn/model.onnx: not a model"),
+    BrokenEntry("mlp", 3, "mlp/3/model.onnx: not a model"),
 ]
 
 
 def new_registry(
     pipelines: Sequence[Pipeline] = PIPELINES,
-    broken: Sequence[Broken] = BROKEN,
+    broken: Sequence[BrokenEntry] = BROKEN,
     workers: Sequence[str] = WORKERS,
     servers: Sequence[str] = (),
     *,
@@ -150,7 +150,7 @@ def test_the_server_is_not_ready_when_nothing_that_was_to_be_served_did_load() -
     inventory, empty = new_registry([], [], ["cpu0"])
     inventory.partition_ready("cpu0", [], {})
     assert empty.server_ready()
-    inventory, unreadable = new_registry([], [Broken("torn", None, "torn/model.onnx: not a model")], ["cpu0"])
+    inventory, unreadable = new_registry([], [BrokenEntry("torn", None, "torn/model.onnx: not a model")], ["cpu0"])
     inventory.partition_ready("cpu0", [], {})
     assert not unreadable.server_ready()
 
@@ -180,7 +180,7 @@ def test_a_strict_server_is_ready_while_all_is_served() -> None:
 
 
 def test_a_model_of_a_kind_that_is_not_served_is_told_from_one_that_is_broken() -> None:
-    kind = Broken("many", None, "many/config.pbtxt: a request has exactly one answer", unsupported=True)
+    kind = BrokenEntry("many", None, "many/config.pbtxt: a request has exactly one answer", unsupported=True)
     _, registry = new_registry([], [*BROKEN, kind], WORKERS)
     with pytest.raises(UnsupportedRequest, match=r"'many' cannot be served: .*: a request has exactly"):
         registry.pipeline("many", "")

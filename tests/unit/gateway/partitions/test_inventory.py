@@ -13,14 +13,14 @@ from sluice.gateway.partitions.inventory import (
     WorkerRefused,
 )
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.mps.partitions.isolation_report import Evidence, ThreadPlace
+from sluice.mps.partitions.isolation_report import Evidence, ThreadAffinity
 from sluice.mps.partitions.partition import CpuPartition
 from tests.support.inventory import PlayedInventory, resized
 
 TABLE = LatencyTable.from_ms({1: 1})
 STRAYED = ProcessDetails(7, (1,), Evidence((1,), (7,), 1))
 HELD = ProcessDetails(8, (0,), Evidence((0,), (8,), 1))
-STRAYED_THREAD = Evidence((0,), (8,), 2, (ThreadPlace("omp", 9, (0, 1)),))
+STRAYED_THREAD = Evidence((0,), (8,), 2, (ThreadAffinity("omp", 9, (0, 1)),))
 
 
 def one_partition(*, strict: bool = False) -> Inventory:

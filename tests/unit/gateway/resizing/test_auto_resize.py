@@ -12,7 +12,7 @@ from sluice.gateway.resizing.auto_resize import AutoResize
 from sluice.gateway.resizing.plan_steps import PlanSteps
 from sluice.gateway.resizing.resizing import CLIENT_REQUEST, ResizeCause, ResizeMetrics, Resizing
 from sluice.models.errors import PartitionError
-from sluice.mps.partitions.balance import BalanceSettings, Change
+from sluice.mps.partitions.balance import BalanceSettings, LoadChange
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, ShareMode
 from tests.support.inventory import resized
 from tests.support.virtual_time import VirtualLoop, run_virtual
@@ -168,7 +168,7 @@ def test_nothing_is_decided_while_a_partition_is_being_resized_by_hand() -> None
     run_virtual(main)
 
 
-MOVE = CoreStep((Change("b", (1,)), Change("a", (0, 2))), 0)
+MOVE = CoreStep((LoadChange("b", (1,)), LoadChange("a", (0, 2))), 0)
 ASK = Ask(
     MOVE,
     Reason.OBJECTIVE,

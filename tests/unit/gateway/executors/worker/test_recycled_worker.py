@@ -4,7 +4,7 @@ import asyncio
 
 from sluice.batcher.interface.decisions import LoadModel, UnloadModel
 from sluice.batcher.interface.events import BatchCompleted, PartitionLost
-from sluice.mps.ipc.messages import LoadedModel
+from sluice.mps.ipc.messages import LoadResult
 from tests.unit.gateway.executors.worker.test_executor import TABLE, Bench, benched
 
 REASON = "the worker is being recycled to free memory"
@@ -43,7 +43,7 @@ async def test_an_idle_worker_goes_once_and_takes_no_orders(bench: Bench) -> Non
     bench.executor.recycle("cpu0")
     bench.executor.load(LoadModel("cpu0", "big:1"))
     bench.executor.unload(UnloadModel("cpu0", "mlp:1"))
-    bench.executor.model_loaded("cpu0", LoadedModel("big:1", TABLE))
+    bench.executor.model_loaded("cpu0", LoadResult("big:1", TABLE))
     bench.executor.model_unloaded("cpu0", "mlp:1")
     assert (told, bench.worker.sent) == (["cpu0"], [])
     assert bench.reported == ["cpu0 ready mlp:1; big:1: out of memory", f"cpu0 retired: {REASON}"]

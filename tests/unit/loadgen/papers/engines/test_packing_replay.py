@@ -6,7 +6,7 @@ from sluice.mps.packing.best_fit import BestFit
 from sluice.mps.packing.first_fit_decreasing import FirstFitDecreasing
 from sluice.mps.packing.peak_safe import PeakSafe
 from sluice.mps.packing.policy import PackingPolicy
-from sluice.mps.packing.tenant import Phase, Tenant
+from sluice.mps.packing.tenant import MemoryPhase, Tenant
 
 AT_ONCE = SchedulerTiming()
 EVERY_SECOND = SchedulerTiming(look_ns=NS_PER_S)
@@ -17,8 +17,8 @@ def seconds(ended: FinishedJob) -> tuple[str, float, int, float]:
     return ended.name, ended.pending_ns / NS_PER_S, ended.restarts, ended.end_ns / NS_PER_S
 
 
-def life(*phases: tuple[int, int]) -> tuple[Phase, ...]:
-    return tuple(Phase(mib, length * NS_PER_S) for mib, length in phases)
+def life(*phases: tuple[int, int]) -> tuple[MemoryPhase, ...]:
+    return tuple(MemoryPhase(mib, length * NS_PER_S) for mib, length in phases)
 
 
 def job(

@@ -1,4 +1,4 @@
-"""Keeps an MPS daemon running, and answering: without one clients would run without MPS, and not be told."""
+"""Restarts an MPS daemon that ends or hangs: without a daemon, clients would silently run without MPS."""
 
 import os
 import select
@@ -13,29 +13,29 @@ from sluice.mps.daemon.daemon import MpsDaemon
 from sluice.mps.isolation.back_off import BackOff
 
 HEARTBEAT_S = 15.0
-"""How long a daemon runs before it is asked (again) whether it answers."""
+"""Interval at which a daemon is asked whether it answers."""
 
 _QUESTIONS = 2
-"""How often in a row a daemon may leave the question without an answer; then it counts as lost."""
+"""Consecutive questions that a daemon may leave unanswered; then it counts as lost."""
 _LOOK_S = 1.0
 
 
-class MpsKeeper:
-    """Starts a daemon, and starts it again when it ends or hangs, on a thread of its own, which the daemon ends with.
+class MpsWatchdog:
+    """Starts a daemon, and restarts it when it ends or hangs, on a thread of its own, with which the daemon ends.
 
-    It is asked every `heartbeat_s` whether it answers, within `answer_s`. `tell` gets a sentence whenever the daemon
-    is lost, runs again or cannot be started, on that thread.
+    The daemon is asked every `heartbeat_s` whether it answers within `answer_s`. `report` is called on that thread with
+    a sentence whenever the daemon is lost, runs again or cannot be started.
     """
 
     def __init__(
         self,
         daemon: MpsDaemon,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         heartbeat_s: float = HEARTBEAT_S,
         answer_s: float = TIMEOUT_S,
     ) -> None:
         self._daemon = daemon
-        self._tell = tell
+        self._report = report
         self._heartbeat_s = heartbeat_s
         self._answer_s = answer_s
         self._started: Future[None] = Future()
@@ -45,12 +45,12 @@ class MpsKeeper:
         self._thread = threading.Thread(target=self._run, name=f"mps-{daemon.device}", daemon=True)
 
     def start(self) -> None:
-        """Return when the daemon answers; raises ControlFailed when it does not start the first time."""
+        """Return when the daemon answers; raises ControlFailed when its first start fails."""
         self._thread.start()
         self._started.result()
 
     def stop(self) -> None:
-        """End the daemon, and the thread."""
+        """Stop the daemon and the thread."""
         os.eventfd_write(self._stopping, 1)
         if self._thread.ident is not None:
             self._thread.join()
@@ -66,31 +66,31 @@ class MpsKeeper:
         back_off = BackOff()
         back_off.ready(time.monotonic())
         while why := self._lost():
-            self._tell(f"the MPS daemon of {self._daemon.device} {why} and is started again")
-            if not self._revived(back_off):
+            self._report(f"the MPS daemon of {self._daemon.device} {why}; restarting it")
+            if not self._restart(back_off):
                 break
         self._daemon.stop()
 
-    def _revived(self, back_off: BackOff) -> bool:
-        """Try until it runs; False when it is to stop."""
-        while not self._stops_within(back_off.lost(time.monotonic())):
+    def _restart(self, back_off: BackOff) -> bool:
+        """Try until the daemon runs; returns False when the watchdog is to stop."""
+        while not self._stop_requested(back_off.lost(time.monotonic())):
             try:
                 self._daemon.restart()
             except (ControlFailed, OSError) as error:
-                self._tell(str(error))
+                self._report(str(error))
             else:
                 back_off.ready(time.monotonic())
-                self._tell(f"the MPS daemon of {self._daemon.device} runs again (pid {self._daemon.pid})")
+                self._report(f"the MPS daemon of {self._daemon.device} runs again (pid {self._daemon.pid})")
                 return True
         return False
 
     def _lost(self) -> str:
-        """Wait until the daemon is of no use any more; returns why, "" when it is to stop."""
+        """Wait until the daemon has ended or hangs; returns the reason, "" when the watchdog is to stop."""
         while (pid := self._daemon.pid) is not None:
             try:
                 descriptor = os.pidfd_open(pid)
-            except OSError:  # it has just ended, or there are too many open files
-                if self._stops_within(_LOOK_S):
+            except OSError:  # the daemon has just ended, or too many files are open
+                if self._stop_requested(_LOOK_S):
                     return ""
                 continue
             self._waiting.register(descriptor, select.POLLIN)
@@ -100,24 +100,24 @@ class MpsKeeper:
             if self._stopping in ready:
                 return ""
             if not ready:
-                self._daemon.bound_logs()
+                self._daemon.truncate_logs()
                 if not self._answers():
                     return "does not answer"
-        return "" if self._stops_within(0) else "has ended"
+        return "" if self._stop_requested(0) else "has ended"
 
     def _answers(self) -> bool:
-        """Whether the daemon answers; an answer may be late once, on a busy machine."""
+        """Return whether the daemon answers; one answer may be late, on a busy machine."""
         for _ in range(_QUESTIONS):
             try:
                 self._daemon.probe(self._answer_s)
             except NoAnswer:
-                if self._stops_within(0):
+                if self._stop_requested(0):
                     return True
-            except ControlFailed:  # it says so, or has just ended
+            except ControlFailed:  # the daemon refuses, so it is alive, or it has just ended
                 return True
             else:
                 return True
         return False
 
-    def _stops_within(self, seconds: float) -> bool:
+    def _stop_requested(self, seconds: float) -> bool:
         return bool(self._waiting.poll(seconds * 1000))

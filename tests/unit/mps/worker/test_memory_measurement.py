@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from sluice.models.backends.base import Backend
-from sluice.models.measuring.memory_meter import HostMemory, share_one_arena
+from sluice.models.measuring.memory_meter import HostMemoryMeter, share_one_arena
 from sluice.mps.ipc.channel import Channel
-from sluice.mps.ipc.messages import AddModel, DropModel, LoadedModel, ModelAdded, ModelFile, ToWorker
+from sluice.mps.ipc.messages import AddModel, DropModel, LoadResult, ModelAdded, ModelFile, ToWorker
 from sluice.mps.nvidia.device_memory import load_meter
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition
 from sluice.mps.worker.loader import Loader
@@ -27,21 +27,21 @@ HEAVY = [2048, 2048, 2048]
 """Layers whose weights take 32 MiB."""
 
 
-def file(path: Path, *, weighed: bool = False) -> ModelFile:
-    return ModelFile(path.stem, str(path), "onnxruntime", MENU, batchable=True, weighed=weighed)
+def file(path: Path, *, memory_measured: bool = False) -> ModelFile:
+    return ModelFile(path.stem, str(path), "onnxruntime", MENU, batchable=True, memory_measured=memory_measured)
 
 
 def runner() -> Runner:
-    return Runner(WorkerTensors(1, 4096), 1, meter=HostMemory)
+    return Runner(WorkerTensors(1, 4096), 1, meter=HostMemoryMeter)
 
 
-def weights_mib(model: LoadedModel) -> float:
+def weights_mib(model: LoadResult) -> float:
     assert model.error == ""
     assert model.memory is not None
     return model.memory.rest_bytes / MIB
 
 
-def weigh(paths: Mapping[str, Path]) -> dict[str, LoadedModel]:
+def weigh(paths: Mapping[str, Path]) -> dict[str, LoadResult]:
     """What is said of models when they are loaded one after the other; of "again" once another one has gone."""
     models, said = runner(), {}
     for name, path in paths.items():
@@ -52,7 +52,7 @@ def weigh(paths: Mapping[str, Path]) -> dict[str, LoadedModel]:
 
 
 @pytest.fixture(scope="module")
-def weighed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedModel]:
+def weighed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadResult]:
     """Of a process of their own, which is as a worker is: nothing of other tests comes or goes there."""
     folder = tmp_path_factory.mktemp("models")
     paths = {
@@ -67,15 +67,15 @@ def weighed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedModel]:
         return processes.submit(weigh, paths).result(60)
 
 
-def test_the_library_is_no_part_of_the_first_model(weighed: dict[str, LoadedModel]) -> None:
+def test_the_library_is_no_part_of_the_first_model(weighed: dict[str, LoadResult]) -> None:
     assert weights_mib(weighed["least"]) < 6
 
 
-def test_a_model_takes_its_weights_and_what_an_allocator_adds(weighed: dict[str, LoadedModel]) -> None:
+def test_a_model_takes_its_weights_and_what_an_allocator_adds(weighed: dict[str, LoadResult]) -> None:
     assert 28 < weights_mib(weighed["heavy"]) < 56
 
 
-def test_a_model_takes_what_the_rows_of_a_batch_add(weighed: dict[str, LoadedModel]) -> None:
+def test_a_model_takes_what_the_rows_of_a_batch_add(weighed: dict[str, LoadResult]) -> None:
     memory = weighed["wide"].memory
     assert memory is not None
     # A row has 50 000 numbers between the layers, once or twice.
@@ -83,12 +83,12 @@ def test_a_model_takes_what_the_rows_of_a_batch_add(weighed: dict[str, LoadedMod
     assert 9 < memory.of(64) / MIB < 50
 
 
-def test_a_model_may_take_far_more_than_its_file(weighed: dict[str, LoadedModel]) -> None:
+def test_a_model_may_take_far_more_than_its_file(weighed: dict[str, LoadResult]) -> None:
     assert 20 < weights_mib(weighed["growing"]) < 60
 
 
 def test_a_model_that_is_loaded_when_another_one_has_gone_seems_to_take_no_less(
-    weighed: dict[str, LoadedModel],
+    weighed: dict[str, LoadResult],
 ) -> None:
     assert 28 < weights_mib(weighed["again"]) < 56
 
@@ -102,10 +102,10 @@ class Workplace:
         self._sockets = ours, theirs
         self._channel: Channel[ToWorker] = Channel(ours, ToWorker)
 
-    def load(self, *files: ModelFile) -> dict[str, LoadedModel]:
+    def load(self, *files: ModelFile) -> dict[str, LoadResult]:
         for each in files:
-            self.loader.take(AddModel(each))
-        answers: dict[str, LoadedModel] = {}
+            self.loader.submit(AddModel(each))
+        answers: dict[str, LoadResult] = {}
         while self.loader.busy:
             self.loader.wait(self._channel)
             answer = self.loader.step(set())
@@ -114,7 +114,7 @@ class Workplace:
         return answers
 
     def unload(self, key: str) -> None:
-        self.loader.take(DropModel(key))
+        self.loader.submit(DropModel(key))
         while self.loader.busy:
             self.loader.step(set())
 
@@ -162,7 +162,7 @@ class Meeting(Runner):
     """Makes two models at a time only: each waits for the other one."""
 
     def __init__(self) -> None:
-        super().__init__(WorkerTensors(1, 4096), 1, meter=HostMemory)
+        super().__init__(WorkerTensors(1, 4096), 1, meter=HostMemoryMeter)
         self._both = threading.Barrier(2)
 
     def backend(self, file: ModelFile) -> Backend:
@@ -203,10 +203,10 @@ def test_models_that_were_weighed_before_wait_for_nobody(
     monkeypatch.setattr("sluice.mps.worker.loader.ALONE_S", 3600.0)
     workplaces.append(Workplace(Meeting()))
     paths = [save_mlp(tmp_path / f"{name}.onnx", [4, 4]) for name in "ab"]
-    answers = workplaces[0].load(*(file(path, weighed=True) for path in paths))
+    answers = workplaces[0].load(*(file(path, memory_measured=True) for path in paths))
     assert [(each.error, each.memory) for each in answers.values()] == [("", None), ("", None)]
 
 
 def test_on_a_share_of_a_gpu_nobody_tells_models_apart() -> None:
     assert load_meter(MpsPartition("half", "GPU-1", 50)) is None
-    assert isinstance(load_meter(CpuPartition("cpu0", (0,))), HostMemory)
+    assert isinstance(load_meter(CpuPartition("cpu0", (0,))), HostMemoryMeter)

@@ -1,4 +1,7 @@
-"""A trial of a partition: `python -m sluice.mps.worker.proving` binds itself as a worker does and reports on it."""
+"""A trial of a partition without models: binds itself as a worker does and reports its evidence.
+
+It runs as `python -m sluice.mps.worker.isolation_probe`.
+"""
 
 import subprocess
 import sys
@@ -7,21 +10,21 @@ import msgspec
 
 from sluice.models.errors import PartitionError
 from sluice.mps.isolation.launch import module_environment
-from sluice.mps.isolation.pinning import bind, environment
+from sluice.mps.isolation.pinning import bind_to_partition, worker_environment
 from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import Partition
-from sluice.mps.worker.evidence import gather
+from sluice.mps.worker.evidence import gather_evidence
 
 TIMEOUT_S = 30.0
 
 
-def try_out(partition: Partition) -> Evidence:
-    """What a process without models finds on the partition; raises PartitionError when there is no telling."""
+def probe_partition(partition: Partition) -> Evidence:
+    """Return the evidence of a process without models on the partition; raises PartitionError when there is none."""
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "sluice.mps.worker.proving"],
+            [sys.executable, "-P", "-m", "sluice.mps.worker.isolation_probe"],
             input=msgspec.json.encode(partition),
-            env=module_environment() | environment(partition),
+            env=module_environment() | worker_environment(partition),
             capture_output=True,
             timeout=TIMEOUT_S,
             check=False,
@@ -32,14 +35,14 @@ def try_out(partition: Partition) -> Evidence:
     except msgspec.DecodeError:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         why = said[-1] if said else f"the process ended with status {done.returncode}"
-        raise PartitionError(f"partition {partition.name}: it cannot be tried out: {why}") from None
+        raise PartitionError(f"partition {partition.name}: the trial process failed: {why}") from None
 
 
 def main() -> None:
-    """Read a partition, write the evidence."""
+    """Read a partition from standard input, write the evidence to standard output."""
     partition: Partition = msgspec.json.decode(sys.stdin.buffer.read(), type=Partition)
-    bind(partition)
-    sys.stdout.buffer.write(msgspec.json.encode(gather(partition)))
+    bind_to_partition(partition)
+    sys.stdout.buffer.write(msgspec.json.encode(gather_evidence(partition)))
 
 
 if __name__ == "__main__":
