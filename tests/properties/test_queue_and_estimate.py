@@ -27,7 +27,7 @@ class Expected(NamedTuple):
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """A queue against lists that are sorted anew after every change: what can be in time, and what is late."""
+    """A queue against lists that are sorted again after every change: entries in time, and late entries."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -74,7 +74,7 @@ def chain(*keys: str, name: str = "chain:1", slo_ns: int = 0) -> PipelineConfig:
 
 
 def stage_plan(model_key: str, rest: CostToGo | None = None) -> StagePlan:
-    """What a plan says of a stage, the last one without `rest`; the scheduler goes by the model and the rest."""
+    """A stage of a plan, the last one without `rest`; the scheduler uses the model and the rest only."""
     return StagePlan(model_key, 1, "cpu1", MS, 0.001, rest or CostToGo((0,), (0.0,)))
 
 
@@ -131,9 +131,9 @@ def planned(
 
 
 def step(scheduler: Scheduler, now_ns: int, *events: AnyEvent) -> list[AnyDecision]:
-    """What the scheduler decides on the events of one instant and, when it is due, on the wake-up after them.
+    """The decisions on the events of one instant and, when one is due, on the wake-up after them.
 
-    When a batch is expected to end is left out: it would be a figure more in every test.
+    The predicted end of a batch is set to 0, so that tests need not state it.
     """
     decisions: list[AnyDecision] = []
     for event in events:

@@ -1,4 +1,4 @@
-"""A result out of literal figures, for the tests of what is done with results."""
+"""A run result from literal figures, for tests of reports and searches."""
 
 import numpy as np
 

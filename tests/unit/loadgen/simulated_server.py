@@ -1,4 +1,4 @@
-"""A simulated server of models that take a given time, for tests."""
+"""A simulation file of models with given times, for tests."""
 
 import json
 from pathlib import Path
@@ -14,9 +14,10 @@ outputs:
 
 
 def write_simulation(directory: Path, **settings: object) -> str:
-    """Write models `small` (10 ms) and `large` (20 ms), and `cascade` out of both; returns the target's URL.
+    """Write models `small` (10 ms) and `large` (20 ms), and a `cascade` of both; returns the target's URL.
 
-    Batches up to 4 take as long as one row. There is one partition of one core; `settings` replace those of the file.
+    Batches of up to 4 rows take as long as one row. There is one partition with one core; `settings` replace those of
+    the file.
     """
     for name, latency_ms in (("small", 10.0), ("large", 20.0)):
         model = {
@@ -36,6 +37,6 @@ def write_simulation(directory: Path, **settings: object) -> str:
         "latency_ms": {"small": {"4": 10.0}, "large": {"4": 20.0}},
         "policy": {"name": "none"},
     } | settings
-    # JSON is YAML, but for the integer keys of latency tables.
+    # JSON is YAML, except for the integer keys of latency tables.
     (directory / "sim.yaml").write_text(json.dumps(file).replace('"4"', "4"))
     return f"sim:{directory / 'sim.yaml'}"

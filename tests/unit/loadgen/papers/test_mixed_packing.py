@@ -2,11 +2,11 @@ import pytest
 
 from sluice.loadgen.cli.main import main
 from sluice.loadgen.papers import mixed_packing
-from sluice.loadgen.papers.engines.packing_replay import PackingResult
+from sluice.loadgen.papers.engines.packing_replay import ReplayResult
 from sluice.loadgen.papers.memory_packing import EXTRA_PERCENT
 from sluice.loadgen.papers.mixed_packing import ENGINES, cases, ratios
 
-Runs = dict[str, list[PackingResult]]
+Runs = dict[str, list[ReplayResult]]
 
 
 @pytest.fixture(scope="module")

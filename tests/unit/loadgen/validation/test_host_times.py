@@ -1,4 +1,4 @@
-"""Calibration against a server that is simulated itself, so that what it should find is known."""
+"""Calibration against a simulated server, whose true parameters are known."""
 
 import random
 from copy import deepcopy
@@ -91,7 +91,7 @@ class Machine:
         self.steps.append(JournalStep(now_ns, event, tuple(decisions)))
 
     def load(self) -> LoadTimings:
-        """The load as measured: the processor time is that of everything that keeps the loop busy."""
+        """The measured load; its CPU time is the time of everything that keeps the event loop busy."""
         (activity,) = summarise_steps(self.steps, [(1, 11 * NS_PER_S)]).activities
         request_us = TRUTH.receive_us + TRUTH.answer_us + 2 * TRUTH.handle_us + TRUTH.dispatch_row_us
         used_us = len(activity.arrived_ns) * request_us

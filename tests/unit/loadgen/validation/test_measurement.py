@@ -1,4 +1,4 @@
-"""What is run against a live server, and the capacity that is found, where a server completes so much and no more."""
+"""The runs against a live server, and the capacity that they find, on a server with a given limit."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from tests.unit.loadgen.results import result_of
 
 
 class Server:
-    """Completes what is asked for up to a limit, which is another one in every run; the last stays."""
+    """Completes the offered rate up to a limit, given for each run; the last limit stays."""
 
     url = "http://server"
 

@@ -1,4 +1,4 @@
-"""What is asked of the process of a server that is measured."""
+"""The process of a measured gateway: its CPU time, its core, and its end."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Medians, spread and pace of batches, out of literal times."""
+"""Medians, spread and pace of batches, from literal times."""
 
 import numpy as np
 import pytest
