@@ -9,6 +9,14 @@ from sluice.batcher.planner.residency import ModelNeed, place_models
 from sluice.batcher.planner.stage_options import pipeline_candidates, problem_of
 from sluice.models.errors import ConfigError
 
+PERCENTILE = 0.999
+"""The share of requests whose stages all count in a plan's latency: a stage that fewer reach takes no time.
+
+A plan predicts 99th percentiles, so what happens to a tenth of a percent does not show in them.
+"""
+_LEAST_SHARE = 1e-9
+"""A smaller share of rows is as good as none: costs are not divided by it."""
+
 
 def build_plan(spec: SchedulerSpec, observed: Observed) -> Plan:
     """The plans of all pipelines that have an objective and whose models are all known on some partition.
@@ -66,7 +74,7 @@ def _load(demand: DemandTable, model: str, slowest: dict[str, float]) -> dict[st
 
 def _plan_pipeline(demand: DemandTable, pipeline: PipelineConfig) -> PipelinePlan:
     candidates = pipeline_candidates(demand, pipeline)
-    problem = problem_of(demand, pipeline, candidates, pipeline.slo_ns)
+    problem = problem_of(demand, pipeline, candidates, pipeline.slo_ns, PERCENTILE)
     planner = ExactPlanner(problem)
     paths = planner.paths()
     path = paths[0] if paths else planner.quickest()
@@ -89,4 +97,5 @@ def _plan_pipeline(demand: DemandTable, pipeline: PipelineConfig) -> PipelinePla
 
 def _from_here(rest: CostToGo, probability: float) -> CostToGo:
     """The cost that is left for a row that has reached a stage, which is above the average over all rows."""
-    return CostToGo(rest.within_ns, tuple(cost / probability for cost in rest.cost)) if probability else rest
+    share = max(probability, _LEAST_SHARE)
+    return CostToGo(rest.within_ns, tuple(cost / share for cost in rest.cost))
