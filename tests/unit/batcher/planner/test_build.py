@@ -119,6 +119,18 @@ def test_a_slow_stage_that_practically_never_runs_leaves_a_plan_feasible(probabi
     assert found.feasible == feasible
 
 
+def test_a_plan_leaves_time_for_a_stage_that_seldom_runs_where_there_is_time() -> None:
+    partitions = (PartitionConfig("quick", "cpu1"), PartitionConfig("slow", "cpu1/x3", price=0.1))
+    tables = {key: {"cpu1": HALVING, "cpu1/x3": SLOWER} for key in ("a", "b")}
+    found = [
+        plan_of(cascade("a", "b"), tables, slo_ms=slo_ms, probabilities=(1.0, probability), partitions=partitions)
+        for slo_ms in (35, 40)
+        for probability in (0.0, 1e-9, 1.0)
+    ]
+    assert [each.stages[0].kind for each in found if each] == ["cpu1/x3", "cpu1", "cpu1"] + ["cpu1/x3"] * 2 + ["cpu1"]
+    assert [each.latency_ns // MS for each in found if each] == [30, 10, 20, 30, 30, 40]
+
+
 def test_what_follows_a_stage_that_seldom_runs_costs_a_row_there_as_much_as_any_other() -> None:
     tables = {"a": {"cpu1": HALVING}, "b": {"cpu1": HALVING}, "c": {"cpu1": SLOWER}}
     for probability in (1.0, 1e-3, 1e-6):
