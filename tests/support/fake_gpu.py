@@ -18,7 +18,6 @@ from tests.support.fake_mps import SMS, FakeCuda
 from tests.support.fake_nvml import FakeGpu, FakeNvml
 
 NAME = "NVIDIA H100 80GB HBM3"
-_ROOT = Path(__file__).parents[2]
 _SITE = """
 import os
 if os.environ.get("CUDA_VISIBLE_DEVICES"):
@@ -31,7 +30,9 @@ def environment(directory: Path) -> dict[str, str]:
     """Write the `sitecustomize` to `directory`; returns the environment variables that processes need."""
     directory.mkdir()
     (directory / "sitecustomize.py").write_text(_SITE)
-    return {"PYTHONPATH": f"{directory}{os.pathsep}{_ROOT}", "FAKE_GPU_TAKEN": str(directory)}
+    # The root of the repository, for `sitecustomize` to find this module: Sluice itself is found elsewhere.
+    path = os.pathsep.join((str(directory), str(Path(__file__).parents[2])))
+    return {"PYTHONPATH": path, "FAKE_GPU_TAKEN": str(directory)}
 
 
 def put_in() -> None:
