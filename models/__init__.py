@@ -1,1 +1,1 @@
-"""WHAT is served: errors, tensors, model specs, pipelines, profiles, the repository and the backends."""
+"""The served models: specifications, pipelines, profiles, the model repository, and the backends that run models."""

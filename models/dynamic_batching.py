@@ -1,4 +1,4 @@
-"""What a model's configuration asks of the batching of its requests, in Triton's terms."""
+"""A model configuration's settings of dynamic batching, in Triton's terms."""
 
 import enum
 
@@ -6,14 +6,14 @@ import msgspec
 
 
 class TimeoutAction(enum.StrEnum):
-    """What becomes of a request that has waited too long: it is refused, or waits behind those that have not."""
+    """The fate of a request that has waited too long: it is rejected, or waits behind those that have not."""
 
     REJECT = "REJECT"
     DELAY = "DELAY"
 
 
 class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Bounds of a queue; 0 is no timeout, and no bound of the number of requests that wait."""
+    """Limits of a queue; 0 is no timeout, and no limit of the number of waiting requests."""
 
     timeout_action: TimeoutAction = TimeoutAction.REJECT
     default_timeout_us: int = msgspec.field(default=0, name="default_timeout_microseconds")

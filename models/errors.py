@@ -2,7 +2,7 @@
 
 
 class ServingError(Exception):
-    """Anything Sluice reports to a caller; `str(error)` is a sentence: what was wrong and what was expected."""
+    """Any error that Sluice reports to a caller; `str(error)` is a sentence with the problem and the expectation."""
 
 
 class ConfigError(ServingError):
@@ -10,7 +10,7 @@ class ConfigError(ServingError):
 
 
 class UnsupportedModel(ConfigError):
-    """A model of a kind that is not served: it may answer more than once, or keeps state between requests."""
+    """A model of an unsupported kind: it may answer more than once, or keeps state between requests."""
 
 
 class NotFoundError(ServingError):
@@ -46,17 +46,17 @@ class UnknownOutput(RequestError):
 
 
 class UnsupportedRequest(RequestError):
-    """The request is well formed, but asks for a part of the protocol that is not served."""
+    """The request is well formed, but uses a part of the protocol that is not supported."""
 
 
 class AlreadyExists(RequestError):
-    """The request would make something that is there already."""
+    """The request would create something that exists."""
 
 
 class OverloadError(ServingError):
     """The request cannot be served in time or space.
 
-    `retry_after_s` is when it may be worth another try; None where it would end in the same way.
+    `retry_after_s` is the time after which another try may succeed; None if it would fail in the same way.
     """
 
     def __init__(self, message: str, retry_after_s: int | None = 1) -> None:
@@ -65,23 +65,23 @@ class OverloadError(ServingError):
 
 
 class RejectedError(OverloadError):
-    """Refused before it was queued."""
+    """The request was refused before it was queued."""
 
 
 class EvictedError(OverloadError):
-    """Given up after it was queued."""
+    """The request was dropped after it was queued."""
 
 
 class TooManyRequests(RejectedError):
-    """The same, for clients that are to be told so by a status of its own."""
+    """The request was refused before it was queued; clients get a status code of its own for this."""
 
 
 class TimeoutExpired(EvictedError):
-    """The same, for clients that are to be told so by a status of its own."""
+    """The request was dropped after it was queued; clients get a status code of its own for this."""
 
 
 class CancelledError(ServingError):
-    """The client went away or cancelled."""
+    """The client has disconnected or cancelled."""
 
 
 class BackendError(ServingError):
@@ -89,7 +89,7 @@ class BackendError(ServingError):
 
 
 class BackendUnavailable(BackendError):
-    """The model is known but not ready: loading, failed to load, or no partition holds it."""
+    """The model is known but not ready: it is loading, failed to load, or is on no partition."""
 
 
 class BackendFailed(BackendError):
@@ -97,12 +97,17 @@ class BackendFailed(BackendError):
 
 
 class PartitionError(ServingError):
-    """A partition could not be made, reached or kept."""
+    """A partition could not be created, reached or kept."""
 
 
 class InfeasibleLayout(PartitionError):
-    """The instances that are wanted do not fit on a GPU together."""
+    """The wanted instances do not fit on a GPU together."""
 
 
 class ControlFailed(PartitionError):
     """A driver or daemon refused to change a partition, or could not be reached."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or the name of its type if it has no text."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

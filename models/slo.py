@@ -6,7 +6,7 @@ from sluice.models.errors import RequestError
 from sluice.models.units import ms_to_ns
 
 MAX_SLO_MS = 86_400_000.0
-"""A longer objective counts as this one (a day): every deadline fits the 64 bits that a journal gives it."""
+"""Longer objectives are cut to this one (a day), so that every deadline fits the 64 bits of the journal."""
 
 
 def deadline_ns(
@@ -16,11 +16,11 @@ def deadline_ns(
     transport_budget_ns: int | None,
     default_slo_ms: float,
 ) -> int:
-    """When the answer is due: the soonest of the request's, the pipeline's and the transport's limit.
+    """Return the time when the answer is due: the earliest limit of the request, the pipeline and the transport.
 
-    `request_slo_ms` is the request's `slo_ms` as the client sent it, None if it did not; RequestError if it is not a
-    finite positive number. `default_slo_ms` stands in when neither request nor pipeline has an objective.
-    `transport_budget_ns` is the time that the client's own deadline leaves; it may be negative.
+    `request_slo_ms` is the request's `slo_ms` as the client sent it, None without one; RequestError if it is not a
+    finite positive number. `default_slo_ms` applies when neither request nor pipeline has an objective.
+    `transport_budget_ns` is the time left by the client's own deadline; it may be negative.
     """
     objectives = [] if pipeline_slo_ms is None else [pipeline_slo_ms]
     if request_slo_ms is not None:

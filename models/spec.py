@@ -1,4 +1,4 @@
-"""What a model is to the rest of the system: its tensors and how far it can be batched."""
+"""The specification of a model: its tensors, its batching, and the keys of its versions and revisions."""
 
 import msgspec
 
@@ -7,22 +7,22 @@ from sluice.models.tensors.spec import TensorSpec
 
 
 def revision_key(name: str, version: int, revision: int) -> str:
-    """The name of a revision inside of Sluice, e.g. `mlp:1`, or `mlp:1@7` for one that is not the first."""
+    """The internal name of a revision, e.g. `mlp:1`, or `mlp:1@7` if it is not the first."""
     return f"{name}:{version}@{revision}" if revision else f"{name}:{version}"
 
 
 def public_key(key: str) -> str:
-    """The name and version that clients know a revision by, e.g. `mlp:1`."""
+    """The name and version that clients use for a revision, e.g. `mlp:1`."""
     return key.partition("@")[0]
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
-    """One version of one model, in one revision: what is loaded again is another one.
+    """One version of one model, in one revision: a model that is loaded again is another revision.
 
     `max_batch_size` is 0 for a model without a batch dimension: its tensors then have exactly the shapes of the specs
-    and every request is a batch of its own. `config` is the model's configuration as Triton prints it in JSON,
-    completed; "" without a `config.pbtxt`. `dynamic_batching` and `response_cache` are what that asks for, as are
-    `replicas`, the partitions that are to hold the model as far as there are so many.
+    and every request is a batch of its own. `config` is the model's completed configuration as Triton prints it in
+    JSON; "" without a `config.pbtxt`. It is the source of `dynamic_batching`, `response_cache` and `replicas`, the
+    number of partitions that are to hold the model if there are enough.
     """
 
     name: str
@@ -39,17 +39,17 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """The name under which the scheduler and the workers know this revision."""
+        """The name of this revision in the scheduler and the workers."""
         return revision_key(self.name, self.version, self.revision)
 
     @property
     def batchable(self) -> bool:
-        """Whether several requests may share a batch."""
+        """Return whether several requests may share a batch."""
         return self.max_batch_size > 0
 
     @property
     def menu(self) -> tuple[int, ...]:
-        """The batch sizes that are warmed and timed at load: 1, 2, 4 … and the maximum itself."""
+        """The batch sizes that are warmed up and timed at load: 1, 2, 4 … and the maximum itself."""
         sizes = [1]
         while sizes[-1] * 2 < self.max_batch_size:
             sizes.append(sizes[-1] * 2)
@@ -58,5 +58,5 @@ class ModelSpec(msgspec.Struct, frozen=True):
         return tuple(sizes)
 
     def wire_shape(self, tensor: TensorSpec) -> tuple[int, ...]:
-        """The shape the protocol shows for one of this model's tensors: with -1 in front when batchable."""
+        """The shape of one of this model's tensors in the protocol: with -1 in front when batchable."""
         return (-1, *tensor.shape) if self.batchable else tensor.shape

@@ -1,4 +1,4 @@
-"""YAML as the repository's files have it: nothing twice, nothing unknown, and errors that name the place."""
+"""YAML files with strict rules: no key twice, no unknown key, and errors that name the place."""
 
 import re
 from collections.abc import Hashable
@@ -22,9 +22,9 @@ def load_yaml(text: str, path: str) -> object:
 
 
 def convert(value: object, form: type[_T], path: str, at: str) -> _T:
-    """`value`, found at `at`, as `form`; raises ConfigError, whose message starts with `path` and the place.
+    """Convert `value`, found at `at`, to `form`; raises ConfigError, whose message starts with `path` and the place.
 
-    `form` is flat enough for msgspec's place to be a field of it.
+    `form` must be flat enough for msgspec's place to be a field of it.
     """
     try:
         return msgspec.convert(value, form)
@@ -44,7 +44,7 @@ def convert(value: object, form: type[_T], path: str, at: str) -> _T:
 
 
 class _Loader(yaml.SafeLoader):
-    """A SafeLoader that refuses a key given twice: a second stage of the same name would silently replace the first."""
+    """A SafeLoader that refuses a repeated key: a second stage of the same name would silently replace the first."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[object] = set()

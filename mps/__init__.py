@@ -1,1 +1,1 @@
-"""WHERE it runs: partitions of a machine, pinned worker processes and the tensor arena they share."""
+"""The partitions of a machine, the worker processes on them, and the memory that they share with the gateway."""

@@ -1,4 +1,7 @@
-"""An alarm of microsecond precision (Linux timerfd): loops' own timers are late by up to a millisecond, or early."""
+"""A timer of microsecond precision (Linux timerfd).
+
+An event loop's own timers fire up to a millisecond late, or early.
+"""
 
 import asyncio
 import ctypes
@@ -30,16 +33,16 @@ class Alarm:
         self._callback: Callable[[], None] | None = None
 
     def start(self, callback: Callable[[], None]) -> None:
-        """Begin; `callback` is called on the loop when the alarm goes off."""
+        """Start watching; `callback` is called on the loop when the alarm fires."""
         self._callback = callback
         self._loop.add_reader(self._fd, self._expired)
 
     def arm(self, due_ns: int | None) -> None:
-        """Set the alarm to an absolute time, in place of an earlier setting; None turns it off."""
+        """Set the alarm to an absolute time, replacing an earlier setting; None disarms it."""
         _settime(self._fd, 0 if due_ns is None else max(due_ns, 1))
 
     def close(self) -> None:
-        """Turn the alarm off for good."""
+        """Disarm the alarm and free its descriptor."""
         if self._fd >= 0:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
@@ -49,7 +52,7 @@ class Alarm:
         try:
             os.read(self._fd, 8)
         except BlockingIOError:
-            return  # It was set anew after the loop saw it.
+            return  # The alarm was armed again after the loop saw it fire.
         assert self._callback is not None
         self._callback()
 

@@ -8,6 +8,7 @@ in a circle or two public classes have the same name.
 
 import argparse
 import ast
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -173,4 +174,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader such as `head` may close the pipe early
     sys.exit(main())

@@ -11,7 +11,7 @@ import msgspec
 from sluice.batcher.interface.config import DeviceShare, PipelineConfig, ScheduledModel
 from sluice.batcher.interface.plan_data import Plan
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.models.profiles.model_memory import ModelMemory
+from sluice.models.profiles.measurement import ModelMemory
 
 
 class FailureCause(enum.StrEnum):

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from sluice.mps.partitions.balance import LOOKS, BalanceSettings, Change
+from sluice.mps.partitions.balance import SAMPLES_IN_A_ROW, BalanceSettings, LoadChange
 
 Cores = tuple[int, ...]
 
@@ -17,7 +17,7 @@ class CoreStep(NamedTuple):
     its own.
     """
 
-    changes: tuple[Change[Cores], ...]
+    changes: tuple[LoadChange[Cores], ...]
     cores: int
     free: bool = True
 
@@ -59,22 +59,22 @@ def steps(held: Mapping[str, Cores], own: Mapping[str, Cores], spare: Cores) -> 
     """
     if spare:
         for name, cores in held.items():
-            yield CoreStep((Change(name, tuple(sorted((*cores, min(spare))))),), 1)
+            yield CoreStep((LoadChange(name, tuple(sorted((*cores, min(spare))))),), 1)
     for name, cores in held.items():
         if len(cores) < 2:
             continue
         core = max(set(cores) - set(own[name]) or cores)
-        less = Change(name, tuple(each for each in cores if each != core))
+        less = LoadChange(name, tuple(each for each in cores if each != core))
         lent = len(cores) > len(own[name])
         if lent:
             yield CoreStep((less,), -1)
         for other, others in held.items():
             if other != name:
-                yield CoreStep((less, Change(other, tuple(sorted((*others, core))))), 0, lent)
+                yield CoreStep((less, LoadChange(other, tuple(sorted((*others, core))))), 0, lent)
 
 
 class StepChoice:
-    """Carries out a step once the plan has asked for it at `LOOKS` looks in a row, with a pause between steps."""
+    """Carries out a step once the plan has asked for it at `SAMPLES_IN_A_ROW` looks, with a pause between steps."""
 
     def __init__(self, settings: BalanceSettings) -> None:
         self._pause_s = settings.pause_s
@@ -92,7 +92,7 @@ class StepChoice:
         asked = None if ask is None else (ask.step, ask.reason)
         self._times = self._times + 1 if asked == self._asked else 1
         self._asked = asked
-        if ask is None or self._times < LOOKS or now_s - self._changed_s < self._pause_s:
+        if ask is None or self._times < SAMPLES_IN_A_ROW or now_s - self._changed_s < self._pause_s:
             return None
         self.changed(now_s)
         return ask

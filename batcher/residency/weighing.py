@@ -3,7 +3,7 @@
 import msgspec
 
 from sluice.batcher.state.model import ModelState
-from sluice.models.profiles.model_memory import ModelMemory
+from sluice.models.profiles.measurement import ModelMemory
 
 PRECISION_BYTES = 1 << 20
 """How much more than was believed means nothing: what a process takes varies by some hundred KiB."""

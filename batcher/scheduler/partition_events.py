@@ -19,7 +19,7 @@ from sluice.batcher.residency.on_demand import OnDemandLoader
 from sluice.batcher.residency.reconciler import ResidencyReconciler
 from sluice.batcher.residency.weighing import weigh
 from sluice.batcher.scheduler.replanner import Replanner
-from sluice.models.profiles.model_memory import ModelMemory
+from sluice.models.profiles.measurement import ModelMemory
 
 
 class PartitionEvents:

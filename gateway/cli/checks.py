@@ -14,14 +14,14 @@ from sluice.gateway.config.configured_partitions import configured_partitions
 from sluice.gateway.config.server_config import ServerConfig
 from sluice.models.errors import ControlFailed, ServingError
 from sluice.mps.daemon.processes import PROGRAM
-from sluice.mps.nvidia.capacity import free_capacity
+from sluice.mps.nvidia.free_memory import free_capacity
 from sluice.mps.nvidia.nvml import open_nvml
-from sluice.mps.partitions.capacity_check import check_shares
+from sluice.mps.partitions.capacity_check import check_capacity
 from sluice.mps.partitions.cpu import available_cores, check_partitions
 from sluice.mps.partitions.host import cpu_quota, memory_limit_bytes
-from sluice.mps.partitions.isolation_report import CUDA, shortfalls
+from sluice.mps.partitions.isolation_report import CUDA, isolation_violations
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition, Partition
-from sluice.mps.worker.proving import try_out
+from sluice.mps.worker.isolation_probe import probe_partition
 
 NEEDED_FILES = 4096
 """Descriptors that a busy server needs: a connection takes one, a worker and what it shares some."""
@@ -146,7 +146,7 @@ def layout(partitions: Sequence[Partition]) -> Iterator[Finding]:
     """The partitions that a server would have, each tried out where that is possible without one."""
     try:
         check_partitions(partitions)
-        check_shares(partitions, free_capacity(partitions))
+        check_capacity(partitions, free_capacity(partitions))
     except ServingError as error:
         yield Finding("partitions", Severity.WRONG, str(error))
         return
@@ -155,7 +155,7 @@ def layout(partitions: Sequence[Partition]) -> Iterator[Finding]:
             yield Finding("partitions", Severity.NOTE, f"{line}: proved by a server only, which has the MPS daemon")
             continue
         try:
-            reasons = shortfalls(partition, try_out(partition))
+            reasons = isolation_violations(partition, probe_partition(partition))
         except ServingError as error:
             reasons = [str(error)]
         if reasons:

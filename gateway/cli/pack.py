@@ -10,10 +10,10 @@ import msgspec
 from sluice.gateway.cli.text.text_table import aligned
 from sluice.models.errors import ConfigError
 from sluice.models.profiles.file import ProfileMissing, read_profile
-from sluice.mps.packing.file import Profiled, decode_packing
-from sluice.mps.packing.layout import Packed, lay_out
+from sluice.mps.packing.file import ProfileReference, decode_packing
+from sluice.mps.packing.layout import PackingResult, pack_tenants
 from sluice.mps.packing.policies import DEFAULT, POLICIES
-from sluice.mps.packing.policy import PackingPolicy, percent
+from sluice.mps.packing.policy import PackingPolicy, format_percent
 
 OTHERWISE = 1
 """Exit status when a model has no place."""
@@ -38,7 +38,7 @@ def pack(options: argparse.Namespace) -> int:
     name: str = options.policy or file.policy_name
     # Parameters of the file are those of its own policy.
     policy: PackingPolicy = file.policy if name == file.policy_name else POLICIES[name]
-    packed = lay_out(policy, file.models, file.devices)
+    packed = pack_tenants(policy, file.models, file.devices)
     if options.json:
         print(msgspec.json.encode(_document(name, policy, packed)).decode())
     else:
@@ -47,7 +47,7 @@ def pack(options: argparse.Namespace) -> int:
     return OTHERWISE if packed.refused else 0
 
 
-def _measured_mib(directory: Path, profiled: Profiled) -> int:
+def _measured_mib(directory: Path, profiled: ProfileReference) -> int:
     """What a model takes with its largest batch, by a profile whose path is relative to the directory."""
     path = directory / profiled.file
     profile = read_profile(path)
@@ -60,7 +60,7 @@ def _measured_mib(directory: Path, profiled: Profiled) -> int:
     return max(1, -(-(entry.memory_rest_bytes + profiled.batch * entry.memory_row_bytes) // 2**20))
 
 
-def _lines(name: str, policy: PackingPolicy, packed: Packed) -> Iterator[str]:
+def _lines(name: str, policy: PackingPolicy, packed: PackingResult) -> Iterator[str]:
     placed = sum(len(device.residents) for device in packed.devices)
     count = placed + len(packed.refused)
     devices = f"{len(packed.devices)} {'device' if len(packed.devices) == 1 else 'devices'}"
@@ -68,16 +68,16 @@ def _lines(name: str, policy: PackingPolicy, packed: Packed) -> Iterator[str]:
     rows = [("device", "model", "counts for", "asks for", "share")]
     for device in packed.devices:
         tenants = [each.tenant for each in device.residents]
-        counted = sum(map(policy.charge_mib, tenants))
+        counted = sum(map(policy.accounted_mib, tenants))
         memory = f"{counted} of {device.memory_mib} MiB"
         rows.append((device.name, "", memory, f"{device.requested_mib} MiB", _share(device.share)))
         rows += [
-            ("", each.name, f"{policy.charge_mib(each)} MiB", f"{each.request_mib} MiB", _share(each.share))
+            ("", each.name, f"{policy.accounted_mib(each)} MiB", f"{each.request_mib} MiB", _share(each.share))
             for each in tenants
         ]
     yield from (f"  {line}" for line in aligned(rows, 2))
     for device in packed.devices:
-        if (most_mib := device.prospect.highest_mib) > device.memory_mib:
+        if (most_mib := device.forecast.peak_mib) > device.memory_mib:
             yield f"{device.name} can run out of memory: by what was measured, its models come to {most_mib} MiB"
     for model, reasons in packed.refused.items():
         yield f"no place for {model}:"
@@ -85,21 +85,21 @@ def _lines(name: str, policy: PackingPolicy, packed: Packed) -> Iterator[str]:
 
 
 def _share(share: float) -> str:
-    return percent(share) if share else "-"
+    return format_percent(share) if share else "-"
 
 
-def _document(name: str, policy: PackingPolicy, packed: Packed) -> dict[str, object]:
+def _document(name: str, policy: PackingPolicy, packed: PackingResult) -> dict[str, object]:
     return {
         "policy": name,
         "devices": [
             {
                 "name": device.name,
                 "memory_mib": device.memory_mib,
-                "highest_mib": device.prospect.highest_mib,
+                "peak_mib": device.forecast.peak_mib,
                 "models": [
                     {
                         "name": each.tenant.name,
-                        "counts_for_mib": policy.charge_mib(each.tenant),
+                        "counts_for_mib": policy.accounted_mib(each.tenant),
                         "request_mib": each.tenant.request_mib,
                         "share": each.tenant.share,
                     }

@@ -12,8 +12,8 @@ from sluice.gateway.cli.resize import add_resize_arguments, resize
 from sluice.gateway.cli.text.partition_plans import plans_elsewhere, plans_here
 from sluice.gateway.cli.text.partition_report import gpu_lines, mps_lines, partition_lines, plan_lines
 from sluice.models.errors import ConfigError, ControlFailed, ServingError
-from sluice.mps.daemon.inventory import found_daemons
-from sluice.mps.mig.apply import carry_out
+from sluice.mps.daemon.inventory import running_daemons
+from sluice.mps.mig.apply import apply_plan
 from sluice.mps.mig.desired import GpuPlan
 from sluice.mps.mig.layout_file import LayoutFile, decode_layouts
 from sluice.mps.nvidia.nvml import Nvml, open_nvml
@@ -62,7 +62,7 @@ def _list(options: argparse.Namespace) -> int:
                 _print(gpu_lines(gpu))
     except ControlFailed as error:
         print(f"no GPUs: {error}")
-    for daemon in found_daemons():
+    for daemon in running_daemons():
         _print(mps_lines(daemon))
     return 0
 
@@ -94,7 +94,7 @@ def _apply(options: argparse.Namespace) -> int:
         if not options.allow_mig:
             raise ConfigError("nothing is changed without --allow-mig")
         for gpu, plan in plans:
-            carry_out(nvml, gpu, plan, _done)
+            apply_plan(nvml, gpu, plan, _done)
     return 0
 
 
@@ -143,7 +143,7 @@ def _put_right(file: LayoutFile, nvml: Nvml) -> list[str]:
         return [str(error)]
     for gpu, plan in plans:
         try:
-            carry_out(nvml, gpu, plan, _done)
+            apply_plan(nvml, gpu, plan, _done)
         except ServingError as error:
             reasons.append(str(error))
     return reasons

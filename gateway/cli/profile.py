@@ -26,15 +26,15 @@ from sluice.models.profiles.file import (
     read_profile,
     write_profile,
 )
-from sluice.models.profiles.hardware import SIMULATED, fingerprint
+from sluice.models.profiles.hardware import SIMULATED, hardware_id
 from sluice.models.profiles.measurement import Measurement
 from sluice.models.profiles.simulated_gpu import simulate
 from sluice.models.repository.scan import ModelEntry
-from sluice.mps.nvidia.capacity import free_capacity
-from sluice.mps.partitions.capacity_check import check_shares
-from sluice.mps.partitions.isolation_report import shortfalls
+from sluice.mps.nvidia.free_memory import free_capacity
+from sluice.mps.partitions.capacity_check import check_capacity
+from sluice.mps.partitions.isolation_report import isolation_violations
 from sluice.mps.partitions.partition import MpsPartition, Partition
-from sluice.mps.supervisor.profiling import measure_on, measured_as
+from sluice.mps.supervisor.profiling import as_measured, measure_on
 
 INTERRUPTED = 130
 """Exit status after a keyboard interrupt, as shells have it."""
@@ -102,13 +102,13 @@ def _each(work: Iterable[tuple[ModelEntry, Callable[[], None]]]) -> int:
 def _measure(entry: ModelEntry, partition: Partition, batches: tuple[int, ...] | None, strict: bool) -> None:
     _stored(entry)  # what is wrong with a file is to be known before the work, not after it
     file = file_to_measure(entry, _batches(entry, batches))
-    (line,) = partition_lines([measured_as(partition)])
+    (line,) = partition_lines([as_measured(partition)])
     print(f"{entry.spec.key}: measuring on {partition.profile_kind} ({line})", flush=True)
-    check_shares([partition], free_capacity([partition]))
+    check_capacity([partition], free_capacity([partition]))
     measured = measure_on(partition, file, strict=strict)
     assert measured.measurement is not None, "what cannot be measured is raised"
-    reasons = tuple(shortfalls(measured_as(partition), measured.evidence))
-    _store(entry, fingerprint(), partition.profile_kind, FigureSource.MEASURED, measured.measurement, reasons)
+    reasons = tuple(isolation_violations(as_measured(partition), measured.evidence))
+    _store(entry, hardware_id(), partition.profile_kind, FigureSource.MEASURED, measured.measurement, reasons)
 
 
 def _simulate(entry: ModelEntry, name: str, kinds: Iterable[str], batches: tuple[int, ...] | None) -> None:
@@ -142,7 +142,7 @@ def _show_all(options: argparse.Namespace) -> int:
 
 def _show(entry: ModelEntry) -> None:
     path = profile_path(entry.path, entry.spec.name)
-    print(f"{entry.spec.key}  {path}\n\n{report(read_profile(path), fingerprint(), model_hash(entry.path))}\n")
+    print(f"{entry.spec.key}  {path}\n\n{report(read_profile(path), hardware_id(), model_hash(entry.path))}\n")
 
 
 def _export(options: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from sluice.gateway.observability.trace import TRACE_REQUESTS
 from sluice.gateway.observability.trace_settings import TraceFileSettings
 from sluice.models.errors import ConfigError, InfeasibleLayout
 from sluice.mps.partitions.balance import BalanceSettings
-from sluice.mps.partitions.capacity_check import check_shares
+from sluice.mps.partitions.capacity_check import check_capacity
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, Partition
 from sluice.mps.supervisor.quarantine import QuarantineSettings
 
@@ -182,6 +182,6 @@ def _check_devices(partitions: tuple[Partition, ...]) -> None:
             expected = "no profile beside the UUID of a GPU" if partition.profile else "the profile of the MIG instance"
             raise ValueError(f"partition {partition.name}: expected {expected} that it is a share of")
     try:
-        check_shares(partitions, {})
+        check_capacity(partitions, {})
     except InfeasibleLayout as error:
         raise ValueError(str(error)) from error

@@ -9,7 +9,7 @@ from sluice.gateway.deployment.deployer import Deployer
 from sluice.gateway.deployment.revision import Deployed
 from sluice.gateway.observability.logs import log
 from sluice.models.errors import RejectedError, ServingError
-from sluice.models.repository.entry import Fingerprint, fingerprint
+from sluice.models.repository.entry import FileStamps, file_stamps
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class Poll:
     def __init__(self, lifecycle: Deployer, interval_s: float) -> None:
         self._lifecycle = lifecycle
         self._interval_s = interval_s
-        self._seen: dict[str, Fingerprint] = {}
+        self._seen: dict[str, FileStamps] = {}
         self._failed: set[str] = set()
 
     async def run(self) -> None:
@@ -64,7 +64,7 @@ class Poll:
         else:
             self._failed.discard(name)
 
-    def _look(self) -> tuple[dict[str, Fingerprint], list[str]]:
+    def _look(self) -> tuple[dict[str, FileStamps], list[str]]:
         """What there is, nothing of what is there twice; and what is to be loaded of it."""
         source = self._lifecycle.source
         found = {name: self._files(name) for name in sorted(source.names())}
@@ -72,13 +72,13 @@ class Poll:
         again = {name for name in self._failed & found.keys() if source.needed({name}, {}, {}) & changed}
         return found, sorted(changed | again)
 
-    def _files(self, name: str) -> Fingerprint:
+    def _files(self, name: str) -> FileStamps:
         source = self._lifecycle.source
         entry = source.find(name)
         if entry is None or source.is_doubled(name):
             return {}
         try:
-            return fingerprint(entry)
+            return file_stamps(entry)
         except OSError:  # it is being changed, or not for us to read
             return self._seen.get(name, {})
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from sluice.models.errors import BackendUnavailable, ModelNotFound, ServingError, UnsupportedRequest, VersionNotFound
 from sluice.models.pipelines.pipeline import Pipeline
-from sluice.models.repository.scan import Broken
+from sluice.models.repository.scan import BrokenEntry
 
 
 class VersionStatus(enum.StrEnum):
@@ -29,7 +29,7 @@ class ModelRegistry:
         self,
         server_version: str,
         pipelines: Iterable[Pipeline],
-        broken: Iterable[Broken],
+        broken: Iterable[BrokenEntry],
         partitions: Iterable[str],
         *,
         strict: bool = False,

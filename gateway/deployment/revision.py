@@ -7,7 +7,7 @@ from typing import NamedTuple
 from sluice.gateway.deployment.override import Override
 from sluice.models.pipelines.check import single_model
 from sluice.models.pipelines.pipeline import Pipeline
-from sluice.models.repository.entry import Fingerprint, fingerprint, needed_names
+from sluice.models.repository.entry import FileStamps, file_stamps, needed_names
 from sluice.models.repository.scan import ModelEntry, Repository, Selection
 from sluice.models.spec import public_key
 from sluice.models.triton_config.instance_groups import CPU
@@ -22,7 +22,7 @@ class Deployed(NamedTuple):
     models: tuple[ModelEntry, ...]
     pipelines: tuple[Pipeline, ...]
     needs: frozenset[str] = frozenset()
-    files: Fingerprint | None = None
+    files: FileStamps | None = None
     override: Override | None = None
 
 
@@ -96,7 +96,7 @@ def read_revision(
     entries = {name: source.entry(name, overrides) for name in names}
     configs = {name: override.config for name, override in overrides.items()}
     needs = {name: needed_names(path, configs.get(name, "")) for name, path in entries.items() if path is not None}
-    files = {name: fingerprint(path) for name, path in entries.items() if path is not None and name not in overrides}
+    files = {name: file_stamps(path) for name, path in entries.items() if path is not None and name not in overrides}
     kept = {
         public_key(entry.spec.key): entry
         for name in files.keys() - set(anew)
@@ -135,11 +135,11 @@ def deployed_from(repository: Repository, source: RevisionSource) -> dict[str, D
         models = tuple(entry for entry in entries if entry.spec.name == name)
         pipelines = tuple(single_model(entry.spec) for entry in models) or (repository.pipelines[name],)
         needs = frozenset[str]() if path is None else needed_names(path)
-        deployed[name] = Deployed(models, pipelines, needs, None if path is None else fingerprint(path))
+        deployed[name] = Deployed(models, pipelines, needs, None if path is None else file_stamps(path))
     return deployed
 
 
-def _unchanged(before: Deployed, files: Fingerprint) -> list[ModelEntry]:
+def _unchanged(before: Deployed, files: FileStamps) -> list[ModelEntry]:
     """The versions of a model that are as they were, which none is when anything but versions has changed."""
     known = before.files or {}
     changed = {name for name in known.keys() | files.keys() if known.get(name) != files.get(name)}

@@ -15,7 +15,7 @@ from sluice.models.profiles.file import (
     profile_path,
     read_profile,
 )
-from sluice.models.profiles.hardware import fingerprint
+from sluice.models.profiles.hardware import hardware_id
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.repository.scan import ModelEntry
 
@@ -27,7 +27,7 @@ def look_up(model: ModelEntry, kinds: Iterable[str]) -> dict[str, ProfileEntry |
     kinds = sorted(set(kinds))
     try:
         profile = read_profile(profile_path(model.path, model.spec.name))
-        hardware, sha256 = fingerprint(), model_hash(model.path)
+        hardware, sha256 = hardware_id(), model_hash(model.path)
     except ProfileMissing:
         return dict.fromkeys(kinds, ProfileMissing("there is no stored profile"))
     except (ConfigError, OSError) as error:

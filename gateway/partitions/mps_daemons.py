@@ -8,8 +8,8 @@ from functools import partial
 
 from sluice.gateway.observability.logs import log
 from sluice.mps.daemon.control import MpsControl
-from sluice.mps.daemon.daemon import DaemonKept, MpsDaemon
-from sluice.mps.daemon.keeper import MpsKeeper
+from sluice.mps.daemon.daemon import DaemonInUse, MpsDaemon
+from sluice.mps.daemon.watchdog import MpsWatchdog
 from sluice.mps.partitions.partition import MpsPartition, Partition, ShareMode
 
 logger = logging.getLogger(__name__)
@@ -35,11 +35,11 @@ def mps_daemons(
         for device, sharing in sorted(shares.items()):
             sets = {each.name: each.share_percent for each in sharing if each.mode is ShareMode.STATIC}
             daemon = MpsDaemon(device, sets=sets, protocol=protocol)
-            keeper = MpsKeeper(daemon, partial(logger.error, "%s"))
+            keeper = MpsWatchdog(daemon, partial(logger.error, "%s"))
             stack.callback(keeper.stop)
             try:
                 keeper.start()
-            except DaemonKept as error:
+            except DaemonInUse as error:
                 if adopted is None:
                     raise
                 adopted(f"{error}; its clients may disturb what is measured beside them")

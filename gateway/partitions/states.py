@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from sluice.mps.ipc.messages import Ready
-from sluice.mps.partitions.isolation_report import Evidence, shortfalls
+from sluice.mps.ipc.messages import WorkerReady
+from sluice.mps.partitions.isolation_report import Evidence, isolation_violations
 from sluice.mps.partitions.partition import Partition
 
 
@@ -60,18 +60,18 @@ class PartitionStates:
             if state.enforcement is not Enforcement.UNKNOWN
         }
 
-    def ready(self, partition: str, ready: Ready) -> PartitionStatus:
+    def ready(self, partition: str, ready: WorkerReady) -> PartitionStatus:
         """A worker is up: weigh its evidence."""
         self._set(partition, worker=ready.pid, lost="")
         return self.proved(partition, ready.evidence)
 
     def proved(self, partition: str, evidence: Evidence) -> PartitionStatus:
         """A worker that is up has found this of itself: weigh it."""
-        reasons = tuple(shortfalls(self._states[partition].partition, evidence))
+        reasons = tuple(isolation_violations(self._states[partition].partition, evidence))
         found = Enforcement.UNENFORCED if reasons else Enforcement.ENFORCED
         return self._set(partition, enforcement=found, reasons=reasons, evidence=evidence)
 
-    def replaced(self, partition: Partition, ready: Ready) -> PartitionStatus:
+    def replaced(self, partition: Partition, ready: WorkerReady) -> PartitionStatus:
         """A worker is up on another share of a partition: weigh its evidence."""
         self._states[partition.name] = PartitionStatus(partition, partition.profile_kind)
         return self.ready(partition.name, ready)

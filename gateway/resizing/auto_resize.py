@@ -12,7 +12,14 @@ from sluice.gateway.resizing.plan_steps import PlanSteps
 from sluice.gateway.resizing.resizing import Asked, Resizing
 from sluice.models.errors import ServingError
 from sluice.models.units import NS_PER_S
-from sluice.mps.partitions.balance import AskedBy, BalanceSettings, Change, CoreBalance, PartitionLoad, ShareBalance
+from sluice.mps.partitions.balance import (
+    BalanceSettings,
+    CoreBalance,
+    LoadChange,
+    PartitionLoad,
+    ResizeTrigger,
+    ShareBalance,
+)
 from sluice.mps.partitions.capacity_check import WHOLE
 from sluice.mps.partitions.cpu import available_cores
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition, Partition, ShareMode
@@ -26,7 +33,7 @@ _Held = TypeVar("_Held", Cores, int)
 class _Wanted(NamedTuple):
     """What is to be changed, in this order; who asks for it, and the figures that tell why."""
 
-    changes: tuple[Change[Cores] | Change[int], ...]
+    changes: tuple[LoadChange[Cores] | LoadChange[int], ...]
     asked: Asked
     figures: Mapping[str, object]
 
@@ -80,9 +87,9 @@ class AutoResize:
             self._seen = held
             if self._plan is not None:
                 self._plan.changed(self._looked_s)
-            self._cores.changed(self._looked_s)
+            self._cores.note_change(self._looked_s)
             for balance in self._shares.values():
-                balance.changed(self._looked_s)
+                balance.note_change(self._looked_s)
             return
         wanted = [*await self._wanted_cores(busy), *self._wanted_shares(busy)]
         if self._resizing.under_way or self._held() != held:  # while the plan was asked
@@ -100,22 +107,22 @@ class AutoResize:
         if self._plan is not None and (known := await self._plan.known(partitions, spare)):
             ask = await self._plan.look(self._looked_s, partitions, spare, known)
             return [] if ask is None else [_by_plan(ask)]
-        change = self._cores.look(self._looked_s, _loads(self._core_sets(), busy), spare)
+        change = self._cores.next_change(self._looked_s, _loads(self._core_sets(), busy), spare)
         return [] if change is None else [self._by_load(change, busy)]
 
     def _wanted_shares(self, busy: Mapping[str, float]) -> Iterator[_Wanted]:
         for device, balance in self._shares.items():
             sharing = (each for each in self._partitions() if isinstance(each, MpsPartition) and each.uuid == device)
             unpromised = round(WHOLE) - sum(each.guaranteed_percent for each in sharing)
-            change = balance.look(self._looked_s, _loads(self._shares_of(device), busy), unpromised)
+            change = balance.next_change(self._looked_s, _loads(self._shares_of(device), busy), unpromised)
             if change is not None:
                 yield self._by_load(change, busy)
 
-    def _by_load(self, change: Change[Cores] | Change[int], busy: Mapping[str, float]) -> _Wanted:
+    def _by_load(self, change: LoadChange[Cores] | LoadChange[int], busy: Mapping[str, float]) -> _Wanted:
         partition = self._states.all()[change.partition].partition
         before = partition.share_percent if isinstance(partition, MpsPartition) else len(partition.cores)
         after = change.held if isinstance(change.held, int) else len(change.held)
-        asked = Asked(AskedBy.LOAD, "busy" if after > before else "idle")
+        asked = Asked(ResizeTrigger.LOAD, "busy" if after > before else "idle")
         return _Wanted((change,), asked, {"busy": round(busy.get(change.partition, 0.0), 3)})
 
     async def _change(self, wanted: _Wanted) -> None:
@@ -175,4 +182,4 @@ def _by_plan(ask: Ask) -> _Wanted:
             f"busiest{when}": round(judged.busiest, 3),
             f"cost_per_hour{when}": float(f"{judged.cost * _SECONDS_PER_HOUR:.4g}"),
         }
-    return _Wanted(ask.step.changes, Asked(AskedBy.PLAN, ask.reason), figures)
+    return _Wanted(ask.step.changes, Asked(ResizeTrigger.PLAN, ask.reason), figures)

@@ -17,7 +17,7 @@ from sluice.batcher.scheduler.replanner import CHANCE
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.deployment.known_sizes import Tables
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.mps.partitions.balance import LOOKS, BalanceSettings
+from sluice.mps.partitions.balance import SAMPLES_IN_A_ROW, BalanceSettings
 from sluice.mps.partitions.partition import CpuPartition
 
 HEADROOM = 1.25
@@ -82,7 +82,7 @@ class PlanSteps:
         self._choice = StepChoice(settings)
         self._seen: dict[tuple[str, str], LatencyTable] = {}
         self._due_s = -math.inf
-        self._rows: deque[tuple[float, Mapping[str, int]]] = deque(maxlen=LOOKS + 1)
+        self._rows: deque[tuple[float, Mapping[str, int]]] = deque(maxlen=SAMPLES_IN_A_ROW + 1)
 
     def changed(self, now_s: float) -> None:
         """Something was changed, by whomever."""

@@ -17,8 +17,8 @@ from sluice.gateway.partitions.states import PartitionStates
 from sluice.models.errors import NotFoundError, PartitionError, RequestError
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.repository.scan import REMOTE, ModelEntry
-from sluice.mps.nvidia.spare_memory import check_spare_memory
-from sluice.mps.partitions.capacity_check import check_shares
+from sluice.mps.nvidia.free_memory import check_spare_memory
+from sluice.mps.partitions.capacity_check import check_capacity
 from sluice.mps.partitions.cpu import check_partitions
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition, Partition, ShareMode
 
@@ -88,7 +88,7 @@ class Resizing:
         others = [state.partition for other, state in self._states.all().items() if other != name]
         try:
             check_partitions([*others, *self._beside, wanted])
-            check_shares([*others, wanted], {})
+            check_capacity([*others, wanted], {})
             await asyncio.to_thread(check_spare_memory, wanted, self._deployment.memory_of(name))
         except PartitionError as error:
             raise RequestError(str(error)) from error

@@ -26,7 +26,7 @@ from sluice.gateway.partitions.states import PartitionStates, PartitionStatus
 from sluice.gateway.resizing.auto_resize import AutoResize
 from sluice.gateway.runtime.driver import Runtime
 from sluice.models.errors import PartitionError
-from sluice.mps.ipc.messages import Ready
+from sluice.mps.ipc.messages import WorkerReady
 from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import Partition
 
@@ -63,7 +63,7 @@ class PartitionWatch:
         self.refused = asyncio.Event()
         self.refusal = ""
 
-    def worker_ready(self, partition: str, ready: Ready) -> None:
+    def worker_ready(self, partition: str, ready: WorkerReady) -> None:
         """A worker is up and has loaded what it could."""
         state = self._states.ready(partition, ready)
         if not self._weighed(state, ()):
@@ -104,7 +104,7 @@ class PartitionWatch:
         self._catalogue.partition_lost(partition)
         self._loads.partition_lost(partition, reason)
 
-    def worker_replaced(self, partition: Partition, ready: Ready) -> None:
+    def worker_replaced(self, partition: Partition, ready: WorkerReady) -> None:
         """A worker on another share serves in place of the one before, with the same models."""
         state = self._states.replaced(partition, ready)
         self._weighed(state, ())

@@ -54,9 +54,9 @@ from sluice.models.pipelines.check import single_model
 from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.profiles.file import ProfileEntry
 from sluice.models.repository.scan import (
-    ALL,
+    EVERYTHING,
     REMOTE,
-    Broken,
+    BrokenEntry,
     ModelEntry,
     Repository,
     Selection,
@@ -67,11 +67,11 @@ from sluice.models.spec import ModelSpec
 from sluice.models.triton_config.instance_groups import CPU, GPU
 from sluice.mps.alarm import Alarm
 from sluice.mps.daemon.control import MpsControl
-from sluice.mps.nvidia.capacity import free_capacity
-from sluice.mps.partitions.balance import AskedBy
-from sluice.mps.partitions.capacity_check import check_shares
+from sluice.mps.nvidia.free_memory import free_capacity
+from sluice.mps.partitions.balance import ResizeTrigger
+from sluice.mps.partitions.capacity_check import check_capacity
 from sluice.mps.partitions.partition import CpuPartition, Partition
-from sluice.mps.supervisor.supervisor import WorkerSpec
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ def read_models(
                 )
             models[entry.spec.key] = entry
         except ConfigError as error:
-            broken.append(Broken(name, None, str(error)))
+            broken.append(BrokenEntry(name, None, str(error)))
     return Repository(models, {}, tuple(broken))
 
 
@@ -129,13 +129,13 @@ def model_source(directories: Sequence[Path], config: ServerConfig, triton: Disc
     return RevisionSource(tuple(directories), config.max_batch_size, config.batch_sizes(), remote, kinds)
 
 
-def _selection(source: RevisionSource, config: ServerConfig) -> tuple[Selection, list[Broken]]:
+def _selection(source: RevisionSource, config: ServerConfig) -> tuple[Selection, list[BrokenEntry]]:
     """What a server begins with, and what of that is not there."""
     if config.control is not Control.EXPLICIT or "*" in config.load_models:
-        return ALL, []
+        return EVERYTHING, []
     names = source.needed(config.load_models, {}, {})
     missing = [name for name in config.load_models if name not in names]
-    return Selection(names), [Broken(name, None, "there is no such entry in the repository") for name in missing]
+    return Selection(names), [BrokenEntry(name, None, "there is no such entry in the repository") for name in missing]
 
 
 def build_server(
@@ -156,7 +156,7 @@ def build_server(
     for each in repository.broken:
         log(logger, logging.ERROR, "cannot be served", name=each.name, version=each.version, reason=each.reason)
     partitions = configured_partitions(config)
-    check_shares(partitions, free_capacity(partitions))
+    check_capacity(partitions, free_capacity(partitions))
     pipelines = [*(single_model(entry.spec) for entry in repository.models.values()), *repository.pipelines.values()]
     kinds = [partition.profile_kind for partition in partitions]
     stored = {key: stored_entries(entry, kinds) for key, entry in repository.models.items() if entry.backend != REMOTE}
@@ -232,7 +232,7 @@ def build_server(
     if config.balance is not None:
         taken = [core for each in beside for core in each.cores]
         plan = None
-        if config.balance.by is AskedBy.PLAN:
+        if config.balance.by is ResizeTrigger.PLAN:
             plan = PlanSteps(
                 config.balance,
                 {each.name: each.cores for each in partitions if isinstance(each, CpuPartition)},

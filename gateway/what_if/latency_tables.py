@@ -10,7 +10,7 @@ from sluice.models.errors import ConfigError
 from sluice.models.profiles.file import FigureSource, ProfileEntry, ProfileStale
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.partition_kind import parse_kind
-from sluice.models.profiles.simulated_gpu import share_of
+from sluice.models.profiles.simulated_gpu import gpu_fraction_of
 from sluice.models.repository.scan import ModelEntry
 from sluice.mps.partitions.cpu import available_cores, default_partitions
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, Partition
@@ -38,7 +38,7 @@ def _partition(name: str, kind: str) -> Partition:
             return CpuPartition(name, tuple(range(parsed.cores)), parsed.slowdown)
         except ValueError as error:
             raise ConfigError(f"--partitions: {kind}: {error}") from error
-    share_of(kind)
+    gpu_fraction_of(kind)
     if parsed.profile:
         return MigPartition(name, "", parsed.profile)
     return MpsPartition(name, "", parsed.percent)

@@ -1,1 +1,1 @@
-"""Backends: run a model on arrays."""
+"""Backends, which run a model on arrays: one module each, looked up by name."""

@@ -1,7 +1,7 @@
-"""What a backend is: a module of this package with a function `load(path, threads, config, gpu) -> Backend`.
+"""The interface of a backend: a module of this package with `load(path, threads, config, gpu) -> Backend`.
 
-`config` is the model's configuration in JSON, as Triton prints it; "" for a model without one. `gpu` is None where the
-model is to run on cores.
+`config` is the model's configuration in JSON, as Triton prints it; "" for a model without one. `gpu` is None for a
+model that runs on cores.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from sluice.models.tensors.spec import TensorSpec
 
 
 class GpuOptions(NamedTuple):
-    """How a model runs on the one GPU that its process sees; `memory_bytes` bounds what is kept for it (0: none)."""
+    """Options for the one GPU that the process sees; `memory_bytes` limits the memory kept for the model (0: none)."""
 
     memory_bytes: int = 0
 
@@ -20,34 +20,34 @@ class GpuOptions(NamedTuple):
 class Backend(Protocol):
     """A loaded model that runs on arrays, in one thread at a time.
 
-    Shapes of `inputs` and `outputs` are those of whole arrays: the batch dimension, where there is one, is the first
-    and is -1.
+    Shapes of `inputs` and `outputs` are those of whole arrays: the batch dimension, if there is one, comes first and is
+    -1.
     """
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """What `run` takes."""
+        """The inputs of `run`."""
         ...
 
     @property
     def provider(self) -> str:
-        """What runs it, as ONNX Runtime calls it; "" where the model chooses by itself."""
+        """ONNX Runtime's name of the provider that runs the model; "" if the model chooses by itself."""
         ...
 
     @property
     def threads(self) -> int:
-        """How many threads run a batch; 0 where it does not tell."""
+        """The number of threads that run a batch; 0 if unknown."""
         ...
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """What `run` gives."""
+        """The outputs of `run`."""
         ...
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run one batch; raises BackendFailed, and can be used again afterwards.
 
-        BYTES elements are `bytes` or `str` objects both ways. The outputs may be the inputs, and hold until the next
-        run.
+        BYTES elements are `bytes` or `str` objects both ways. The outputs may be the inputs, and are valid until the
+        next run.
         """
         ...

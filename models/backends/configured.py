@@ -1,4 +1,4 @@
-"""Any backend with what a model's configuration adds: reshaped tensors, and warm-up runs."""
+"""Adds to any backend what a model's configuration asks for: reshaped tensors and warm-up runs."""
 
 import importlib
 from collections.abc import Generator, Iterable, Mapping
@@ -14,14 +14,14 @@ from sluice.models.triton_config.model_config import TensorConfig, TritonModelCo
 
 
 class _Reshape(NamedTuple):
-    """Dimensions of an item as the model has it, and as clients see it."""
+    """The dimensions of an item in the model, and those that clients see."""
 
     model: tuple[int, ...]
     client: tuple[int, ...]
 
 
-class Reshaped:
-    """A backend some of whose tensors have other item shapes outside than in the model; see `Backend`."""
+class ReshapedBackend:
+    """A backend with tensors whose item shapes differ for clients and for the model; see `Backend`."""
 
     def __init__(self, backend: Backend, config: TritonModelConfig) -> None:
         self._backend = backend
@@ -36,7 +36,7 @@ class Reshaped:
         self.outputs = tuple(self._outside(tensor) for tensor in backend.outputs)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run one batch, of views in the other shapes."""
+        """Run one batch on reshaped views."""
         given = {name: self._reshaped(name, array, "model") for name, array in inputs.items()}
         return {name: self._reshaped(name, array, "client") for name, array in self._backend.run(given).items()}
 
@@ -57,32 +57,32 @@ class Reshaped:
 
 
 def load_backend(backend: str, path: str, threads: int, config: str, gpu: GpuOptions | None = None) -> Backend:
-    """The model of a file on the backend that is a module of this package; `config` and `gpu` as for its `load`.
+    """Load the model of a file on the backend of that name; `config` and `gpu` are as for the backend's `load`.
 
-    Raises whatever that does.
+    Raises whatever the backend raises.
     """
     loaded: Backend = importlib.import_module(f"sluice.models.backends.{backend}").load(path, threads, config, gpu)
     if not config:
         return loaded
     form = decode_config(config)
-    return Reshaped(loaded, form) if any(tensor.reshape is not None for tensor in form.tensors) else loaded
+    return ReshapedBackend(loaded, form) if any(tensor.reshape is not None for tensor in form.tensors) else loaded
 
 
 def prepare(backend: str, gpu: GpuOptions | None = None) -> None:
-    """Have what the models of a backend share in a process, its library, so that none of them is charged with it."""
+    """Load the libraries that a backend's models share in a process, so that no model is charged with their memory."""
     module = importlib.import_module(f"sluice.models.backends.{backend}")
     if hasattr(module, "prepare"):
         module.prepare(gpu)
 
 
 def warm_up_shapes(config: str) -> dict[str, tuple[int, ...]]:
-    """The item shapes that a configuration warms its model with, by input: what is typical of variable dimensions."""
+    """The item shapes of a configuration's warm-up by input: typical sizes of variable dimensions."""
     runs = decode_config(config).model_warmup if config else ()
     return {name: each.dims for run in runs[:1] for name, each in run.inputs.items()}
 
 
 def warm_up_runs(backend: Backend, config: str) -> Generator[None, None, None]:
-    """The warm-up runs of a configuration, one a step; raises BackendFailed."""
+    """Run the warm-ups of a configuration, one a step; raises BackendFailed."""
     if not config:
         return
     form = decode_config(config)

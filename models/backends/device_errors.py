@@ -1,4 +1,4 @@
-"""What an error says of the device that a model ran on, told by its text: runtimes have no types for it."""
+"""Classifies the errors of a device by their text, since runtimes have no exception types for them."""
 
 import errno
 import re
@@ -13,7 +13,7 @@ _OUT_OF_MEMORY = re.compile(
 )
 _CUDA = re.compile(r"cuda|cublas|cudnn|\bMPS\b", re.IGNORECASE)
 _LOST_CODES = frozenset({214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 806, 810})
-"""Codes of the CUDA runtime after which a context is of no use."""
+"""Codes of the CUDA runtime after which a context is unusable."""
 _CODE = re.compile(r"CUDA (?:failure|error) ?:? ?(\d+)", re.IGNORECASE)
 _LOST = re.compile(
     r"illegal memory access|unspecified launch failure|device-side assert|misaligned address|illegal instruction"
@@ -29,7 +29,7 @@ _LOST = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether there was no memory: what failed may do with less, and the process and its sessions are well."""
+    """Return whether memory ran out: a smaller batch may run, and the process and its sessions are intact."""
     return any(
         isinstance(each, MemoryError)
         or (isinstance(each, OSError) and each.errno == errno.ENOMEM)
@@ -39,7 +39,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_context_lost(error: BaseException) -> bool:
-    """Whether CUDA says that the context is lost ("sticky"): all that follows in the process fails as well."""
+    """Return whether CUDA reports the context as lost ("sticky"): everything later in the process fails as well."""
     return any(_is_lost(str(each)) for each in _chain(error))
 
 
@@ -50,7 +50,7 @@ def _is_lost(text: str) -> bool:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """The error and what it was raised from."""
+    """The error and its causes."""
     chain = [error]
     while (cause := chain[-1].__cause__) is not None and cause not in chain:
         chain.append(cause)

@@ -1,4 +1,4 @@
-"""ONNX models on ONNX Runtime, with exactly the threads given and never on another provider than asked for."""
+"""ONNX models on ONNX Runtime, with exactly the given threads and never on another provider than requested."""
 
 import ctypes
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime as ort
 
 from sluice.models.backends.base import GpuOptions
-from sluice.models.errors import BackendFailed, PartitionError
+from sluice.models.errors import BackendFailed, PartitionError, first_line
 from sluice.models.tensors.arrays import Array, datatype_of
 from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec, element_count
 from sluice.models.triton_config.model_config import decode_config
@@ -18,7 +18,7 @@ from sluice.models.triton_config.session_options import ALL, BASIC, EXTENDED, NO
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 _ONNX_BF16 = 16
-"""The number of the type in ONNX."""
+"""ONNX's number of the type."""
 _LEAST = bytes.fromhex(
     "08083a370a100a01781201792208"
     + b"Identity".hex()
@@ -51,12 +51,12 @@ _DATATYPE = {
 
 
 def available_providers() -> tuple[str, tuple[str, ...]]:
-    """The version of ONNX Runtime, and the providers that it was built with: those of CUDA may still not work."""
+    """The version of ONNX Runtime and the providers that it was built with, of which CUDA's may still not work."""
     return ort.__version__, tuple(ort.get_available_providers())
 
 
 class OnnxRuntimeBackend:
-    """A session of ONNX Runtime; see `Backend`. Strings come out as `str` objects."""
+    """A session of ONNX Runtime; see `Backend`. Strings are returned as `str` objects."""
 
     def __init__(self, session: ort.InferenceSession, path: str, run_options: ort.RunOptions | None = None) -> None:
         self.inputs = _specs(session.get_inputs(), path)
@@ -71,7 +71,7 @@ class OnnxRuntimeBackend:
         self._has_bfloats = any(tensor.datatype is DataType.BF16 for tensor in (*self.inputs, *self.outputs))
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run one batch; raises BackendFailed with the first line of what ONNX Runtime says."""
+        """Run one batch; raises BackendFailed with the first line of ONNX Runtime's error."""
         feed = dict(inputs)
         for name in self._strings:
             if name in feed:
@@ -83,10 +83,10 @@ class OnnxRuntimeBackend:
                 outputs = self._session.run(self._names, feed, self._run_options)
             return dict(zip(self._names, outputs, strict=True))
         except Exception as error:  # the runtime's errors have no base class of their own
-            raise BackendFailed(_first_line(error)) from error
+            raise BackendFailed(first_line(error)) from error
 
     def _run_values(self, feed: Mapping[str, Array]) -> list[Array]:
-        """As the session's `run`, with bits for BF16, for which numpy has no type."""
+        """Run the session with BF16 as raw bits, since numpy has no such type."""
         values = {
             name: ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(array), _ONNX_BF16)
             if name in self._bfloats
@@ -99,30 +99,30 @@ class OnnxRuntimeBackend:
 
 @cache
 def prepare(gpu: GpuOptions | None = None) -> None:
-    """Have what all sessions of this process share, which the first one makes."""
+    """Load what all sessions of this process share, which the first session makes."""
     provider = CPU if gpu is None else CUDA
-    with suppress(Exception):  # whoever loads a model is told
+    with suppress(Exception):  # loading a model reports the error
         ort.InferenceSession(_LEAST, _options(SessionOptions(), 1), providers=[(provider, _provider_options(gpu))])
 
 
 def load(path: str, threads: int, config: str = "", gpu: GpuOptions | None = None) -> OnnxRuntimeBackend:
-    """A session on at most `threads` threads of the calling process's cores, with the options of `config`.
+    """Open a session with at most `threads` threads on the calling process's cores, with the options of `config`.
 
     With `gpu` it runs on CUDA. Raises PartitionError if ONNX Runtime would run elsewhere (it falls back silently), and
-    BackendFailed for a model it cannot load.
+    BackendFailed for a model that it cannot load.
     """
     provider = CPU if gpu is None else CUDA
     available = ort.get_available_providers()
     if provider not in available:
-        raise PartitionError(f"{path}: this ONNX Runtime has no {provider}, only {', '.join(available)}")
+        raise PartitionError(f"{path}: ONNX Runtime: expected a build with {provider}, got {', '.join(available)}")
     asked = session_options(decode_config(config), path) if config else SessionOptions()
     try:
         session = ort.InferenceSession(path, _options(asked, threads), providers=[(provider, _provider_options(gpu))])
     except Exception as error:  # as above
-        raise BackendFailed(f"{path}: ONNX Runtime cannot load the model: {_first_line(error)}") from error
+        raise BackendFailed(f"{path}: ONNX Runtime cannot load the model: {first_line(error)}") from error
     active = session.get_providers()
     if active[0] != provider:
-        raise PartitionError(f"{path}: {provider} was asked for, but ONNX Runtime runs on {', '.join(active)}")
+        raise PartitionError(f"{path}: ONNX Runtime: expected {provider}, but it runs on {', '.join(active)}")
     run_options = None
     for name, value in asked.run_entries.items():
         run_options = run_options or ort.RunOptions()
@@ -131,7 +131,7 @@ def load(path: str, threads: int, config: str = "", gpu: GpuOptions | None = Non
 
 
 def _provider_options(gpu: GpuOptions | None) -> dict[str, str]:
-    """Options of the provider. An exhaustive search of algorithms would be made anew for every batch size."""
+    """Options of the provider. An exhaustive search of algorithms would be repeated for every batch size."""
     if gpu is None:
         return {}
     options = {"device_id": "0", "cudnn_conv_algo_search": "HEURISTIC", "do_copy_in_default_stream": "1"}
@@ -163,7 +163,7 @@ def _specs(arguments: Sequence[ort.NodeArg], path: str) -> tuple[TensorSpec, ...
     specs = []
     for argument in arguments:
         if argument.type not in _DATATYPE:
-            raise BackendFailed(f"{path}: tensor '{argument.name}' is a {argument.type}, which is not served")
+            raise BackendFailed(f"{path}: tensor '{argument.name}': type {argument.type} is not supported")
         shape = tuple(dim if isinstance(dim, int) and dim >= 0 else VARIABLE for dim in argument.shape)
         specs.append(TensorSpec(argument.name, _DATATYPE[argument.type], shape))
     return tuple(specs)
@@ -185,9 +185,7 @@ def _text(name: str, array: Array) -> Array:
         try:
             decoded[index] = element.decode() if isinstance(element, bytes) else element
         except UnicodeDecodeError as error:
-            raise BackendFailed(f"input '{name}': element {index} is not UTF-8, which ONNX strings are") from error
+            raise BackendFailed(
+                f"input '{name}': element {index} is not UTF-8; expected UTF-8, as ONNX strings are"
+            ) from error
     return decoded.reshape(array.shape)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,7 +1,7 @@
-"""Models written in Python, each in a process of its own: what it does to itself, it does not do to other models.
+"""Models written in Python, each in a process of its own, so that one cannot harm another.
 
-A process that ends is started again at once; the batch that it was running has failed. See `python_model` for what
-such a model is.
+A process that ends is restarted at once; the batch that it was running has failed. `python_models.model` describes the
+models.
 """
 
 import contextlib
@@ -17,28 +17,34 @@ from collections.abc import Mapping
 
 from sluice.models.backends.base import GpuOptions
 from sluice.models.backends.python_models.model import tensors_of
-from sluice.models.backends.python_models.wire import Link, Memory, ModelFailed, Start, Tensors
+from sluice.models.backends.python_models.wire import (
+    LoadPythonModel,
+    MessageLink,
+    ModelFailed,
+    TensorBatch,
+    TensorMemory,
+)
 from sluice.models.errors import BackendFailed
-from sluice.models.import_root import IMPORT_ROOT
+from sluice.models.processes import python_path
 from sluice.models.tensors.arrays import Array
 from sluice.models.triton_config.model_config import decode_config
 
 LOAD_TIMEOUT_S = 100.0
-"""Less than the time that a worker has to load a model: the model is to be given up before the worker is."""
+"""Shorter than a worker's own time limit for a model, so that the model fails before the worker is ended."""
 END_TIMEOUT_S = 5.0
-"""How long a model may take to finish before it is killed."""
+"""Time for a model to finish before it is killed."""
 RELOAD_WAIT_S = 2.0
-"""How long batches wait, and with them the models that share the worker, for a process that was started again."""
+"""Time that batches, and with them the models of the same worker, wait for a restarted process."""
 RETRY_S = 1.0
-"""A process that did not load its model is not started again for so long."""
+"""Delay before a process that failed to load its model is restarted."""
 
 
 class PythonBackend:
-    """The model of a `model.py`, loaded; see `Backend`. The outputs of a run hold until the next one."""
+    """The loaded model of a `model.py`; see `Backend`. The outputs of a run are valid until the next one."""
 
     provider, threads = "", 0
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: LoadPythonModel) -> None:
         form = decode_config(start.config)
         self.inputs, self.outputs = tensors_of(form)
         self._start = start
@@ -54,13 +60,13 @@ class PythonBackend:
             raise
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run one batch; raises BackendFailed for what the model raises, and when its process ends."""
+        """Run one batch; raises BackendFailed for an error of the model, and when its process ends."""
         if self._retry_at and time.monotonic() < self._retry_at:
-            raise BackendFailed("the process of the model could not be started again; it will be tried soon")
+            raise BackendFailed("the process of the model could not be restarted; it will be retried soon")
         process = self._process or self._begin()
         try:
             if not self._hand_over(process, inputs):
-                self._end(process)  # it ended while it had nothing to do
+                self._end(process)  # it ended while it was idle
                 process = self._begin()
                 self._hand_over(process, inputs)
             return process.answer()
@@ -74,14 +80,14 @@ class PythonBackend:
             raise BackendFailed(f"the model could not be loaded again: {error}") from error
 
     def _hand_over(self, process: "_Process", inputs: Mapping[str, Array]) -> bool:
-        """Give the process a batch when it is loaded; False when it is gone."""
+        """Give the process a batch once it has loaded; returns False when it has ended."""
         if not process.was_loaded:
             process.loaded(process.started_s + RELOAD_WAIT_S - time.monotonic())
         self._retry_at = 0.0
         return process.take(inputs)
 
     def _begin(self) -> "_Process":
-        """Start a process, which loads while other models run; raises BackendFailed when there can be none now."""
+        """Start a process, which loads while other models run; raises BackendFailed when none can be started now."""
         try:
             process = _Process(self._start)
         except OSError as error:
@@ -92,7 +98,7 @@ class PythonBackend:
         return process
 
     def _end(self, process: "_Process") -> str:
-        """Have no process any more; how it ended."""
+        """Forget the process; returns how it ended."""
         self._process = None
         self._finish.detach()
         ended = process.end()
@@ -102,22 +108,22 @@ class PythonBackend:
 
 
 class _NotLoaded(BackendFailed):
-    """The process says why it could not load the model."""
+    """The process reports why it could not load the model."""
 
 
 class _Process:
-    """A process that loads a model from when it is made."""
+    """A process that starts loading a model at once."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: LoadPythonModel) -> None:
         self.was_loaded = False
         self.started_s = time.monotonic()
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             our_end, their_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             theirs.enter_context(their_end)
             ours.enter_context(our_end)
-            self._link = Link(our_end, Tensors | ModelFailed)
-            self._inputs, self._outputs = (Memory(_memory(name, ours)) for name in ("in", "out"))
-            # Closed with this process, whose end the other one is not to survive.
+            self._link = MessageLink(our_end, TensorBatch | ModelFailed)
+            self._inputs, self._outputs = (TensorMemory(_memory(name, ours)) for name in ("in", "out"))
+            # Closed when this process ends, so that the other one does not outlive it.
             life, our_life = os.pipe()
             theirs.callback(os.close, life)
             ours.callback(os.close, our_life)
@@ -129,28 +135,28 @@ class _Process:
             self._poll = select.poll()
             self._poll.register(self._link, select.POLLIN)
             self._poll.register(self._pidfd, select.POLLIN)
-            with contextlib.suppress(ConnectionError):  # the end is told by what receives
+            with contextlib.suppress(ConnectionError):  # the receiver notices the end
                 self._link.send(start)
             self._opened = ours.pop_all()  # `end` closes them
 
     def loaded(self, timeout_s: float) -> None:
         """Return when the model is loaded.
 
-        Raises BackendFailed when it is not within that time, _NotLoaded when it will not be, or has taken too long for
-        that, and EOFError when the process ends.
+        Raises BackendFailed when it is not loaded within that time, _NotLoaded when loading has failed or taken too
+        long, and EOFError when the process ends.
         """
         try:
             answer = self._receive(max(timeout_s, 0))
         except TimeoutError:
             if time.monotonic() - self.started_s >= LOAD_TIMEOUT_S:
                 raise _NotLoaded(f"it was not loaded within {LOAD_TIMEOUT_S:g} s") from None
-            raise BackendFailed("the process of the model is being started again") from None
+            raise BackendFailed("the process of the model is being restarted") from None
         if isinstance(answer, ModelFailed):
             raise _NotLoaded(answer.message)
         self.was_loaded = True
 
     def take(self, inputs: Mapping[str, Array]) -> bool:
-        """Give it a batch; False when it is gone."""
+        """Send it a batch; returns False when it has ended."""
         try:
             self._link.send(self._inputs.write(inputs))
         except ConnectionError:
@@ -158,25 +164,25 @@ class _Process:
         return True
 
     def answer(self) -> dict[str, Array]:
-        """The outputs of the batch that it took; raises BackendFailed, or EOFError when the process ends."""
+        """Return the outputs of the batch that it was sent; raises BackendFailed, or EOFError when the process ends."""
         answer = self._receive()
         if isinstance(answer, ModelFailed):
             raise BackendFailed(answer.message)
         return self._outputs.read(answer)
 
-    def _receive(self, timeout_s: float | None = None) -> Tensors | ModelFailed:
-        """The next message; raises EOFError when the process ends, TimeoutError when nothing comes in time."""
+    def _receive(self, timeout_s: float | None = None) -> TensorBatch | ModelFailed:
+        """Return the next message; raises EOFError when the process ends, TimeoutError when none comes in time."""
         ready = self._poll.poll(None if timeout_s is None else timeout_s * 1000)
         if not ready:
             raise TimeoutError
-        # The socket alone does not tell: what the process has started itself may hold it open.
+        # The socket alone is not enough: processes that the model has started may hold it open.
         if all(fd == self._pidfd for fd, _ in ready):
             raise EOFError("the process is gone")
-        answer: Tensors | ModelFailed = self._link.receive()
+        answer: TensorBatch | ModelFailed = self._link.receive()
         return answer
 
     def end(self) -> str:
-        """Have it finish, kill it where it does not, and say how it ended."""
+        """Let it finish, kill it if it does not, and return how it ended."""
         self._link.close()
         with self._opened, contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_TIMEOUT_S)
@@ -192,24 +198,24 @@ def _memory(name: str, opened: contextlib.ExitStack) -> int:
 
 def _spawn(fds: Mapping[str, int]) -> "subprocess.Popen[bytes]":
     """Start the process with copies of the descriptors."""
-    path = os.pathsep.join(filter(None, (IMPORT_ROOT, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
         [
             *(sys.executable, "-P", "-m", "sluice.models.backends.python_models.process"),
             *(part for name, fd in fds.items() for part in (f"--{name}", str(fd))),
         ],
         pass_fds=tuple(fds.values()),
-        env=os.environ | {"PYTHONPATH": path},
+        env=os.environ | {"PYTHONPATH": python_path()},
         stdin=subprocess.DEVNULL,
     )
 
 
 def load(path: str, threads: int, config: str = "", gpu: GpuOptions | None = None) -> PythonBackend:
-    """The model of a `model.py` with the configuration `config`, in JSON.
+    """Load the model of a `model.py` with the configuration `config`, in JSON.
 
-    `threads` is how many cores there are, which is for the model to heed; so is the GPU. Raises BackendFailed.
+    `threads` is the number of cores, which the model itself has to respect, as it has to choose its GPU. Raises
+    BackendFailed.
     """
     del gpu
     if not config:
-        raise BackendFailed(f"{path}: expected a config.pbtxt that says what its inputs and outputs are")
-    return PythonBackend(Start(path, threads, config))
+        raise BackendFailed(f"{path}: expected a config.pbtxt with its inputs and outputs")
+    return PythonBackend(LoadPythonModel(path, threads, config))

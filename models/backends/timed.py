@@ -1,4 +1,4 @@
-"""Models that take time: one that only sleeps as long as its latency table says, and any other made slower."""
+"""Models that only take time: a backend that sleeps by its latency table, and a wrapper that slows any backend down."""
 
 import time
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from sluice.models.triton_config.timed_file import TimedFile, read_timed_file
 
 
 class TimedBackend:
-    """Output i is input i, as late as the table says for its rows; see `Backend`."""
+    """Output i is input i, after the latency of the table for its rows; see `Backend`."""
 
     provider, threads = "", 0
 
@@ -36,8 +36,8 @@ class TimedBackend:
         return tuple(TensorSpec(tensor.name, tensor.datatype, batch + tensor.shape) for tensor in items)
 
 
-class Slowed:
-    """A backend whose every run takes `factor` times as long; the core is free for the rest of it. See `Backend`."""
+class SlowedBackend:
+    """A backend whose every run takes `factor` times as long, while the core is free for the rest; see `Backend`."""
 
     def __init__(self, backend: Backend, factor: float) -> None:
         self.inputs = backend.inputs
@@ -47,7 +47,7 @@ class Slowed:
         self._added = factor - 1
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run, then sleep; what fails fails at once."""
+        """Run, then sleep; an error is raised at once."""
         started_ns = time.monotonic_ns()
         outputs = self._backend.run(inputs)
         time.sleep(self._added * (time.monotonic_ns() - started_ns) / 1e9)
@@ -55,6 +55,6 @@ class Slowed:
 
 
 def load(path: str, threads: int, config: str = "", gpu: GpuOptions | None = None) -> TimedBackend:
-    """The timed model of a JSON file, which says all (and sleeping needs no threads); raises ConfigError."""
+    """Load the timed model of a JSON file, which needs no configuration and no threads; raises ConfigError."""
     del threads, config, gpu
     return TimedBackend(read_timed_file(Path(path)))

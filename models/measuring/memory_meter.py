@@ -1,4 +1,4 @@
-"""How much memory a model takes, as far as somebody tells it."""
+"""Meters of the memory that a model takes."""
 
 import ctypes
 import os
@@ -6,68 +6,68 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from sluice.models.backends.process_family import family
+from sluice.models.processes import process_tree
 
-# glibc keeps what a model leaves behind until it is told not to; another C library has no such calls.
+# glibc keeps freed memory until `malloc_trim`; other C libraries have no such calls.
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 _mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
 _ARENA_MAX = -8
-"""Of mallopt: how many arenas there may be."""
+"""The option of mallopt that limits the number of arenas."""
 
 
 class MemoryMeter(Protocol):
-    """What is taken beyond what was taken when the meter was made."""
+    """Measures memory in use beyond the use when the meter was made."""
 
     def restart(self) -> None:
-        """Start the peak anew."""
+        """Reset the peak."""
         ...
 
     def peak_bytes(self) -> int | None:
-        """The most that was taken at a time since then; None where nobody tells."""
+        """The peak since then; None if it cannot be measured."""
         ...
 
 
-class HostMemory:
-    """The memory of this process and of those that it has started, which models in Python run in."""
+class HostMemoryMeter:
+    """The memory of this process and its descendants, in which Python models run."""
 
     def __init__(self) -> None:
         self.restart()
         self._base = _peak_bytes()
 
     def restart(self) -> None:
-        """Start the peak anew: loading may take twice the weights, which would hide what batches take.
+        """Reset the peak: loading may take twice the weights, which would hide the memory of batches.
 
-        What was freed goes back to the system first: the next model would be given it, and so seem to take nothing.
+        Freed memory is returned to the system first: otherwise the next model would reuse it and seem to take nothing.
         """
         trim()
-        for process in family(os.getpid()):
-            with suppress(OSError):  # a kernel that does not let us leaves a peak that is too high rather than too low
+        for process in process_tree(os.getpid()):
+            with suppress(OSError):  # without the permission the peak is too high, rather than too low
                 Path(f"/proc/{process}/clear_refs").write_text("5", encoding="ascii")
 
     def peak_bytes(self) -> int | None:
-        """The sum of the most that each process held."""
+        """The sum of the peaks of all processes."""
         return _peak_bytes() - self._base
 
 
 def share_one_arena() -> None:
-    """Have all threads allocate in one place; before there are others than the first one.
+    """Make all threads allocate in one arena; to be called while there is only the first thread.
 
-    Of what is free at the end of an arena that a thread has of its own, `trim` would give nothing back.
+    `trim` would not return the free end of a thread's own arena.
     """
     if _mallopt is not None:
         _mallopt(_ARENA_MAX, 1)
 
 
 def trim() -> None:
-    """Give what this process has freed back to the system."""
+    """Return the memory that this process has freed to the system."""
     if _trim is not None:
         _trim(ctypes.c_size_t(0))
 
 
 def _peak_bytes() -> int:
     peaks = []
-    for process in family(os.getpid()):
-        with suppress(OSError):  # it has ended
+    for process in process_tree(os.getpid()):
+        with suppress(OSError):  # the process has ended
             lines = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace").splitlines()
             peaks += [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")]
     return sum(peaks)

@@ -1,15 +1,15 @@
-"""What a model takes of memory, by the peaks of its batch sizes."""
+"""Estimates a model's memory from the peaks of its batch sizes."""
 
 from collections.abc import Sequence
 from itertools import combinations
 from statistics import median
 
 from sluice.models.measuring.memory_meter import MemoryMeter
-from sluice.models.profiles.model_memory import ModelMemory
+from sluice.models.profiles.measurement import ModelMemory
 
 
 class MemoryPeaks:
-    """The most that a model takes at each batch size, as `memory` tells it, whose base is what was taken before it."""
+    """A model's peak memory at each batch size, from `memory`, whose base was taken before the model was loaded."""
 
     def __init__(self, memory: MemoryMeter | None) -> None:
         self._memory = memory
@@ -25,8 +25,8 @@ class MemoryPeaks:
         if self._memory is not None and (peak := self._memory.peak_bytes()) is not None:
             self._points.append((rows, peak))
 
-    def line(self) -> ModelMemory | None:
-        """What is nearest to all sizes; None where nobody told."""
+    def model_memory(self) -> ModelMemory | None:
+        """The line through all peaks; None if nothing was measured."""
         if not self._points:
             return None
         row_bytes, rest_bytes = robust_line(self._points)
@@ -34,9 +34,9 @@ class MemoryPeaks:
 
 
 def robust_line(points: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    """Slope and intercept by Theil and Sen: medians over all pairs of points, which a few stray ones do not move.
+    """Slope and intercept by Theil and Sen: medians over all pairs of points, which a few outliers do not move.
 
-    One point by itself has slope 0.
+    A single point has slope 0.
     """
     slope = median([(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points, 2)] or [0.0])
     return slope, median(y - slope * x for x, y in points)

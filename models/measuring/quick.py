@@ -1,4 +1,4 @@
-"""The first latency table of a model: every batch size of its menu is warmed and timed when it is loaded."""
+"""The first latency table of a model: every batch size of its menu is warmed up and timed when it is loaded."""
 
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -17,11 +17,11 @@ from sluice.models.units import NS_PER_MS
 _T = TypeVar("_T")
 _BUDGET_NS = 250 * NS_PER_MS
 Shapes = Mapping[str, tuple[int, ...]]
-"""Item shapes by input: those that inputs of variable shape are given."""
+"""Item shapes for inputs of variable shape, by input."""
 
 
-def finish(steps: Generator[None, None, _T]) -> _T:
-    """Take all steps at once; returns what they come to."""
+def run_to_end(steps: Generator[None, None, _T]) -> _T:
+    """Run all steps; returns the result."""
     while True:
         try:
             next(steps)
@@ -30,7 +30,7 @@ def finish(steps: Generator[None, None, _T]) -> _T:
             return result
 
 
-def warming(
+def warm_up_steps(
     backend: Backend,
     batchable: bool,
     menu: Iterable[int],
@@ -39,14 +39,14 @@ def warming(
 ) -> Generator[None, None, None]:
     """Run every batch size of the menu once, one a step, so that no request pays for a first run.
 
-    It ends before the first size that there is no memory for. Raises BackendFailed, also when that is the first of all.
-    `peaks` are told what is taken meanwhile.
+    It ends before the first size that memory is too small for. Raises BackendFailed, also when that is the first size
+    of all. `peaks` measures the memory meanwhile.
     """
     for _ in _warm(backend, batchable, menu, shapes, peaks or MemoryPeaks(None)):
         yield
 
 
-def measuring(
+def measure_steps(
     backend: Backend,
     batchable: bool,
     menu: Iterable[int],
@@ -54,12 +54,12 @@ def measuring(
     shapes: Shapes | None = None,
     peaks: MemoryPeaks | None = None,
 ) -> Generator[None, None, LatencyTable]:
-    """Warm every batch size of the menu, time it, and return the medians; a step is one run.
+    """Warm up every batch size of the menu, time it, and return the medians; a step is one run.
 
-    Where it ends for want of memory, `peaks`, and what it raises, are as for `warming`. The inputs are zeros, with
-    variable dimensions of 1 where `shapes` has no other. A size takes a warming run and up to `repeats` timed ones, at
-    least one, of which no further begins after a quarter of a second; with one alone the warming run counts as well,
-    and of two medians the lower one. What happens between two steps does not count.
+    Running out of memory, `peaks` and errors are as for `warm_up_steps`. The inputs are zeros, with variable dimensions
+    of 1 unless `shapes` has others. A size gets a warm-up run and up to `repeats` timed ones, at least one, and no
+    further one after a quarter of a second. If there is only one, the warm-up run counts as well; of two medians the
+    lower one is taken. The time between two steps does not count.
     """
     cells: list[tuple[int, int]] = []
     for rows, inputs, warming_ns in _warm(backend, batchable, menu, shapes, peaks or MemoryPeaks(None)):
@@ -70,7 +70,7 @@ def measuring(
             backend.run(inputs)
             times.append(max(1, time.monotonic_ns() - started))
             yield
-        # One run may have been held up for longer than the budget, and a cell far too high is never found out.
+        # One run may have been delayed by more than the budget, and a cell far too high is never corrected.
         if len(times) == 1:
             times.append(warming_ns)
         cells.append((rows, sorted(times)[(len(times) - 1) // 2]))
@@ -78,14 +78,14 @@ def measuring(
 
 
 def measure_table(backend: Backend, batchable: bool, menu: Iterable[int], repeats: int = 5) -> LatencyTable:
-    """All of `measuring` at once."""
-    return finish(measuring(backend, batchable, menu, repeats))
+    """Run all of `measure_steps` at once."""
+    return run_to_end(measure_steps(backend, batchable, menu, repeats))
 
 
 def _warm(
     backend: Backend, batchable: bool, menu: Iterable[int], shapes: Shapes | None, peaks: MemoryPeaks
 ) -> Iterator[tuple[int, dict[str, Array], int]]:
-    """Each size that there is memory for, with inputs that have run once, and the nanoseconds that it took."""
+    """Yield each size that memory suffices for, with inputs that have run once, and the nanoseconds of that run."""
     for number, rows in enumerate(menu):
         peaks.begin()
         try:
@@ -93,7 +93,7 @@ def _warm(
             started = time.monotonic_ns()
             backend.run(inputs)
             took_ns = max(1, time.monotonic_ns() - started)
-        except Exception as error:  # of any backend
+        except Exception as error:  # backends raise any type
             if not number or not is_out_of_memory(error):
                 raise
             return
@@ -102,7 +102,7 @@ def _warm(
 
 
 def blank_batch(backend: Backend, batchable: bool, rows: int, shapes: Shapes | None = None) -> dict[str, Array]:
-    """Inputs of zeros, with variable dimensions of 1 where `shapes` has no other."""
+    """Inputs of zeros, with variable dimensions of 1 unless `shapes` has others."""
     known = shapes or {}
     return {tensor.name: _blank(tensor, batchable, rows, known.get(tensor.name)) for tensor in backend.inputs}
 

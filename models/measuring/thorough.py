@@ -1,4 +1,4 @@
-"""The thorough measurement of a model, for its profile: percentiles of latency, memory, times of loading."""
+"""The thorough measurement of a model for its profile: percentiles of latency, memory, and the time of loading."""
 
 import math
 import time
@@ -18,28 +18,28 @@ WARM_UP_RUNS = 3
 """Runs of a batch size before those that count."""
 MIN_RUNS, MAX_RUNS = 100, 1000
 LEAST_RUNS = 5
-"""Runs that count of a batch size whose time is up."""
+"""Counted runs of a batch size that has used up its time."""
 TIME_NS = 3 * NS_PER_S
-"""Time that no further run of a batch size begins after."""
+"""Time of a batch size after which no further run begins."""
 PRECISION = 0.02
 """Half the width of the median's 95 % confidence interval, relative to it, at which a batch size is settled."""
 _CHECK_RUNS = 50
 
 
-def profiling(
+def profile_steps(
     load: Callable[[], Backend],
     batchable: bool,
     batches: Sequence[int],
     memory: MemoryMeter,
     shapes: Shapes | None = None,
 ) -> Generator[None, None, Measurement]:
-    """Load a model and measure it at `batches`, ascending, a run a step; raises what `load` does and BackendFailed.
+    """Load a model and measure it at `batches`, ascending, a run a step; raises as `load` does, and BackendFailed.
 
-    To be called in a process that holds no other model, with a new meter of its memory. Inputs are as for
-    `quick.measuring`. A batch size is warmed and then run until its median is settled (see `settled`), at
+    Call it in a process that holds no other model, with a new meter of its memory. Inputs are as for
+    `quick.measure_steps`. A batch size is warmed up and then run until its median is settled (see `is_settled`), at
     least `MIN_RUNS` and at most `MAX_RUNS` times; one that takes too long for that is run for `TIME_NS`, at least
-    `LEAST_RUNS` times. It ends before the first size that there is no memory for, unless that is the first of all. All
-    figures are order statistics, which single disturbed runs do not move.
+    `LEAST_RUNS` times. The measurement ends before the first size that memory is too small for, unless it is the first
+    of all. All figures are order statistics, which single disturbed runs do not move.
     """
     started = time.monotonic_ns()
     backend = load()
@@ -63,7 +63,7 @@ def profiling(
         first_ns = first_ns or first
         cells.append(percentiles(rows, times))
         peaks.end(rows)
-    taken = peaks.line()
+    taken = peaks.model_memory()
     return Measurement(
         cells=tuple(cells),
         memory_rest_bytes=None if taken is None else taken.rest_bytes,
@@ -74,10 +74,10 @@ def profiling(
     )
 
 
-def settled(times_ns: Sequence[int]) -> bool:
-    """Whether the 95 % confidence interval of the median of ascending times is within `PRECISION` of it, both ways.
+def is_settled(times_ns: Sequence[int]) -> bool:
+    """Return whether the median of ascending times is known within `PRECISION` of it, at 95 % confidence.
 
-    The interval is that of the sign test: it holds for any distribution.
+    The confidence interval is that of the sign test: it holds for any distribution.
     """
     count = len(times_ns)
     margin = 0.98 * math.sqrt(count)
@@ -89,13 +89,13 @@ def settled(times_ns: Sequence[int]) -> bool:
 
 
 def percentiles(rows: int, times_ns: Sequence[int]) -> Cell:
-    """The cell of ascending times: a percentile is the smallest time that so many of the runs did not exceed."""
+    """The cell of ascending times: a percentile is the smallest time that enough of the runs did not exceed."""
     p50, p90, p99 = (times_ns[-(-len(times_ns) * percent // 100) - 1] for percent in (50, 90, 99))
     return Cell(rows, p50, p90, p99, len(times_ns))
 
 
 def _times_ns(backend: Backend, inputs: dict[str, Array]) -> Generator[None, None, list[int]]:
-    """Times of the runs that count, ascending, after the rest of those that warm up."""
+    """Ascending times of the counted runs, after the remaining warm-up runs."""
     for _ in range(WARM_UP_RUNS - 1):
         yield
         _run_ns(backend, inputs)
@@ -106,7 +106,7 @@ def _times_ns(backend: Backend, inputs: dict[str, Array]) -> Generator[None, Non
         times.append(_run_ns(backend, inputs))
         if len(times) >= LEAST_RUNS and time.monotonic_ns() - begun >= TIME_NS:
             break
-        if len(times) >= MIN_RUNS and len(times) % _CHECK_RUNS == 0 and settled(sorted(times)):
+        if len(times) >= MIN_RUNS and len(times) % _CHECK_RUNS == 0 and is_settled(sorted(times)):
             break
     return sorted(times)
 

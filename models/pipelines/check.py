@@ -1,4 +1,4 @@
-"""Check a pipeline as written against the models there are, and make of it what the rest of the system serves."""
+"""Checks a pipeline as written against the known models, and builds the pipeline that is served."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,17 +10,17 @@ from sluice.models.pipelines.combiners import FLOATS, check_weights, combined
 from sluice.models.pipelines.family import Family
 from sluice.models.pipelines.file import PipelineFile, StageFile
 from sluice.models.pipelines.graph import find_cycle, reachable, topological_order
-from sluice.models.pipelines.model_reference import find_model, there_are
+from sluice.models.pipelines.model_reference import expected_one_of, find_model
 from sluice.models.pipelines.pipeline import PLATFORM, REQUEST, Combiner, Pipeline, Stage, TensorSource, When
 from sluice.models.spec import ModelSpec
-from sluice.models.tensors.spec import TensorSpec, kind, merged_shape
+from sluice.models.tensors.spec import TensorSpec, describe, merged_shape
 
 _STAGE_NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 _VERSION = 1
 
 
 def single_model(spec: ModelSpec) -> Pipeline:
-    """The pipeline of one stage as which a model is served by itself."""
+    """The pipeline of one stage by which a model is served alone."""
     stage = Stage(
         spec.name, {tensor.name: TensorSource(REQUEST, tensor.name) for tensor in spec.inputs}, model=spec.key
     )
@@ -40,7 +40,7 @@ def single_model(spec: ModelSpec) -> Pipeline:
 
 
 def single_family(family: Family, models: Mapping[str, ModelSpec]) -> Pipeline:
-    """The pipeline of one stage as which a family is served by itself: by any of its variants, which `models` has."""
+    """The pipeline of one stage by which a family is served alone: any of its variants, all in `models`, runs it."""
     specs = [models[variant.model] for variant in family.variants]
     seen = msgspec.structs.replace(
         specs[0],
@@ -65,16 +65,16 @@ def check_pipeline(
     name: str,
     path: str,
 ) -> Pipeline:
-    """The pipeline `name`, checked against `models` (by key) and `families` (by name).
+    """Return the pipeline `name`, checked against `models` (by key) and `families` (by name).
 
-    Its inputs are what its stages take from the request; its version is 1. Raises ConfigError, whose message starts
-    with the place.
+    Its inputs are those that its stages take from the request; its version is 1. Raises ConfigError, whose message
+    starts with the place.
     """
     return _Check(file, models, families or {}, name, path).pipeline()
 
 
 class _Check:
-    """One check; the steps of `pipeline` rely on what the steps before them have established."""
+    """One check; each step of `pipeline` relies on the results of the steps before it."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class _Check:
         self._families = families
         self._name = name
         self._path = path
-        # The first of a stage's variants stands for all: they agree in all that is checked.
+        # The first of a stage's variants stands for all: they agree in everything that is checked.
         self._specs: dict[str, tuple[ModelSpec, ...]] = {}
         self._produced: dict[str, dict[str, TensorSpec]] = {}
         self._inputs: dict[str, TensorSpec] = {}
@@ -120,7 +120,7 @@ class _Check:
 
     def _check_names(self) -> None:
         if any(spec.name == self._name for spec in self._models.values()):
-            raise self._error("", f"there is already a model named '{self._name}'; expected a name of its own")
+            raise self._error("", f"there is already a model named '{self._name}'; expected another name")
         if self._file.slo_ms is not None and not 0 < self._file.slo_ms < math.inf:
             raise self._error("slo_ms", f"expected a finite number above 0, got {self._file.slo_ms}")
         if not 0 < self._file.weight < math.inf:
@@ -151,7 +151,7 @@ class _Check:
                 raise self._error(
                     f"stages.{name}.{'family' if stage.model is None else 'model'}",
                     f"model '{spec.key}' has no batch dimension; expected one in a pipeline of several "
-                    "stages, whose rows take different ways",
+                    "stages, whose rows take different paths",
                 )
         if not self._specs:
             raise self._error("stages", "expected at least one stage with a model")
@@ -159,7 +159,7 @@ class _Check:
     def _find_variants(self, at: str, name: str, min_accuracy: float | None) -> tuple[ModelSpec, ...]:
         """The models of a family that are accurate enough, the most accurate first."""
         if name not in self._families:
-            raise self._error(f"{at}.family", f"no family '{name}'; {there_are(sorted(self._families))}")
+            raise self._error(f"{at}.family", f"no family '{name}'; {expected_one_of(sorted(self._families))}")
         variants = self._families[name].variants
         if min_accuracy is not None:
             if not 0 <= min_accuracy <= 1:
@@ -174,7 +174,7 @@ class _Check:
         return tuple(self._models[variant.model] for variant in variants)
 
     def _find_needs(self) -> dict[str, list[str]]:
-        """What each stage needs; the graph has no cycle."""
+        """Return the stages that each stage needs; the graph has no cycle."""
         data = {name: [source.stage for _, source in _sources(stage)] for name, stage in self._stages.items()}
         needs: dict[str, list[str]] = {}
         for name, stage in self._stages.items():
@@ -200,14 +200,14 @@ class _Check:
 
     def _check_stage_exists(self, where: str, name: str) -> None:
         if name not in self._stages:
-            raise self._error(where, f"no stage '{name}'; {there_are(self._stages)}")
+            raise self._error(where, f"no stage '{name}'; {expected_one_of(self._stages)}")
 
     def _refuse_cycle(self, needs: Mapping[str, list[str]]) -> None:
         if cycle := find_cycle(needs):
             raise self._error("stages", f"cycle {' -> '.join(cycle)}; expected stages that only need earlier ones")
 
     def _check_stage(self, name: str, stage: StageFile) -> None:
-        """Check a stage whose sources have been checked, and note what it produces."""
+        """Check a stage whose sources have been checked, and note its outputs."""
         if stage.combine is not None:
             self._produced[name] = self._check_combiner(name, stage, stage.combine)
         else:
@@ -231,14 +231,14 @@ class _Check:
         for tensor_name, source in stage.inputs.items():
             where = f"stages.{name}.inputs.{tensor_name}"
             if tensor_name not in wanted:
-                raise self._error(where, f"model '{spec.key}' has no such input; {there_are(wanted)}")
+                raise self._error(where, f"model '{spec.key}' has no such input; {expected_one_of(wanted)}")
             sink = wanted[tensor_name]
             if source.stage == REQUEST:
                 self._take_from_request(where, source.tensor, sink)
                 continue
             given = self._tensor(where, source)
             if given.datatype != sink.datatype or merged_shape(given.shape, sink.shape) is None:
-                raise self._error(where, f"expected {kind(sink)}, but {source} is {kind(given)}")
+                raise self._error(where, f"expected {describe(sink)}, but {source} is {describe(given)}")
         for tensor_name in wanted:
             if tensor_name not in stage.inputs:
                 raise self._error(f"stages.{name}.inputs", f"input '{tensor_name}' of model '{spec.key}' is missing")
@@ -251,7 +251,7 @@ class _Check:
             return
         shape = merged_shape(known.shape, sink.shape)
         if known.datatype != sink.datatype or shape is None:
-            raise self._error(where, f"expected {kind(sink)}, but request.{name} is {kind(known)} elsewhere")
+            raise self._error(where, f"expected {describe(sink)}, but request.{name} is {describe(known)} elsewhere")
         self._inputs[name] = TensorSpec(name, sink.datatype, shape)
 
     def _check_combiner(self, name: str, stage: StageFile, combine: Combiner) -> dict[str, TensorSpec]:
@@ -280,12 +280,12 @@ class _Check:
         return msgspec.structs.replace(tensor, name=name)
 
     def _agreeing(self, where: str, sources: tuple[TensorSource, ...]) -> TensorSpec:
-        """The one kind of tensor that all of `sources` are."""
+        """The one datatype and shape that all of `sources` have."""
         first = self._tensor(where, sources[0])
         for source in sources:
             tensor = self._tensor(where, source)
             if (tensor.datatype, tensor.shape) != (first.datatype, first.shape):
-                raise self._error(where, f"{source} is {kind(tensor)}, but {sources[0]} is {kind(first)}")
+                raise self._error(where, f"{source} is {describe(tensor)}, but {sources[0]} is {describe(first)}")
         self._refuse_twice(where, sources)
         return first
 
@@ -298,7 +298,9 @@ class _Check:
         self._check_stage_exists(where, source.stage)
         produced = self._produced[source.stage]
         if source.tensor not in produced:
-            raise self._error(where, f"stage '{source.stage}' has no output '{source.tensor}'; {there_are(produced)}")
+            raise self._error(
+                where, f"stage '{source.stage}' has no output '{source.tensor}'; {expected_one_of(produced)}"
+            )
         return produced[source.tensor]
 
     def _check_reached(self, needs: Mapping[str, list[str]]) -> None:
@@ -345,7 +347,7 @@ def _model_stage(
 
 
 def _sources(stage: StageFile) -> list[tuple[str, TensorSource]]:
-    """The tensors a stage takes, each with its place in the stage."""
+    """The source tensors of a stage, each with its place in the stage."""
     if stage.combine is not None:
         return [(f"of.{index}", source) for index, source in enumerate(stage.of)]
     return [(f"inputs.{name}", source) for name, source in stage.inputs.items()]

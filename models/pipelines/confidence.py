@@ -1,4 +1,4 @@
-"""How sure a stage is of each row, from the probabilities it gave."""
+"""The confidence of a stage in each row, from its probabilities."""
 
 import numpy as np
 import numpy.typing as npt
@@ -10,10 +10,10 @@ Floats = npt.NDArray[np.float64]
 
 
 def confidence(probabilities: Array, kind: Confidence) -> Floats:
-    """One confidence in [0, 1] a row of `probabilities` (rows, *item), of any float dtype; an item is flattened.
+    """Return one confidence in [0, 1] a row of `probabilities` (rows, *item), of any float dtype; an item is flattened.
 
-    `max` is the largest probability, `margin` the largest minus the second (0 where there is none), `entropy` is
-    1 - H / ln K (K at least 2). A row with a NaN, or without classes, has confidence 0.
+    `max` is the largest probability, `margin` the largest minus the second (0 where there is none), `entropy` is 1 - H
+    / ln K (K at least 2). A row with a NaN, or without classes, has confidence 0.
     """
     rows = probabilities.shape[0]
     classes = probabilities.size // rows if rows else 0

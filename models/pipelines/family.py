@@ -1,4 +1,4 @@
-"""Families: `family.yaml` lists models that answer the same question, each as accurately as it is said to."""
+"""Families: `family.yaml` lists models that answer the same question, and the accuracy of each."""
 
 from collections.abc import Mapping
 
@@ -21,8 +21,8 @@ class Variant(msgspec.Struct, frozen=True):
 class Family(msgspec.Struct, frozen=True):
     """A checked family: its variants, at least one, the most accurate first.
 
-    They have inputs and outputs of the same names, datatypes and item shapes (not necessarily in the same order), and
-    all or none of them can be batched.
+    Their inputs and outputs have the same names, datatypes and item shapes (not necessarily in the same order), and all
+    or none of them can be batched.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Family(msgspec.Struct, frozen=True):
 
 
 def read_family(text: str, models: Mapping[str, ModelSpec], *, name: str, path: str) -> Family:
-    """The family `name` as the text of a `family.yaml` has it, checked against `models` (by key).
+    """Read the family `name` from the text of a `family.yaml`, checked against `models` (by key).
 
     Raises ConfigError, whose message starts with `path` and the place.
     """
@@ -65,7 +65,7 @@ class _Variant(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _difference(spec: ModelSpec, first: ModelSpec) -> str:
-    """How a model differs from the first of its family; "" if clients cannot tell them apart."""
+    """The difference between a model and the first of its family; "" if clients cannot tell them apart."""
     if spec.batchable != first.batchable:
         which = (spec, first) if spec.batchable else (first, spec)
         return f"'{which[0].key}' has a batch dimension, but '{which[1].key}' has none"

@@ -1,4 +1,4 @@
-"""The form of `pipeline.yaml`: what it may say, and errors that name the place in the file."""
+"""The format of `pipeline.yaml`; errors name the place in the file."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ class StageFile(msgspec.Struct, frozen=True):
 
 
 class PipelineFile(msgspec.Struct, frozen=True):
-    """A pipeline as written, in the file's order; nothing in it is checked against models yet."""
+    """A pipeline as written, in the file's order, not yet checked against models."""
 
     stages: dict[str, StageFile]
     outputs: dict[str, tuple[TensorSource, ...]]

@@ -1,13 +1,13 @@
-"""The graph of a pipeline's stages: their order, their cycles, and what depends on what."""
+"""The graph of a pipeline's stages: their order, cycles and dependencies."""
 
 from collections.abc import Collection, Iterable, Mapping
 
 Needs = Mapping[str, Collection[str]]
-"""For every stage, in the file's order, the stages it needs first."""
+"""The stages that each stage needs first, for every stage in the file's order."""
 
 
 def topological_order(needs: Needs) -> list[str]:
-    """The stages, each after those it needs, else in the given order; those on or behind a cycle are missing."""
+    """Return the stages, each after those it needs, else in the given order; those on or behind a cycle are missing."""
     order: list[str] = []
     while ready := next((name for name in needs if name not in order and set(needs[name]) <= set(order)), None):
         order.append(ready)
@@ -15,11 +15,11 @@ def topological_order(needs: Needs) -> list[str]:
 
 
 def find_cycle(needs: Needs) -> list[str] | None:
-    """A cycle in the direction the data takes, its first stage repeated at the end; None if there is none."""
+    """Return a cycle in the direction of the data, its first stage repeated at the end; None if there is none."""
     placed = set(topological_order(needs))
     if len(placed) == len(needs):
         return None
-    # Every stage that is left needs another one that is left, so walking back must meet itself.
+    # Every remaining stage needs another remaining one, so walking back must meet itself.
     walk = [next(name for name in needs if name not in placed)]
     while True:
         before = next(name for name in needs[walk[-1]] if name not in placed)
@@ -29,7 +29,7 @@ def find_cycle(needs: Needs) -> list[str] | None:
 
 
 def reachable(needs: Needs, begin: Iterable[str]) -> set[str]:
-    """The stages `begin` and all that they need, directly or not."""
+    """Return the stages `begin` and everything that they need, directly or not."""
     found: set[str] = set()
     waiting = list(begin)
     while waiting:

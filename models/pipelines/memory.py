@@ -1,4 +1,4 @@
-"""How much memory the tensors of a request take on its way through a pipeline."""
+"""The memory of a request's tensors on its way through a pipeline."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -10,18 +10,18 @@ from sluice.models.tensors.spec import TensorSpec, element_count
 
 
 class OutputMemory(NamedTuple):
-    """What the outputs of all stages take: `row_bytes` for one row, without the `variable` outputs of unknown size."""
+    """The memory of all stages' outputs: `row_bytes` for one row, without the `variable` outputs of unknown size."""
 
     row_bytes: int
     variable: int
 
     def output_bytes(self, rows: int, input_bytes: int) -> int:
-        """Bytes that all outputs of a request take; one of variable size is taken to be as large as the inputs."""
+        """Bytes of all outputs of a request; one of variable size is assumed to be as large as the inputs."""
         return rows * self.row_bytes + self.variable * input_bytes
 
 
 def output_memory(pipeline: Pipeline, models: Mapping[str, ModelSpec]) -> OutputMemory:
-    """What the stages of a checked pipeline take; `models` are the specs by key."""
+    """Return the memory of a checked pipeline's outputs; `models` are the specs by key."""
     made = _stage_outputs(pipeline, models)
     outputs = [tensor for stage in pipeline.stages for tensor in made[stage.name]]
     sized = [tensor for tensor in outputs if tensor.fixed and tensor.datatype.itemsize > 0]

@@ -1,4 +1,4 @@
-"""Models as files refer to them: by name and, unless the latest is meant, by version."""
+"""References to models in files: by name and, unless the latest is meant, by version."""
 
 from collections.abc import Iterable, Mapping
 
@@ -7,19 +7,21 @@ from sluice.models.spec import ModelSpec
 
 
 def find_model(models: Mapping[str, ModelSpec], name: str, version: int | None, path: str, at: str) -> ModelSpec:
-    """The model that is meant; raises ConfigError, whose message starts with `path` and the place in `at`."""
+    """Return the model that is meant; raises ConfigError, whose message starts with `path` and the place in `at`."""
     versions = {spec.version: spec for spec in models.values() if spec.name == name}
     if not versions:
         known = sorted({spec.name for spec in models.values()})
-        raise ConfigError(f"{path}: {at}.model: no model '{name}'; {there_are(known)}")
+        raise ConfigError(f"{path}: {at}.model: no model '{name}'; {expected_one_of(known)}")
     wanted = max(versions) if version is None else version
     if wanted not in versions:
         known = [str(each) for each in sorted(versions)]
-        raise ConfigError(f"{path}: {at}.version: model '{name}' has no version {wanted}; {there_are(known)}")
+        raise ConfigError(f"{path}: {at}.version: model '{name}' has no version {wanted}; {expected_one_of(known)}")
     return versions[wanted]
 
 
-def there_are(names: Iterable[str]) -> str:
-    """Words for what could have been meant."""
-    listed = ", ".join(names)
-    return f"there is {listed}" if listed else "there are none"
+def expected_one_of(names: Iterable[str]) -> str:
+    """The possible names, as the end of a message."""
+    listed = list(names)
+    if len(listed) < 2:
+        return f"expected {listed[0]}" if listed else "there are none"
+    return f"expected one of {', '.join(listed)}"

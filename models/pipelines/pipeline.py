@@ -1,4 +1,4 @@
-"""Pipelines: models and combiners in a graph, addressed by clients exactly like a model."""
+"""Pipelines: graphs of models and combiners, which clients address like a model."""
 
 import enum
 from collections.abc import Iterable
@@ -11,11 +11,11 @@ from sluice.models.tensors.spec import TensorSpec
 REQUEST = "request"
 """The name under which stages and outputs refer to the tensors of the request itself."""
 PLATFORM = "sluice_pipeline"
-"""What stands for the platform of a model where clients ask for that of a pipeline."""
+"""The platform that clients see for a pipeline."""
 
 
 class Confidence(enum.StrEnum):
-    """How sure a stage is of a row, in [0, 1], from a vector of probabilities; NaN counts as 0."""
+    """A measure of confidence in a row, in [0, 1], from a vector of probabilities; NaN counts as 0."""
 
     MAX = "max"
     MARGIN = "margin"
@@ -23,7 +23,7 @@ class Confidence(enum.StrEnum):
 
 
 class Combiner(enum.StrEnum):
-    """Ways to join the answers of an ensemble's members."""
+    """Ways to combine the answers of an ensemble's members."""
 
     MEAN = "mean"
     MOST_CONFIDENT = "most_confident"
@@ -33,19 +33,19 @@ class Combiner(enum.StrEnum):
 
 
 class Late(enum.StrEnum):
-    """What happens to a request that can no longer meet its deadline: it is still answered, or given up at once."""
+    """The fate of a request that can no longer meet its deadline: it is still served, or dropped at once."""
 
     SERVE = "serve"
     EVICT = "evict"
 
 
 def batch_key(item_shapes: Iterable[tuple[str, tuple[int, ...]]]) -> str:
-    """What tells requests apart that cannot share a batch, from (name, item shape) of the inputs of variable shape."""
+    """The key of requests that may share a batch, from (name, item shape) of the inputs of variable shape."""
     return ";".join(f"{name}={','.join(map(str, shape))}" for name, shape in item_shapes)
 
 
 class TensorSource(msgspec.Struct, frozen=True):
-    """Where a tensor comes from: `stage` names a stage, or is `request`."""
+    """The origin of a tensor: `stage` names a stage, or is `request`."""
 
     stage: str
     tensor: str
@@ -66,10 +66,10 @@ class When(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Stage(msgspec.Struct, frozen=True):
     """A checked stage: either `model` (a key such as `mlp:1`) or `combine` is set.
 
-    It runs for the rows for which all its sources ran and, with `when`, whose confidence is below the threshold.
-    A combiner's inputs are named "0", "1", …; its one output is named like the tensor of its first source. `weights`
-    are those of a weighted mean. `variants` are all models that may run the stage, the most accurate, which is
-    `model`, first; empty when there is no choice.
+    It runs for the rows for which all its sources ran and, with `when`, whose confidence is below the threshold. A
+    combiner's inputs are named "0", "1", …; its one output is named like the tensor of its first source. `weights` are
+    those of a weighted mean. `variants` are all models that may run the stage, the most accurate, which is `model`,
+    first; empty when there is no choice.
     """
 
     name: str
@@ -82,18 +82,18 @@ class Stage(msgspec.Struct, frozen=True):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The keys of the models of which any may run the stage; empty for a combiner."""
+        """The keys of the models that may run the stage; empty for a combiner."""
         return self.variants or (() if self.model is None else (self.model,))
 
 
 class Pipeline(msgspec.Struct, frozen=True):
-    """A checked pipeline; a model served by itself is a pipeline of one stage that bears the model's name.
+    """A checked pipeline; a model served alone is a pipeline of one stage with the model's name.
 
     `stages` are in topological order. `sources` names, for every output, the stages that may have produced it: row i
-    comes from the first source that ran it. `max_batch_size` bounds a request's rows (the smallest of its models; 0
-    when the one model it consists of is not batchable). `weight` is its share of a model that other pipelines use, too,
-    against their weights. `config` is its configuration as Triton prints it in JSON; "" without a `config.pbtxt`.
-    `response_cache` says that answers may be given again to requests with equal inputs.
+    comes from the first source that ran it. `max_batch_size` limits a request's rows (the smallest of its models; 0 if
+    its one model is not batchable). `weight` is its share of a model that other pipelines use as well, relative to
+    their weights. `config` is its configuration as Triton prints it in JSON; "" without a `config.pbtxt`. With
+    `response_cache`, answers may be reused for requests with equal inputs.
     """
 
     name: str
@@ -113,14 +113,14 @@ class Pipeline(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """The name under which the scheduler knows this revision, e.g. `digits-cascade:1`."""
+        """The name of this revision in the scheduler, e.g. `digits-cascade:1`."""
         return revision_key(self.name, self.version, self.revision)
 
     @property
     def batchable(self) -> bool:
-        """Whether the tensors carry a batch dimension in front."""
+        """Return whether the tensors have a batch dimension in front."""
         return self.max_batch_size > 0
 
     def wire_shape(self, tensor: TensorSpec) -> tuple[int, ...]:
-        """The shape the protocol shows for one of the pipeline's tensors."""
+        """The shape of one of the pipeline's tensors in the protocol."""
         return (-1, *tensor.shape) if self.batchable else tensor.shape

@@ -1,1 +1,1 @@
-"""TODO models/profiles."""
+"""Profiles: measured or simulated latency and memory of models, by kind of partition."""

@@ -28,7 +28,7 @@ _SELDOM = ("no_memory_batch", "unenforced")
 COLUMNS = (*_ENTRY, *_CELL, *_SELDOM)
 
 _BETWEEN = "; "
-"""What stands between the reasons of `unenforced`."""
+"""The separator of the reasons in `unenforced`."""
 
 _PLACE = re.compile(r"(?P<what>.*) - at `\$\.(?P<column>\w+)`", re.DOTALL)
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
@@ -46,7 +46,7 @@ def write_csv(path: Path, profile: ModelProfile) -> None:
 
 
 def read_csv(path: Path) -> ModelProfile:
-    """Read what `write_csv` writes, columns in any order; raises ConfigError, with the line and the column."""
+    """Read the output of `write_csv`, columns in any order; raises ConfigError, with the line and the column."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
@@ -72,7 +72,7 @@ def read_csv(path: Path) -> ModelProfile:
 
 
 def _convert(row: dict[str, str | None], form: type[Any], path: Path, line: int, **more: object) -> Any:
-    """A struct out of a line's fields."""
+    """Convert a line's fields to a struct."""
     fields = {column: _value(column, text) for column, text in row.items()}
     try:
         return msgspec.convert({**fields, **more}, form)

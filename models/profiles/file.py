@@ -27,11 +27,11 @@ class ProfileMissing(ConfigError):
 
 
 class ProfileStale(ConfigError):
-    """There is a profile, but of other hardware or of another model file."""
+    """The profile was measured on other hardware, or with another model file."""
 
 
 class FigureSource(enum.StrEnum):
-    """Where figures come from."""
+    """The source of figures."""
 
     MEASURED = "measured"
     SIMULATED = "simulated"
@@ -40,7 +40,7 @@ class FigureSource(enum.StrEnum):
 class ProfileEntry(Measurement, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A measurement of the model file `sha256` on partitions of one `kind` of the hardware `fingerprint`.
 
-    `unenforced` are the reasons why the partition that it was measured on did not hold; none where it was proved.
+    `unenforced` are the reasons why the measured partition was not enforced; none if it was.
     """
 
     fingerprint: str
@@ -56,20 +56,20 @@ class ProfileEntry(Measurement, frozen=True, forbid_unknown_fields=True, kw_only
 
     @property
     def label(self) -> str:
-        """The kind, marked where the figures are simulated, or those of a partition that did not hold."""
+        """The kind, marked if the figures are simulated or the partition was not enforced."""
         if self.source is FigureSource.SIMULATED:
             return f"{self.kind} SIMULATED"
         return f"{self.kind} UNENFORCED" if self.unenforced else self.kind
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Those of the measurement, and why the partition did not hold."""
+        """The warnings of the measurement, and the reasons why the partition was not enforced."""
         reasons = tuple(f"the partition did not hold: {reason}" for reason in self.unenforced)
         return (*super().warnings, *reasons)
 
 
 class ModelProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """All entries of one model, at most one a fingerprint and kind."""
+    """All entries of one model, at most one for each fingerprint and kind."""
 
     format: int = FORMAT
     entries: tuple[ProfileEntry, ...]
@@ -90,19 +90,21 @@ class ModelProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         found = tuple(entry for entry in self.entries if entry.kind == kind)
         if not found:
             kinds = ", ".join(sorted({entry.kind for entry in self.entries}))
-            raise ProfileMissing(f"there is no profile for partitions of kind {kind}; there are {kinds or 'none'}")
+            raise ProfileMissing(
+                f"there is no profile for partitions of kind {kind}; the profile has {kinds or 'none'}"
+            )
         return ModelProfile(entries=found)
 
     def entry(self, kind: str) -> ProfileEntry:
-        """The entry of a kind, rather a measured than a simulated one; raises as `of_kind`."""
+        """The entry of a kind, preferably a measured one; raises as `of_kind`."""
         return min(self.of_kind(kind).entries, key=lambda entry: entry.source is FigureSource.SIMULATED)
 
     def table(self, kind: str, percentile: int) -> LatencyTable:
-        """The latency table of a kind at 50, 90 or 99 %; raises as `entry`. To be asked of a `usable` profile."""
+        """The latency table of a kind at 50, 90 or 99 %; raises as `entry`. The profile must be a `usable` one."""
         return self.entry(kind).table(percentile)
 
     def usable(self, fingerprint: str, sha256: str) -> "ModelProfile":
-        """The entries for this model file of this hardware, or simulated; raises ProfileStale if none is left."""
+        """The entries for this model file on this hardware, or simulated; raises ProfileStale if there are none."""
         here = [entry for entry in self.entries if entry.fingerprint in (fingerprint, SIMULATED)]
         usable = tuple(entry for entry in here if entry.sha256 == sha256)
         if not usable:
@@ -116,7 +118,7 @@ class ModelProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 def profile_path(model: Path, name: str) -> Path:
-    """Where a model's profile lies: `profile.json` in a repository's version directory, else `NAME.profile.json`."""
+    """The path of a model's profile: `profile.json` in a repository's version directory, else `NAME.profile.json`."""
     in_repository = _VERSION.fullmatch(model.parent.name) and model.name.startswith("model.")
     return model.with_name("profile.json" if in_repository else f"{name}.profile.json")
 
@@ -137,7 +139,7 @@ _decode_profile = msgspec.json.Decoder(ModelProfile).decode
 
 
 def read_profile(path: Path) -> ModelProfile:
-    """Read a profile; raises ProfileMissing where there is none, ConfigError (`path: where: what`) if it is wrong."""
+    """Read a profile; raises ProfileMissing if there is none, ConfigError (`path: where: what`) if it is wrong."""
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
@@ -153,11 +155,11 @@ def read_profile(path: Path) -> ModelProfile:
         match = _PLACE.fullmatch(str(error))
         raise ConfigError(f"{path}: {match['where']}: {match['what']}" if match else f"{path}: {error}") from error
     except (UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: not JSON that can be read: {error}") from error
+        raise ConfigError(f"{path}: not valid JSON: {error}") from error
 
 
 def write_profile(path: Path, profile: ModelProfile) -> None:
-    """Replace the file at once, so that a reader sees the old profile or the new one; raises OSError."""
+    """Replace the file atomically, so that a reader sees the old profile or the new one; raises OSError."""
     data = msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n"
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:

@@ -1,4 +1,4 @@
-"""What hardware and runtime a profile was measured on, in words that can be compared and read."""
+"""Identifies the hardware and runtime of a measurement, in words that can be compared and read."""
 
 import os
 import platform
@@ -6,14 +6,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 SIMULATED = "simulated"
-"""Stands in the place of a fingerprint for figures that were computed and not measured."""
+"""The fingerprint of figures that were computed, not measured."""
 
 
-def fingerprint() -> str:
-    """The machine's processor, its cores, the version of ONNX Runtime, and its GPUs where there are some.
+def hardware_id() -> str:
+    """The machine's processor, its cores, the version of ONNX Runtime, and its GPUs if it has any.
 
-    For example `AMD EPYC | 2 cores | onnxruntime 1.32.0`. Cores are all of the machine's, online or not given to this
-    process; a partition's own number of cores is in its kind.
+    For example `AMD EPYC | 2 cores | onnxruntime 1.32.0`. Cores are all of the machine's, online or not available to
+    this process; a partition's own number of cores is in its kind.
     """
     parts = [cpu_model(), f"{os.cpu_count()} cores", f"onnxruntime {_runtime_version()}", *gpu_models()]
     return " | ".join(parts)

@@ -1,4 +1,4 @@
-"""What is known of a model's speed: a table of measured latencies, one cell a batch size."""
+"""The latency of a model as a table of measurements, one cell a batch size."""
 
 from bisect import bisect_left
 
@@ -8,10 +8,10 @@ from sluice.models.errors import ConfigError
 
 
 class LatencyTable(msgspec.Struct, frozen=True):
-    """Latency of one model on one kind of partition.
+    """The latency of one model on one kind of partition.
 
     `cells` maps batch sizes, ascending, to nanoseconds. A size that was not measured takes the next larger measured
-    cell: matrix products step between sizes, so a straight line through two points mispredicts.
+    cell: the time of matrix products grows in steps, so interpolation would mispredict.
     """
 
     cells: tuple[tuple[int, int], ...]
@@ -29,6 +29,6 @@ class LatencyTable(msgspec.Struct, frozen=True):
         return cls(tuple((size, round(cells[size] * 1e6)) for size in sorted(cells)))
 
     def latency_ns(self, rows: int) -> int:
-        """Latency of a batch of `rows` rows: the next larger measured cell, or the largest there is."""
+        """Latency of a batch of `rows` rows: the next larger measured cell, or the largest cell."""
         index = bisect_left(self.cells, (rows, 0))
         return self.cells[min(index, len(self.cells) - 1)][1]

@@ -1,4 +1,4 @@
-"""What measuring a model comes to: percentiles of its latency by batch size, memory, times of loading (types only)."""
+"""The result of measuring a model: percentiles of latency by batch size, memory, time of loading (types only)."""
 
 from itertools import pairwise
 from typing import Annotated
@@ -16,6 +16,17 @@ _Latency = Annotated[int, msgspec.Meta(ge=1, le=365 * 86_400 * NS_PER_S)]
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
+class ModelMemory(msgspec.Struct, frozen=True, array_like=True):
+    """A batch of b rows takes `rest_bytes + b * row_bytes` beyond the memory of the process without the model."""
+
+    rest_bytes: int
+    row_bytes: int = 0
+
+    def of(self, rows: int) -> int:
+        """Bytes of the model in batches of that many rows."""
+        return self.rest_bytes + rows * self.row_bytes
+
+
 class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Percentiles of the latency of one batch size over `samples` runs (0: simulated)."""
 
@@ -31,11 +42,11 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What one process found out about a model; None is what was not measured.
+    """The measurements of a model by one process; None was not measured.
 
-    A batch of b rows takes `memory_rest_bytes + b * memory_row_bytes` beyond what a process takes without the model.
-    `warm_up_ns` is how much longer than usual the first run after a load takes; `no_memory_batch` is the batch size
-    that there was no memory for, after which no larger one was tried.
+    A batch of b rows takes `memory_rest_bytes + b * memory_row_bytes` beyond the memory of the process without the
+    model. `warm_up_ns` is the extra time of the first run after a load; `no_memory_batch` is the batch size that memory
+    was too small for, after which no larger one was tried.
     """
 
     cells: tuple[Cell, ...]
@@ -51,14 +62,14 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise ValueError(f"expected cells with ascending batch sizes, got {sizes}")
 
     def table(self, percentile: int) -> LatencyTable:
-        """The latencies at a percentile, which is one of `PERCENTILES`."""
+        """The latencies at a percentile, which must be one of `PERCENTILES`."""
         if percentile not in PERCENTILES:
-            raise ConfigError(f"percentile {percentile}: profiles have {', '.join(map(str, PERCENTILES))}")
+            raise ConfigError(f"percentile: expected one of {', '.join(map(str, PERCENTILES))}, got {percentile}")
         return LatencyTable(tuple((cell.batch, getattr(cell, f"p{percentile}_ns")) for cell in self.cells))
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences on what is odd but usable. Larger batches whose median is lower stay as they are."""
+        """Sentences on odd but usable figures. A larger batch with a lower median is kept as it is."""
         quicker = tuple(
             f"batch {larger.batch} is quicker than batch {smaller.batch} at the median "
             f"({larger.p50_ns} against {smaller.p50_ns} ns)"

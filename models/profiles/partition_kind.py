@@ -1,4 +1,4 @@
-"""Kinds of partitions by name: partitions of one kind are equally fast, so that a latency table is of a kind."""
+"""Names of kinds of partitions. Partitions of one kind are equally fast, so a latency table belongs to a kind."""
 
 import re
 from typing import NamedTuple
@@ -11,7 +11,7 @@ _KIND = re.compile(
 
 
 class PartitionKind(NamedTuple):
-    """What a name says: so many `cores` and how much slower they are, a MIG `profile`, or `percent` of a GPU by MPS."""
+    """The parts of a name: `cores` and their slowdown, a MIG `profile`, or the `percent` of a GPU under MPS."""
 
     cores: int = 0
     slowdown: float = 1.0
@@ -20,7 +20,7 @@ class PartitionKind(NamedTuple):
 
 
 def parse_kind(name: str) -> PartitionKind | None:
-    """What `cpu2`, `cpu1/x3`, `mig-1g`, `mig-1g.10gb` or `mps-20` stands for; None for what is no such name."""
+    """Parse a name such as `cpu2`, `cpu1/x3`, `mig-1g`, `mig-1g.10gb` or `mps-20`; None for any other text."""
     match = _KIND.fullmatch(name)
     if match is None:
         return None

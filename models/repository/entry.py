@@ -1,4 +1,4 @@
-"""An entry of a model repository from outside: what it needs of others, and whether it has changed."""
+"""A repository entry from outside: the entries that it needs, and the stamps that show whether it has changed."""
 
 import os
 from collections.abc import Mapping
@@ -10,15 +10,15 @@ from sluice.models.pipelines.file import decode_pipeline
 from sluice.models.repository.scan import CONFIG_FILE, FAMILY_FILE, PIPELINE_FILE
 from sluice.models.yaml_file import load_yaml
 
-Fingerprint = Mapping[str, frozenset[tuple[str, int, int]]]
-"""By the name of a version or file in an entry: (path, time of last change in nanoseconds, bytes) of each file."""
+FileStamps = Mapping[str, frozenset[tuple[str, int, int]]]
+"""(path, time of last change in nanoseconds, bytes) of each file, by the version or file of the entry."""
 
 _PASSED_OVER = ("__pycache__",)
 _PROFILE = "profile.json"
 
 
-def fingerprint(entry: Path) -> Fingerprint:
-    """What tells whether files of an entry have come, gone or changed; what Sluice writes there itself does not count.
+def file_stamps(entry: Path) -> FileStamps:
+    """Return stamps that change with the files of an entry; files that Sluice writes do not count.
 
     Raises OSError for an entry that cannot be read.
     """
@@ -32,7 +32,7 @@ def fingerprint(entry: Path) -> Fingerprint:
 def needed_names(entry: Path, config: str = "") -> frozenset[str]:
     """The names of the models and families that a pipeline, a family or an ensemble refers to; none for a model.
 
-    `config` is a configuration in JSON that stands for that of the entry. What cannot be read needs nothing.
+    `config` is a configuration in JSON that replaces that of the entry. An unreadable entry needs nothing.
     """
     try:
         if (path := entry / PIPELINE_FILE).exists():
@@ -43,7 +43,7 @@ def needed_names(entry: Path, config: str = "") -> frozenset[str]:
         if config or (path := entry / CONFIG_FILE).exists():
             return _models_of_ensemble(config, entry / CONFIG_FILE)
     except (ConfigError, OSError, UnicodeDecodeError):
-        pass  # whoever reads the entry tells what is wrong
+        pass  # reading the entry reports the error
     return frozenset()
 
 
@@ -60,7 +60,7 @@ def _files(directory: Path) -> list[Path]:
 def _stamp(path: Path) -> tuple[int, int]:
     try:
         status = path.stat()
-    except FileNotFoundError:  # it went meanwhile, or is a link to nowhere
+    except FileNotFoundError:  # it has just been deleted, or is a broken link
         return 0, 0
     return status.st_mtime_ns, status.st_size
 

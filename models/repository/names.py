@@ -1,4 +1,4 @@
-"""What may be the name of a model or a pipeline."""
+"""Names of models and pipelines."""
 
 import re
 
@@ -9,7 +9,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 def check_name(place: object, name: str) -> None:
-    """Raise ConfigError, which begins with `place`, for what cannot name a model or a pipeline."""
+    """Raise ConfigError, whose message starts with `place`, for an invalid name of a model or a pipeline."""
     if not _NAME.fullmatch(name) or name == REQUEST:
         raise ConfigError(
             f"{place}: '{name}' cannot name a model or a pipeline; expected letters, digits, '_', '.' and '-', "

@@ -1,4 +1,4 @@
-"""The model repository as Triton lays it out, `<name>/<version>/model.onnx`; pipelines and families beside them."""
+"""Reads a model repository in Triton's layout, `<name>/<version>/model.onnx`, with pipelines and families."""
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,7 +17,7 @@ from sluice.models.repository.names import check_name
 from sluice.models.spec import ModelSpec
 from sluice.models.triton_config import onnx_file, timed_file
 from sluice.models.triton_config.check import PLATFORMS, check_config
-from sluice.models.triton_config.ensemble_nesting import inner_first
+from sluice.models.triton_config.ensemble_nesting import nesting_order
 from sluice.models.triton_config.file_tensors import FileTensors
 from sluice.models.triton_config.instance_groups import CPU
 from sluice.models.triton_config.model_config import TritonModelConfig, VersionPolicy
@@ -28,13 +28,13 @@ FAMILY_FILE = "family.yaml"
 CONFIG_FILE = "config.pbtxt"
 
 REMOTE = "remote"
-"""What stands for the backend of a model that has no file here."""
+"""The backend of a model that has no file here."""
 
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
 
 class _Format(NamedTuple):
-    """A kind of model file; `read_tensors` is None where only a configuration says what its tensors are."""
+    """A kind of model file; `read_tensors` is None if only a configuration says what its tensors are."""
 
     suffix: str
     backend: str
@@ -47,13 +47,13 @@ _FORMATS = (
     _Format(".py", "python", None),
 )
 MODEL_SUFFIXES = tuple(form.suffix for form in _FORMATS)
-"""How the names of model files end."""
+"""The endings of model files' names."""
 
 
 class ModelEntry(NamedTuple):
     """A model version that can be loaded: `backend` names the module of `sluice.models.backends` that runs `path`.
 
-    A `REMOTE` one is run by another server only, whose place `path` stands for.
+    A `REMOTE` model runs on another server only, whose address takes the place of `path`.
     """
 
     spec: ModelSpec
@@ -61,10 +61,10 @@ class ModelEntry(NamedTuple):
     backend: str
 
 
-class Broken(NamedTuple):
-    """Something in the repository that cannot be served; `version` is None for a pipeline, a family, a whole model.
+class BrokenEntry(NamedTuple):
+    """An entry that cannot be served; `version` is None for a pipeline, a family or a whole model.
 
-    `unsupported` says that there is nothing wrong with it but its kind.
+    With `unsupported`, nothing but its kind is wrong.
     """
 
     name: str
@@ -73,16 +73,16 @@ class Broken(NamedTuple):
     unsupported: bool = False
 
     @classmethod
-    def of(cls, name: str, error: ConfigError, version: int | None = None) -> "Broken":
-        """What an error says of something."""
+    def of(cls, name: str, error: ConfigError, version: int | None = None) -> "BrokenEntry":
+        """Make it from an error."""
         return cls(name, version, str(error), isinstance(error, UnsupportedModel))
 
 
 class Selection(NamedTuple):
-    """What of a repository is read, by name, and as which revision; by default all there is.
+    """The part of a repository to read, by name, and its revision; everything by default.
 
-    `configs` are configurations in JSON, and `directories` whole entries, that stand for those in the repository;
-    `kept` are versions, by `name:version`, that are not read again.
+    `configs` are configurations in JSON, and `directories` whole entries, that replace those in the repository; the
+    versions of `kept`, by `name:version`, are not read again.
     """
 
     names: Collection[str] | None = None
@@ -92,19 +92,19 @@ class Selection(NamedTuple):
     kept: Mapping[str, ModelEntry] = {}
 
 
-ALL = Selection()
+EVERYTHING = Selection()
 
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """What directories hold: model versions by key (`mlp:1`), pipelines by name, and what is broken, with reasons.
+    """The contents of directories: model versions by key (`mlp:1`), pipelines by name, and broken entries with reasons.
 
-    A family is a pipeline, too: of one stage, which any of its models may run.
+    A family is a pipeline as well: of one stage, which any of its models may run.
     """
 
     models: dict[str, ModelEntry]
     pipelines: dict[str, Pipeline]
-    broken: tuple[Broken, ...]
+    broken: tuple[BrokenEntry, ...]
 
     @classmethod
     def scan(
@@ -113,16 +113,15 @@ class Repository:
         max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
         max_batch_sizes: Mapping[str, int] | None = None,
         remote: Mapping[str, ModelEntry] | None = None,
-        selection: Selection = ALL,
+        selection: Selection = EVERYTHING,
         kinds: Collection[str] = (CPU,),
     ) -> "Repository":
-        """Read every entry that is selected; one that is broken never stops the rest, nor does a name that two have.
+        """Read every selected entry; a broken entry does not stop the rest, nor does a name that is used twice.
 
-        `max_batch_sizes` overrides `max_batch_size` for the models it names. Files in a directory itself, hidden
+        `max_batch_sizes` overrides `max_batch_size` for the models it names. Files directly in a directory, hidden
         directories and version directories that are not plain positive numbers are ignored, as Triton does. `remote`
-        are models by key that have no file here, which pipelines may use as well. `kinds` are what the partitions are,
-        as instance groups call it. Raises ConfigError if there is no
-        such directory.
+        are models by key without a file here, which pipelines may use as well. `kinds` are the kinds of the partitions,
+        as instance groups call them. Raises ConfigError if a directory does not exist.
         """
         reading = _Reading(BatchLimits(max_batch_size, max_batch_sizes or {}), selection, kinds)
         models = dict(remote or {})
@@ -143,9 +142,9 @@ class Repository:
                 else:
                     reading.model(entry, config, models, broken)
             except ConfigError as error:
-                broken.append(Broken.of(entry.name, error))
+                broken.append(BrokenEntry.of(entry.name, error))
         inner: dict[str, Pipeline | None] = {}
-        for name, problem in inner_first({name: config for name, (_, config) in ensembles.items()}).items():
+        for name, problem in nesting_order({name: config for name, (_, config) in ensembles.items()}).items():
             entry, config = ensembles[name]
             inner[name] = None
             try:
@@ -153,7 +152,7 @@ class Repository:
                     raise ConfigError(f"{entry / CONFIG_FILE}: ensemble_scheduling: {problem}")
                 pipelines[name] = inner[name] = _read_ensemble(entry, config, models, inner)
             except ConfigError as error:
-                broken.append(Broken.of(name, error))
+                broken.append(BrokenEntry.of(name, error))
         specs = _specs(models)
         alone = {name: single_family(family, specs) for name, family in families.items()}
         found = {
@@ -164,14 +163,14 @@ class Repository:
 
 
 class BatchLimits(NamedTuple):
-    """The maximum batch size of models that do not say any, and by name what bounds that of others, too."""
+    """The maximum batch size of models that set none, and by name the limit of others."""
 
     default: int
     by_name: Mapping[str, int]
 
 
 def name_of_file(path: Path) -> str:
-    """The name of a model that is served without a repository: its file's, less the format's ending."""
+    """The name of a model that is served without a repository: its file's name without the format's ending."""
     name = path.name
     for form in _FORMATS:
         name = name.removesuffix(form.suffix)
@@ -190,13 +189,13 @@ def entry_of_file(path: Path, max_batch_size: int = DEFAULT_MAX_BATCH_SIZE) -> M
 
 
 class _Reading(NamedTuple):
-    """How entries are read."""
+    """The options of a scan."""
 
     limits: BatchLimits
     selection: Selection
     kinds: Collection[str]
 
-    def entries(self, directories: Sequence[Path]) -> tuple[list[Path], list[Broken]]:
+    def entries(self, directories: Sequence[Path]) -> tuple[list[Path], list[BrokenEntry]]:
         """The selected entries, and the names that several directories have."""
         replaced, names = self.selection.directories, self.selection.names
         found = {name: [path] for name, path in replaced.items()}
@@ -207,7 +206,7 @@ class _Reading(NamedTuple):
                 if entry.is_dir() and entry.name[0] != "." and entry.name not in replaced:
                     found.setdefault(entry.name, []).append(entry)
         twice = [
-            Broken(name, None, f"{paths[0]} and {paths[1]}: expected one model or pipeline of that name")
+            BrokenEntry(name, None, f"{paths[0]} and {paths[1]}: expected one model or pipeline of that name")
             for name, paths in sorted(found.items())
             if len(paths) > 1
         ]
@@ -219,7 +218,7 @@ class _Reading(NamedTuple):
         override = self.selection.configs.get(entry.name)
         if override is None and not path.exists():
             return None
-        # What reads it takes long to import, and many repositories do without.
+        # The decoder is slow to import, and many repositories have no configurations.
         from sluice.models.triton_config.pbtxt import decode_config, decode_config_json
 
         try:
@@ -233,7 +232,7 @@ class _Reading(NamedTuple):
         return config
 
     def model(
-        self, entry: Path, config: TritonModelConfig | None, models: dict[str, ModelEntry], broken: list[Broken]
+        self, entry: Path, config: TritonModelConfig | None, models: dict[str, ModelEntry], broken: list[BrokenEntry]
     ) -> None:
         """Add the versions of one model to `models`, or to `broken`."""
         versions = _versions(entry)
@@ -254,7 +253,7 @@ class _Reading(NamedTuple):
                     model = model._replace(spec=spec)
                 models[model.spec.key] = model
             except ConfigError as error:
-                broken.append(Broken.of(entry.name, error, version))
+                broken.append(BrokenEntry.of(entry.name, error, version))
 
 
 def _versions(entry: Path) -> list[int]:
@@ -262,7 +261,7 @@ def _versions(entry: Path) -> list[int]:
 
 
 def _served(versions: list[int], policy: VersionPolicy | None) -> list[int]:
-    """The versions that a policy selects: the latest one, unless it says otherwise."""
+    """The versions that a policy selects: the latest one by default."""
     if policy is None or (policy.all is None and policy.specific is None):
         return versions[-(policy.latest.num_versions if policy is not None and policy.latest is not None else 1) :]
     return versions if policy.specific is None else sorted(set(policy.specific.versions))
@@ -287,7 +286,7 @@ def _read_version(
             kinds=kinds,
         )
     elif form.read_tensors is None:
-        raise ConfigError(f"{path}: expected a {entry / CONFIG_FILE} that says what its inputs and outputs are")
+        raise ConfigError(f"{path}: expected a {entry / CONFIG_FILE} with its inputs and outputs")
     else:
         spec = form.read_tensors(path).spec(entry.name, version, most_rows or limits.default)
     return ModelEntry(spec, path, form.backend)
@@ -333,7 +332,7 @@ def _read_pipeline(entry: Path, models: Mapping[str, ModelEntry], families: Mapp
 
 
 def _read_text(path: Path) -> str:
-    """The text of a file that has its directory to itself."""
+    """The text of a file that must be alone in its directory."""
     if any(child.is_dir() and _VERSION.fullmatch(child.name) for child in path.parent.iterdir()):
         raise ConfigError(f"{path}: the directory also holds versions of a model, which would have the same name")
     if (path.parent / CONFIG_FILE).exists():

@@ -1,1 +1,1 @@
-"""TODO models/tensors."""
+"""Tensors: datatypes, shapes, and arrays in the wire form of the protocol."""

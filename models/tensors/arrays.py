@@ -52,12 +52,12 @@ class WireBytes:
 
 
 def numpy_dtype(datatype: DataType) -> np.dtype[np.generic]:
-    """The numpy dtype of a V2 datatype; BYTES are objects, BF16 its bits, for which numpy has no number."""
+    """The numpy dtype of a V2 datatype; BYTES are objects, BF16 its raw bits, since numpy has no such type."""
     return _NUMPY[datatype]
 
 
 def datatype_of(dtype: np.dtype[np.generic]) -> DataType:
-    """The V2 datatype of a numpy dtype; strings and objects are BYTES. Raises BadTensor for what V2 cannot say."""
+    """The V2 datatype of a numpy dtype; strings and objects are BYTES. Raises BadTensor if V2 has none."""
     if dtype.kind in "SU":
         return DataType.BYTES
     datatype = _DATATYPE.get(dtype)
@@ -67,10 +67,10 @@ def datatype_of(dtype: np.dtype[np.generic]) -> DataType:
 
 
 def wire_row_offsets(buffer: Buffer, elements: int, rows: int, tensor: str = "BYTES tensor") -> Offsets:
-    """Where each of `rows` rows begins in a BYTES tensor of `elements` elements, and where the last one ends.
+    """Return the start of each of `rows` rows in a BYTES tensor of `elements` elements, and the end of the last row.
 
-    Raises BadTensor, its message starting with `tensor`, unless the buffer holds exactly those elements. `elements`
-    may be hostile; `rows` takes memory, so it is for the caller to bound.
+    Raises BadTensor, its message starting with `tensor`, unless the buffer holds exactly those elements. `elements` is
+    not trusted; `rows` takes memory, so the caller has to limit it.
     """
     size = len(buffer)
     if 4 * elements > size:

@@ -1,4 +1,4 @@
-"""Tensors as the protocol speaks of them: datatypes, specs and shapes (no array library here)."""
+"""Tensors in terms of the protocol: datatypes, specs and shapes (no array library here)."""
 
 import enum
 
@@ -51,7 +51,7 @@ _ITEMSIZE: dict[DataType, int] = {
 
 
 RAW_ONLY = frozenset({DataType.FP16, DataType.BF16})
-"""Datatypes of which neither JSON nor a field of the protocol's messages has numbers: they travel in wire form."""
+"""Datatypes for which neither JSON nor the protocol's messages have numbers: they travel in wire form."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,23 +69,23 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def keyed(self) -> bool:
-        """Whether requests may differ in it such that they cannot share a batch."""
+        """Return whether requests can differ in it so that they cannot share a batch."""
         return self.optional or not self.fixed
 
     @property
     def fixed(self) -> bool:
-        """Whether every dimension of an item is known."""
+        """Return whether every dimension of an item is known."""
         return VARIABLE not in self.shape
 
     def accepts(self, item_shape: tuple[int, ...]) -> bool:
-        """Whether an item of that shape is one of these."""
+        """Return whether an item may have that shape."""
         return len(item_shape) == len(self.shape) and all(
             want in (VARIABLE, got) for want, got in zip(self.shape, item_shape, strict=True)
         )
 
 
 def element_count(shape: tuple[int, ...]) -> int:
-    """How many elements a tensor of `shape` has (1 for a scalar)."""
+    """The number of elements of a tensor of `shape` (1 for a scalar)."""
     count = 1
     for dimension in shape:
         count *= dimension
@@ -101,10 +101,10 @@ def merged_shape(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...
 
 
 def joined_shape(given: TensorSpec, batched: bool, taken: TensorSpec, by_batch: bool) -> tuple[int, ...] | None:
-    """The item shape of a tensor as far as an input that takes it narrows it; None where it does not fit.
+    """The item shape of a tensor as narrowed by an input that takes it; None if it does not fit.
 
-    Where only one of them has a batch dimension, a request is one row, and the tensor without it is that row, or a
-    batch of one row: then its first dimension is 1, or may be.
+    If only one of them has a batch dimension, a request is one row, and the tensor without it is that row, or a batch
+    of one row: then its first dimension must be 1, or variable.
     """
     shape = merged_shape(given.shape, taken.shape)
     if shape is not None or batched == by_batch:
@@ -115,6 +115,6 @@ def joined_shape(given: TensorSpec, batched: bool, taken: TensorSpec, by_batch: 
     return None if rest is None or given.shape[:1] != (1,) else (1, *rest)
 
 
-def kind(tensor: TensorSpec) -> str:
+def describe(tensor: TensorSpec) -> str:
     """The datatype and shape of a tensor, in words."""
     return f"{tensor.datatype} {list(tensor.shape)}"

@@ -1,1 +1,1 @@
-"""TODO models/triton_config."""
+"""Triton's model configurations: reading, checking, completing and printing them, and the ensembles they describe."""

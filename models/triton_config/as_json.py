@@ -1,4 +1,4 @@
-"""The configuration of what is served, as Triton prints it, whether or not there is a `config.pbtxt`."""
+"""The configuration of a served model or pipeline as Triton prints it, with or without a `config.pbtxt`."""
 
 import json
 from typing import Any
@@ -8,16 +8,16 @@ import msgspec
 from sluice.models.pipelines.pipeline import REQUEST, Pipeline, Stage
 from sluice.models.spec import public_key
 from sluice.models.tensors.spec import TensorSpec
-from sluice.models.triton_config.instance_groups import settled_groups
+from sluice.models.triton_config.instance_groups import completed_groups
 from sluice.models.triton_config.model_config import DATA_TYPE
 from sluice.models.triton_config.pbtxt import full_json
 
 
 def model_config_json(pipeline: Pipeline) -> dict[str, Any]:
-    """The `ModelConfig` of a pipeline (a model by itself is one): defaults included, 64-bit integers as numbers.
+    """The `ModelConfig` of a pipeline (a model alone is one): defaults included, 64-bit integers as numbers.
 
-    A pipeline of several stages is shown as an ensemble, as far as its form can say what it does: combiners and
-    conditions have no place in it, and are left out.
+    A pipeline of several stages is shown as an ensemble as far as possible: combiners and conditions have no place in
+    that form, and are left out.
     """
     if pipeline.config:
         config: dict[str, Any] = json.loads(pipeline.config)
@@ -36,9 +36,9 @@ def model_config_json(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _origin(pipeline: Pipeline) -> dict[str, Any]:
-    """What says how answers come about: a backend, or steps."""
+    """The part about the origin of answers: a backend, or steps."""
     if pipeline.platform == "onnxruntime_onnx":
-        groups = msgspec.to_builtins(settled_groups((), pipeline.name, "onnxruntime"))
+        groups = msgspec.to_builtins(completed_groups((), pipeline.name, "onnxruntime"))
         return {"backend": "onnxruntime", "default_model_filename": "model.onnx", "instance_group": groups}
     steps = [_step(stage, pipeline) for stage in pipeline.stages if stage.model is not None]
     return {"ensemble_scheduling": {"step": steps}} if len(pipeline.stages) > 1 else {}

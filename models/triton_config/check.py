@@ -1,9 +1,10 @@
-"""What a model's configuration must obey in itself, whatever the model."""
+"""Checks a model's configuration by itself, without the model."""
 
 from collections.abc import Collection, Sequence
 
 from sluice.models.dynamic_batching import DynamicBatching, QueuePolicy, TimeoutAction
 from sluice.models.errors import ConfigError
+from sluice.models.pipelines.model_reference import expected_one_of
 from sluice.models.tensors.spec import VARIABLE, element_count
 from sluice.models.triton_config.instance_groups import CPU, check_groups
 from sluice.models.triton_config.model_config import (
@@ -27,7 +28,7 @@ _FORMATS = ("FORMAT_NONE", "FORMAT_NHWC", "FORMAT_NCHW")
 
 
 def check_config(config: TritonModelConfig, name: str, path: str, kinds: Collection[str] = (CPU,)) -> None:
-    """Check a configuration as it is written; `name` is that of its directory, `kinds` are what the partitions are.
+    """Check a configuration as written; `name` is that of its directory, `kinds` are the kinds of the partitions.
 
     Raises ConfigError, whose message starts with `path` and the field.
     """
@@ -54,14 +55,16 @@ def check_config(config: TritonModelConfig, name: str, path: str, kinds: Collect
 
 
 def check_options(config: TritonModelConfig, path: str) -> None:
-    """Check what only some backends take, of a configuration that names its backend; raises as `check_config`."""
+    """Check the options that only some backends take; the configuration names its backend. Raises as `check_config`."""
     if config.backend == "onnxruntime":
         session_options(config, path)
         return
     if config.optimization is not None:
-        raise ConfigError(f"{path}: optimization.graph: only backend onnxruntime has it; leave it out")
+        raise ConfigError(f"{path}: optimization.graph: expected it with backend onnxruntime only; leave it out")
     if config.parameters and config.backend != "python":
-        raise ConfigError(f"{path}: parameters: only backends onnxruntime and python take them; leave them out")
+        raise ConfigError(
+            f"{path}: parameters: expected them with backends onnxruntime and python only; leave them out"
+        )
     if _ENVIRONMENT in config.parameters:
         raise ConfigError(
             f"{path}: parameters '{_ENVIRONMENT}': not supported: models run in the environment of the server; "
@@ -104,7 +107,7 @@ def check_warm_up(warm_up: WarmUp, inputs: Sequence[InputConfig], max_batch_size
     for name, given in warm_up.inputs.items():
         tensor = by_name.get(name)
         if tensor is None:
-            raise ConfigError(f"{at}: input '{name}': the model has no such input; there is {', '.join(by_name)}")
+            raise ConfigError(f"{at}: input '{name}': the model has no such input; {expected_one_of(by_name)}")
         if given.data_type != tensor.data_type:
             raise ConfigError(f"{at}: input '{name}': data_type: expected {tensor.data_type}, got {given.data_type}")
         fits = len(given.dims) == len(tensor.dims) and all(
@@ -121,9 +124,9 @@ def check_warm_up(warm_up: WarmUp, inputs: Sequence[InputConfig], max_batch_size
 
 def _check_backend(config: TritonModelConfig, path: str) -> None:
     if config.platform and config.platform not in PLATFORMS:
-        raise ConfigError(f"{path}: platform: '{config.platform}' is not served; expected {' or '.join(PLATFORMS)}")
+        raise ConfigError(f"{path}: platform: '{config.platform}' is not supported; expected {' or '.join(PLATFORMS)}")
     if config.backend and config.backend not in BACKENDS:
-        raise ConfigError(f"{path}: backend: '{config.backend}' is not served; expected {', '.join(BACKENDS)}")
+        raise ConfigError(f"{path}: backend: '{config.backend}' is not supported; expected {', '.join(BACKENDS)}")
     if config.platform and config.backend not in {"", PLATFORMS[config.platform]}:
         wanted = PLATFORMS[config.platform] or "none"
         raise ConfigError(f"{path}: backend: platform {config.platform} goes with {wanted}, not with {config.backend}")
@@ -149,7 +152,7 @@ def _check_tensors(kind: str, tensors: Sequence[TensorConfig], path: str) -> Non
         names.add(tensor.name)
         if tensor.data_type != UNTYPED and tensor.datatype is None:
             raise ConfigError(
-                f"{at}: data_type {tensor.data_type} is not served; expected one of {', '.join(DATA_TYPE.values())}"
+                f"{at}: data_type {tensor.data_type} is not supported; expected one of {', '.join(DATA_TYPE.values())}"
             )
         if any(dim < 1 and dim != VARIABLE for dim in tensor.dims):
             raise ConfigError(f"{at}: dims: expected numbers of at least 1, or -1, got {list(tensor.dims)}")
@@ -162,8 +165,8 @@ def _check_reshape(at: str, dims: tuple[int, ...], shape: tuple[int, ...]) -> No
         raise ConfigError(f"{at}: reshape: expected numbers of at least 1, or -1, got {list(shape)}")
     if not dims:
         raise ConfigError(f"{at}: dims: expected them beside a reshape")
-    # One variable dimension has whatever is left of the elements; the second could be anything.
+    # One variable dimension takes the rest of the elements; a second one would be ambiguous.
     if dims.count(VARIABLE) > 1 or dims.count(VARIABLE) != shape.count(VARIABLE):
         raise ConfigError(f"{at}: reshape: expected one -1 in both or in none of {list(dims)} and {list(shape)}")
     if element_count(dims) != element_count(shape):
-        raise ConfigError(f"{at}: reshape: {list(shape)} has not as many elements as {list(dims)}")
+        raise ConfigError(f"{at}: reshape: {list(shape)} has another number of elements than {list(dims)}")

@@ -1,4 +1,4 @@
-"""A model with a configuration: what is left out is completed from its file, what is given is checked against it."""
+"""Completes a model's configuration from the model file, and checks the rest of it against the file."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -7,18 +7,19 @@ from typing import TypeVar
 import msgspec
 
 from sluice.models.errors import ConfigError
+from sluice.models.pipelines.model_reference import expected_one_of
 from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec
 from sluice.models.triton_config.check import PLATFORMS, check_batching, check_options, check_warm_up
 from sluice.models.triton_config.ensemble import EnsembleCheck
-from sluice.models.triton_config.file_tensors import FileTensors, items
-from sluice.models.triton_config.instance_groups import CPU, replicas, settled_groups
+from sluice.models.triton_config.file_tensors import FileTensors, without_batch
+from sluice.models.triton_config.instance_groups import CPU, completed_groups, replicas
 from sluice.models.triton_config.model_config import (
     DATA_TYPE,
     UNTYPED,
     InputConfig,
-    Latest,
+    LatestVersions,
     OutputConfig,
     TensorConfig,
     TritonModelConfig,
@@ -41,10 +42,11 @@ def configured_spec(
     most_rows: int | None,
     kinds: Collection[str] = (CPU,),
 ) -> ModelSpec:
-    """The model that a checked configuration, the file `path`, makes of the tensors of a model file (None: has none).
+    """Return the spec of a checked configuration, the file `path`, and a model file's tensors (None: it has none).
 
-    A maximum batch size that is not given is `default_rows`, if the model can be batched; `most_rows` bounds any.
-    `kinds` are what the partitions are. Raises ConfigError, whose message starts with `path` and the field or tensor.
+    A maximum batch size that is not given is `default_rows` if the model can be batched; `most_rows` limits any.
+    `kinds` are the kinds of the partitions. Raises ConfigError, whose message starts with `path` and the field or
+    tensor.
     """
     check_options(config, str(path))
     config = _complete(config, file, str(path), default_rows if most_rows is None else most_rows)
@@ -62,8 +64,8 @@ def configured_spec(
         name=name,
         backend=backend,
         platform=file.platform if file is not None and file.platform in PLATFORMS else config.platform,
-        version_policy=config.version_policy or VersionPolicy(latest=Latest(1)),
-        instance_group=settled_groups(config.instance_group, name, backend, kinds),
+        version_policy=config.version_policy or VersionPolicy(latest=LatestVersions(1)),
+        instance_group=completed_groups(config.instance_group, name, backend, kinds),
     )
     return ModelSpec(
         name=name,
@@ -87,14 +89,14 @@ def complete_ensemble(
     version: int,
     path: Path,
 ) -> Pipeline:
-    """The pipeline that a checked configuration, the file `path`, makes of `models`, by key, and other ensembles.
+    """Return the pipeline of a checked configuration, the file `path`, from `models`, by key, and other ensembles.
 
     `ensembles` are by name, None for one that cannot be served. Raises ConfigError, whose message starts with `path`
     and names the step and the tensor.
     """
     labels = {tensor.name: read_labels(path, tensor.label_filename) for tensor in config.output}
     full = msgspec.structs.replace(
-        config, name=name, version_policy=config.version_policy or VersionPolicy(latest=Latest(1))
+        config, name=name, version_policy=config.version_policy or VersionPolicy(latest=LatestVersions(1))
     )
     return EnsembleCheck(config, models, ensembles, path).pipeline(name, version, labels, encode_config(full))
 
@@ -127,14 +129,16 @@ def _complete(config: TritonModelConfig, file: FileTensors | None, path: str, de
                 if tensor.data_type == UNTYPED or not tensor.dims:
                     raise ConfigError(f"{path}: {kind} '{tensor.name}': expected data_type and dims")
                 if tensor.datatype is DataType.BF16:
-                    raise ConfigError(f"{path}: {kind} '{tensor.name}': TYPE_BF16 is not one that numpy has")
+                    raise ConfigError(
+                        f"{path}: {kind} '{tensor.name}': TYPE_BF16 is not supported: numpy has no such type"
+                    )
         return msgspec.structs.replace(config, max_batch_size=config.max_batch_size or 0)
     if optional := [tensor.name for tensor in config.input if tensor.optional]:
         raise ConfigError(
             f"{path}: input '{optional[0]}': optional: only models of backend python can be run without an input"
         )
     rows = _rows(config, file, path, default_rows)
-    inputs, outputs = (items(tensors) if rows else tensors for tensors in (file.inputs, file.outputs))
+    inputs, outputs = (without_batch(tensors) if rows else tensors for tensors in (file.inputs, file.outputs))
     completed = msgspec.structs.replace(
         config,
         max_batch_size=rows,
@@ -172,7 +176,7 @@ def _rows(config: TritonModelConfig, file: FileTensors, path: str, default_rows:
 def _settle(
     form: type[_Config], given: Sequence[_Config], has: Sequence[TensorSpec], place: str, rows: int
 ) -> tuple[_Config, ...]:
-    """The tensors that are given, each completed from, and checked against, that of the file; all of those if none."""
+    """Complete each given tensor from the file's and check it against that; all of the file's if none is given."""
     if not given:
         return tuple(form(name=each.name, data_type=DATA_TYPE[each.datatype], dims=each.shape) for each in has)
     by_name = {tensor.name: tensor for tensor in has}
@@ -181,7 +185,7 @@ def _settle(
         at = f"{place} '{each.name}'"
         known = by_name.get(each.name)
         if known is None:
-            raise ConfigError(f"{at}: there is no such tensor in the model's file; there is {', '.join(by_name)}")
+            raise ConfigError(f"{at}: there is no such tensor in the model's file; {expected_one_of(by_name)}")
         typed = DATA_TYPE[known.datatype] if each.data_type == UNTYPED else each.data_type
         tensor = msgspec.structs.replace(each, data_type=typed, dims=each.dims or known.shape)
         if tensor.datatype != known.datatype:

@@ -1,4 +1,4 @@
-"""Ensembles: the pipelines that Triton's `ensemble_scheduling` describes, in the form in which Sluice serves any."""
+"""Ensembles: turns Triton's `ensemble_scheduling` into a pipeline."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -6,25 +6,25 @@ from typing import NamedTuple, NoReturn
 
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.graph import find_cycle, reachable, topological_order
-from sluice.models.pipelines.model_reference import find_model, there_are
+from sluice.models.pipelines.model_reference import expected_one_of, find_model
 from sluice.models.pipelines.pipeline import REQUEST, Pipeline, Stage, TensorSource
 from sluice.models.spec import ModelSpec
-from sluice.models.tensors.spec import TensorSpec, joined_shape, kind
-from sluice.models.triton_config.ensemble_nesting import MAX_STAGES, inlined
+from sluice.models.tensors.spec import TensorSpec, describe, joined_shape
+from sluice.models.triton_config.ensemble_nesting import MAX_STAGES, inline_ensemble
 from sluice.models.triton_config.model_config import ENSEMBLE, EnsembleStep, TensorConfig, TritonModelConfig
 
 
 class _Made(NamedTuple):
-    """A tensor of the ensemble that a step makes: `tensor` is what its model, or inner ensemble, calls it."""
+    """A tensor of the ensemble that a step writes: `tensor` is that of its model, or inner ensemble."""
 
     step: int
     tensor: TensorSpec
 
 
 class EnsembleCheck:
-    """One check of an ensemble; the steps of `pipeline` rely on what the steps before them have established.
+    """One check of an ensemble; each step of `pipeline` relies on the results of the steps before it.
 
-    `ensembles` are those that may be steps of it, by name; None stands for one that cannot be served.
+    `ensembles` are those that may be its steps, by name; None is one that cannot be served.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class EnsembleCheck:
                     self._fail(f"{what} '{tensor.name}'", "reshape: expected it in the models of the steps")
 
     def _check_step(self, index: int, step: EnsembleStep) -> None:
-        """Find the model of a step, and see that it can take the ensemble's rows and the maps name its tensors."""
+        """Find the model of a step; check that it can take the ensemble's rows and that the maps name its tensors."""
         at = f"step {index}"
         if not step.model_name:
             self._fail(at, "model_name: expected the name of a model")
@@ -111,7 +111,9 @@ class EnsembleCheck:
             names = {tensor.name for tensor in tensors}
             for name, to in given.items():
                 if name not in names:
-                    self._fail(self._at(index), f"{field}_map: the model has no {field} '{name}'; {there_are(names)}")
+                    self._fail(
+                        self._at(index), f"{field}_map: the model has no {field} '{name}'; {expected_one_of(names)}"
+                    )
                 if not to:
                     self._fail(self._at(index), f"{field}_map: {field} '{name}': expected the name of a tensor")
         for tensor in spec.inputs:
@@ -124,7 +126,7 @@ class EnsembleCheck:
             return find_model(self._models, name, version, str(self._path), f"step {index}")
         inner = self._ensembles[name]
         if inner is None:
-            self._fail(self._at(index), "the ensemble cannot be served itself")
+            self._fail(self._at(index), "the ensemble of this step cannot be served")
         if version not in (None, inner.version):
             self._fail(self._at(index), f"model_version: the ensemble has version {inner.version}, not {version}")
         return inner
@@ -137,7 +139,7 @@ class EnsembleCheck:
             )
 
     def _takes_one_row(self, spec: ModelSpec | Pipeline) -> bool:
-        """Whether it has no batch dimension, or some model in it has none."""
+        """Return whether it, or some model in it, has no batch dimension."""
         if isinstance(spec, ModelSpec):
             return not spec.batchable
         return not all(self._models[key].batchable for stage in spec.stages for key in stage.models)
@@ -153,7 +155,7 @@ class EnsembleCheck:
                     )
                 if to in self._made:
                     other = self._at(self._made[to].step)
-                    self._fail(self._at(index), f"output_map: '{to}' is written by {other} already")
+                    self._fail(self._at(index), f"output_map: '{to}' is already written by {other}")
                 self._made[to] = _Made(index, tensors[name])
 
     def _needs(self) -> dict[str, list[str]]:
@@ -194,7 +196,7 @@ class EnsembleCheck:
                 self._fail(at, f"'{name}' is written by no step and is no input of the ensemble")
             shape = joined_shape(known, batched, sink, self._specs[index].batchable)
             if known.datatype != sink.datatype or shape is None:
-                self._fail(at, f"expected {kind(sink)}, but '{name}', {giver}, is {kind(known)}")
+                self._fail(at, f"expected {describe(sink)}, but '{name}', {giver}, is {describe(known)}")
             if name in declared:
                 self._inputs[name] = TensorSpec(name, sink.datatype, shape, optional=declared[name].optional)
 
@@ -216,7 +218,7 @@ class EnsembleCheck:
         spec = declared.spec(labels or made.tensor.labels)
         shape = joined_shape(made.tensor, self._specs[made.step].batchable, spec, self._rows > 0)
         if spec.datatype != made.tensor.datatype or shape is None:
-            self._fail(at, f"{kind(spec)}, but {self._at(made.step)} makes {kind(made.tensor)}")
+            self._fail(at, f"{describe(spec)}, but {self._at(made.step)} makes {describe(made.tensor)}")
         return spec
 
     def _names(self) -> list[dict[str, str]]:
@@ -243,13 +245,13 @@ class EnsembleCheck:
                 if tensor.name in step.input_map
             }
             if isinstance(spec, Pipeline):
-                stages += inlined(spec, inputs, names[index])
+                stages += inline_ensemble(spec, inputs, names[index])
             else:
                 stages.append(Stage(names[index][""], inputs, model=spec.key))
         return stages
 
     def _source(self, name: str, names: Sequence[Mapping[str, str]]) -> TensorSource:
-        """Where a tensor of the ensemble comes from."""
+        """The source of a tensor of the ensemble."""
         made = self._made.get(name)
         if made is None:
             return TensorSource(REQUEST, name)
@@ -267,7 +269,7 @@ class EnsembleCheck:
 
 
 def _needed(stages: Sequence[Stage], sources: Mapping[str, Sequence[TensorSource]]) -> tuple[Stage, ...]:
-    """The stages that lead to an output: of an inner ensemble some outputs may not be used."""
+    """The stages that lead to an output: some outputs of an inner ensemble may be unused."""
     needs = {
         stage.name: [source.stage for source in stage.inputs.values() if source.stage != REQUEST] for stage in stages
     }
@@ -276,7 +278,7 @@ def _needed(stages: Sequence[Stage], sources: Mapping[str, Sequence[TensorSource
 
 
 def _stage_names(wanted: Iterable[str]) -> list[str]:
-    """A name for every stage: that of its model, as far as it can be one, and a number from the second use on."""
+    """Return a name for every stage: its model's, as far as possible, with a number from the second use on."""
     taken: dict[str, None] = {}
     for each in wanted:
         base = name = each.replace(".", "_")

@@ -1,4 +1,4 @@
-"""Ensembles among the steps of others: in which order they are read, and how one becomes part of another."""
+"""Ensembles among the steps of others: the order to read them in, and the inlining of one into another."""
 
 from collections.abc import Mapping
 
@@ -9,11 +9,11 @@ from sluice.models.triton_config.model_config import EnsembleStep, TritonModelCo
 MAX_DEPTH = 16
 """Levels of ensembles."""
 MAX_STAGES = 256
-"""Stages of an ensemble, with those of the ensembles among its steps."""
+"""Stages of an ensemble, including those of the ensembles among its steps."""
 
 
-def inner_first(ensembles: Mapping[str, TritonModelConfig]) -> dict[str, str]:
-    """The names of all ensembles, each after those among its steps, and what is wrong with their nesting, or ""."""
+def nesting_order(ensembles: Mapping[str, TritonModelConfig]) -> dict[str, str]:
+    """Return the names of all ensembles, each after those among its steps, with the problem of their nesting, or ""."""
     needs = {
         name: [] if config.ensemble_scheduling is None else _inner(config.ensemble_scheduling.step, ensembles)
         for name, config in ensembles.items()
@@ -34,10 +34,10 @@ def inner_first(ensembles: Mapping[str, TritonModelConfig]) -> dict[str, str]:
     return problems
 
 
-def inlined(inner: Pipeline, inputs: Mapping[str, TensorSource], names: Mapping[str, str]) -> list[Stage]:
-    """The stages of an ensemble as those of another one, under other `names`.
+def inline_ensemble(inner: Pipeline, inputs: Mapping[str, TensorSource], names: Mapping[str, str]) -> list[Stage]:
+    """Return the stages of an ensemble as stages of another one, under other `names`.
 
-    `inputs` are where its inputs come from there; those that are missing are left out.
+    `inputs` are the sources of its inputs there; missing ones are left out.
     """
     stages = []
     for stage in inner.stages:

@@ -1,4 +1,4 @@
-"""Which fields of Triton's `ModelConfig` Sluice honours; all others are refused by name, with the reason."""
+"""The fields of Triton's `ModelConfig` that Sluice honours; all others are refused by name, with the reason."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -51,7 +51,7 @@ HONOURED = frozenset(
         "response_cache.enable",
     }
 )
-"""Fields by path, each with all that it contains; the values of a map have the path of the map."""
+"""Fields by path, each with everything in it; the values of a map have the path of the map."""
 
 _RAGGED = "the inputs of a batch have one shape, and requests that differ are not batched together"
 _TENSORRT = "there is no TensorRT backend"
@@ -88,16 +88,16 @@ REFUSED = {
     "model_repository_agents": "the files of a repository are served as they are",
     "model_metrics": "the buckets of histograms are the same for all models",
 }
-"""Why each of the other fields cannot be set; one that has its default value is not set."""
+"""The reason why each of the other fields cannot be set; a field with its default value is not set."""
 
 _KINDS = frozenset({"sequence_batching", "model_transaction_policy.decoupled"})
-"""Those that make a model of another kind, for requests that are not served."""
+"""Fields that make a model of an unsupported kind."""
 
 
 def refuse_fields(message: Any, path: str) -> None:
-    """Raise ConfigError for the first field that is set in a `ModelConfig` and not honoured.
+    """Raise ConfigError for the first field of a `ModelConfig` that is set and not honoured.
 
-    It is UnsupportedModel where one of them makes a model of a kind that is not served.
+    It is UnsupportedModel if one of them makes a model of an unsupported kind.
     """
     refused = [field for field in _set_fields(message, "") if field in REFUSED]
     for field in sorted(refused, key=lambda field: field not in _KINDS):

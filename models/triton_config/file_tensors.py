@@ -1,4 +1,4 @@
-"""What a model's file says of its tensors, before it is settled whether they have a batch dimension."""
+"""The tensors of a model file, before it is known whether they have a batch dimension."""
 
 from typing import NamedTuple
 
@@ -7,9 +7,9 @@ from sluice.models.tensors.spec import TensorSpec
 
 
 class FileTensors(NamedTuple):
-    """The shapes are those of whole tensors: where the model is `batchable`, their first dimension is the batch's.
+    """Whole tensors: if the model is `batchable`, their first dimension is the batch's.
 
-    `most_rows` bounds the rows of a batch, if the file does.
+    `most_rows` limits the rows of a batch, if the file does.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -19,16 +19,16 @@ class FileTensors(NamedTuple):
     most_rows: int | None = None
 
     def rows(self, wanted: int) -> int:
-        """The rows that a batch may have where up to `wanted` are."""
+        """The rows that a batch may have if up to `wanted` are wanted."""
         return wanted if self.most_rows is None else min(wanted, self.most_rows)
 
     def spec(self, name: str, version: int, max_batch_size: int) -> ModelSpec:
-        """The model as it is without a configuration of its own."""
+        """The spec of the model without a configuration of its own."""
         rows = self.rows(max_batch_size) if self.batchable else 0
-        inputs, outputs = (items(tensors) if rows else tensors for tensors in (self.inputs, self.outputs))
+        inputs, outputs = (without_batch(tensors) if rows else tensors for tensors in (self.inputs, self.outputs))
         return ModelSpec(name, version, inputs, outputs, rows, self.platform)
 
 
-def items(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+def without_batch(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """The tensors without their first dimension, which is the batch's."""
     return tuple(TensorSpec(tensor.name, tensor.datatype, tensor.shape[1:]) for tensor in tensors)

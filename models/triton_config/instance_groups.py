@@ -1,4 +1,4 @@
-"""Instance groups: on how many partitions, and of which kind, a configuration asks for a model to be held."""
+"""Instance groups: the number and kind of partitions that a configuration wants a model on."""
 
 from collections.abc import Collection, Sequence
 
@@ -9,18 +9,18 @@ from sluice.models.triton_config.model_config import InstanceGroup
 
 CPU, GPU, AUTO, MODEL = "KIND_CPU", "KIND_GPU", "KIND_AUTO", "KIND_MODEL"
 _DEFAULT_COUNTS = {"onnxruntime": 2}
-"""What Triton takes a count that is not given for, by backend; elsewhere it is 1."""
+"""Triton's default of a missing count by backend; 1 for the others."""
 
 
 def check_groups(groups: Sequence[InstanceGroup], path: str, kinds: Collection[str] = (CPU,)) -> None:
-    """Check groups as they are written; raises ConfigError, whose message starts with `path` and names the group.
+    """Check groups as written; raises ConfigError, whose message starts with `path` and names the group.
 
-    `kinds` are what the partitions are: of cores, of GPUs, or both. KIND_AUTO stands for any of them.
+    `kinds` are the kinds of the partitions: of cores, of GPUs, or both. KIND_AUTO stands for any of them.
     """
     for number, group in enumerate(groups):
         at = f"{path}: instance_group {number}" + (f" ('{group.name}')" if group.name else "")
         if group.kind not in {CPU, GPU, AUTO, MODEL}:
-            raise ConfigError(f"{at}: kind {group.kind} is not known; expected {CPU}, {GPU}, {AUTO} or {MODEL}")
+            raise ConfigError(f"{at}: unknown kind {group.kind}; expected {CPU}, {GPU}, {AUTO} or {MODEL}")
         if group.kind == GPU and GPU not in kinds:
             listed = f" for gpus {list(group.gpus)}" if group.gpus else ""
             raise ConfigError(
@@ -40,10 +40,10 @@ def check_groups(groups: Sequence[InstanceGroup], path: str, kinds: Collection[s
             raise ConfigError(f"{at}: gpus: expected none with {kind}, got {list(group.gpus)}: {why}")
 
 
-def settled_groups(
+def completed_groups(
     groups: Sequence[InstanceGroup], name: str, backend: str, kinds: Collection[str] = (CPU,)
 ) -> tuple[InstanceGroup, ...]:
-    """The groups as Triton completes them for the model `name`; one that it makes up where there are none."""
+    """The groups as Triton completes them for the model `name`; it makes one up if there are none."""
     automatic = GPU if GPU in kinds else CPU
     default = _DEFAULT_COUNTS.get(backend, 1) if automatic == CPU else 1
     return tuple(
@@ -58,5 +58,5 @@ def settled_groups(
 
 
 def replicas(groups: Sequence[InstanceGroup]) -> int:
-    """How many partitions are to hold the model, as far as there are so many: the instances that are asked for."""
+    """The number of partitions that are to hold the model, if there are enough: the instances of all groups."""
     return sum(max(group.count, 1) for group in groups) or 1

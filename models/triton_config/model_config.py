@@ -1,6 +1,6 @@
-"""A model's configuration as `config.pbtxt` and Triton's protocol write it: the fields that Sluice honours.
+"""A model's configuration with the fields that Sluice honours, as `config.pbtxt` and Triton's protocol write it.
 
-The names are those of Triton's `ModelConfig`, so that one form is read from its text and its JSON and printed again.
+The names are those of Triton's `ModelConfig`, so that one type serves for reading text and JSON and for printing.
 """
 
 import msgspec
@@ -14,19 +14,19 @@ ENSEMBLE = "ensemble"
 DATA_TYPE = {DataType.BYTES: "TYPE_STRING"} | {
     datatype: f"TYPE_{datatype}" for datatype in DataType if datatype is not DataType.BYTES
 }
-"""How a configuration calls the datatypes of the protocol."""
+"""The names of the protocol's datatypes in configurations."""
 UNTYPED = "TYPE_INVALID"
 _DATATYPE = {name: datatype for datatype, name in DATA_TYPE.items()}
 
 
 class Reshape(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The shape of an item as the model has it, where clients see `dims`."""
+    """The shape of an item in the model, where clients see `dims`."""
 
     shape: tuple[int, ...] = ()
 
 
 class TensorConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An input or output; what is left out is completed from the model's file."""
+    """An input or output; missing fields are completed from the model's file."""
 
     name: str = ""
     data_type: str = UNTYPED
@@ -35,12 +35,12 @@ class TensorConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     @property
     def datatype(self) -> DataType | None:
-        """The datatype as the protocol calls it; None when none is given or Sluice does not serve it."""
+        """The protocol's name of the datatype; None if it is missing or not supported."""
         return _DATATYPE.get(self.data_type)
 
     @property
     def model_shape(self) -> tuple[int, ...]:
-        """The shape of an item as the model has it."""
+        """The shape of an item in the model."""
         return self.dims if self.reshape is None else self.reshape.shape
 
     def spec(self, labels: tuple[str, ...] = ()) -> TensorSpec:
@@ -66,32 +66,32 @@ class OutputConfig(TensorConfig, frozen=True, kw_only=True, omit_defaults=True):
     label_filename: str = ""
 
 
-class Latest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """So many of the highest versions."""
+class LatestVersions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The `num_versions` highest versions."""
 
     num_versions: int = 0
 
 
-class All(msgspec.Struct, frozen=True, omit_defaults=True):
+class AllVersions(msgspec.Struct, frozen=True, omit_defaults=True):
     """All versions."""
 
 
-class Specific(msgspec.Struct, frozen=True, omit_defaults=True):
+class SpecificVersions(msgspec.Struct, frozen=True, omit_defaults=True):
     """These versions."""
 
     versions: tuple[int, ...] = ()
 
 
 class VersionPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which versions of a model are served; at most one is set, and without any it is the latest one."""
+    """The versions of a model to serve; at most one field is set, and by default it is the latest version."""
 
-    latest: Latest | None = None
-    all: All | None = None
-    specific: Specific | None = None
+    latest: LatestVersions | None = None
+    all: AllVersions | None = None
+    specific: SpecificVersions | None = None
 
 
 class EnsembleStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A step of an ensemble; the maps go from the model's tensors to the ensemble's. Version -1 is the latest."""
+    """A step of an ensemble; the maps lead from the model's tensors to the ensemble's. Version -1 is the latest."""
 
     model_name: str = ""
     model_version: int = 0
@@ -99,14 +99,14 @@ class EnsembleStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     output_map: dict[str, str] = {}
 
 
-class Ensembling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The steps of an ensemble, which run as soon as their tensors are there."""
+class EnsembleScheduling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The steps of an ensemble, which run as soon as their inputs exist."""
 
     step: tuple[EnsembleStep, ...] = ()
 
 
 class InstanceGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Copies of a model that may run at a time."""
+    """Copies of a model that may run at the same time."""
 
     name: str = ""
     kind: str = "KIND_AUTO"
@@ -139,25 +139,25 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ResponseCacheSettings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Whether answers are kept for requests with equal inputs."""
+    """The setting that caches answers for requests with equal inputs."""
 
     enable: bool = False
 
 
 class GraphOptimization(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far ONNX Runtime optimizes a model's graph: 0 all the way, -1 basic, 1 extended, 2 not at all."""
+    """ONNX Runtime's level of graph optimization: 0 all, -1 basic, 1 extended, 2 none."""
 
     level: int = 0
 
 
 class Optimization(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a backend optimizes a model."""
+    """The backend's optimization of a model."""
 
     graph: GraphOptimization | None = None
 
 
 class TritonModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A configuration; `max_batch_size` is None where it is not given."""
+    """A configuration; `max_batch_size` is None if it is not given."""
 
     name: str = ""
     platform: str = ""
@@ -167,7 +167,7 @@ class TritonModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     input: tuple[InputConfig, ...] = ()
     output: tuple[OutputConfig, ...] = ()
     dynamic_batching: DynamicBatching | None = None
-    ensemble_scheduling: Ensembling | None = None
+    ensemble_scheduling: EnsembleScheduling | None = None
     instance_group: tuple[InstanceGroup, ...] = ()
     default_model_filename: str = ""
     parameters: dict[str, Parameter] = {}
@@ -177,7 +177,7 @@ class TritonModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     @property
     def is_ensemble(self) -> bool:
-        """Whether it describes a pipeline."""
+        """Return whether it describes a pipeline."""
         return self.platform == ENSEMBLE or self.ensemble_scheduling is not None
 
     @property

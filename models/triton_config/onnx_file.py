@@ -1,4 +1,4 @@
-"""What a model is, read from its ONNX file."""
+"""Reads the tensors of a model from its ONNX file."""
 
 from pathlib import Path
 
@@ -6,7 +6,6 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from sluice.models.errors import ConfigError
-from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec
 from sluice.models.triton_config.file_tensors import FileTensors
 
@@ -28,17 +27,12 @@ _DATATYPE: dict[int, DataType] = {
 }
 
 
-def read_spec(path: Path, name: str, version: int, max_batch_size: int) -> ModelSpec:
-    """The spec of the model in `path`, of batches of up to `max_batch_size` rows if it has any; raises as below."""
-    return read_tensors(path).spec(name, version, max_batch_size)
-
-
 def read_tensors(path: Path) -> FileTensors:
-    """The tensors of the model in `path`; its weights are not kept.
+    """Return the tensors of the model in `path`; its weights are not kept.
 
     The model is batchable if the first dimension of all its tensors is one symbol that no other dimension uses
     (dimensions without a name count as that symbol). Raises ConfigError, with the path, for a file that cannot be read
-    and for tensors the protocol cannot carry.
+    and for tensors that the protocol cannot carry.
     """
     try:
         data = path.read_bytes()
@@ -71,7 +65,7 @@ def _tensor(path: Path, role: str, value: onnx.ValueInfoProto) -> TensorSpec:
     if datatype is None:
         known = onnx.TensorProto.DataType.values()
         got = onnx.TensorProto.DataType.Name(tensor.elem_type) if tensor.elem_type in known else tensor.elem_type
-        raise ConfigError(f"{where}: ONNX type {got} is not served; expected one that maps to {', '.join(DataType)}")
+        raise ConfigError(f"{where}: ONNX type {got} is not supported; expected one that maps to {', '.join(DataType)}")
     if not tensor.HasField("shape"):
         raise ConfigError(
             f"{where}: its rank is not declared; run onnx.shape_inference on the model or declare the shape"

@@ -1,4 +1,4 @@
-"""Triton's `TritonModelConfig` as text and JSON, by way of the protobuf message that tritonclient carries."""
+"""Triton's `ModelConfig` as text and JSON, by the protobuf message that tritonclient carries."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -13,19 +13,19 @@ from sluice.models.triton_config.fields import refuse_fields
 from sluice.models.triton_config.model_config import TritonModelConfig
 
 _UNSET = -(1 << 31)
-"""Stands for a maximum batch size that is not given, which the message cannot tell from 0."""
+"""A maximum batch size that is not given, which the message cannot distinguish from 0."""
 _MAPS = ("input_map", "output_map", "parameters", "metric_tags", "inputs", "priority_queue_policy")
 
 
 def decode_config(text: str, path: str) -> TritonModelConfig:
-    """The configuration in the text of a `config.pbtxt`.
+    """Decode the text of a `config.pbtxt`.
 
-    Raises ConfigError, whose message starts with `path` and the place, for what is not a configuration and for fields
-    that Sluice does not honour.
+    Raises ConfigError, whose message starts with `path` and the place, for invalid text and for fields that Sluice does
+    not honour.
     """
     message = model_config_pb2.ModelConfig(max_batch_size=_UNSET)
     try:
-        # What is given twice is refused only when parsing, and what is given as 0 is seen only when merging.
+        # Only Parse refuses a field that is given twice, and only Merge sees one that is given as 0.
         text_format.Parse(text, model_config_pb2.ModelConfig())
         _refuse_repeated_keys(text)
         text_format.Merge(text, message)
@@ -38,7 +38,7 @@ def decode_config(text: str, path: str) -> TritonModelConfig:
 
 
 def decode_config_json(text: str | bytes, path: str) -> TritonModelConfig:
-    """The configuration in JSON, as clients send it; otherwise as `decode_config`."""
+    """Decode a configuration in JSON, as clients send it; otherwise as `decode_config`."""
     message = model_config_pb2.ModelConfig(max_batch_size=_UNSET)
     try:
         document = json.loads(text)
@@ -52,7 +52,7 @@ def decode_config_json(text: str | bytes, path: str) -> TritonModelConfig:
 
 
 def full_json(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as Triton prints it: with defaults, and 64-bit integers as numbers. It must be a valid one."""
+    """A valid configuration as Triton prints it: with defaults, and 64-bit integers as numbers."""
     return _fields(json_format.ParseDict(config, model_config_pb2.ModelConfig()), defaults=True)
 
 
@@ -73,7 +73,7 @@ def _typed(message: Any, path: str) -> TritonModelConfig:
 
 
 def _fields(message: Any, *, defaults: bool) -> dict[str, Any]:
-    """The fields by name, those with default values only if asked for; a message that is not set is always left out."""
+    """The fields by name, those with default values only if wanted; a message that is not set is always left out."""
     found: dict[str, Any] = {}
     present = {field.name for field, _ in message.ListFields()}
     for field in message.DESCRIPTOR.fields:
@@ -100,7 +100,7 @@ def _value(field: Any, value: Any, defaults: bool) -> Any:
 
 
 def _refuse_repeated_keys(text: str) -> None:
-    """Raise ParseError for a map that has a key twice: the parser would silently take the last."""
+    """Raise ParseError for a map with a repeated key: the parser would silently take the last one."""
     tokenizer = text_format.Tokenizer(text.splitlines())
     seen: list[set[tuple[str, str]]] = [set()]
     blocks: list[str] = []

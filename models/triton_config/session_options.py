@@ -1,4 +1,4 @@
-"""What a configuration asks of ONNX Runtime, by the names that Triton's backend for it has."""
+"""A configuration's options of ONNX Runtime, by the names of Triton's backend for it."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from sluice.models.errors import ConfigError
 from sluice.models.triton_config.model_config import TritonModelConfig
 
 ALL, BASIC, EXTENDED, NONE = 0, -1, 1, 2
-"""How far a graph is optimized, as Triton numbers the levels of `optimization.graph`."""
+"""Levels of graph optimization, as `optimization.graph` in Triton numbers them."""
 
 _SWITCHES = {"true": True, "1": True, "false": False, "0": False}
 _DEVICE_ALLOCATOR = "session.use_device_allocator_for_initializers"
@@ -23,7 +23,7 @@ _REFUSED = {
     "arena_extend_strategy": _CUDA,
     "do_copy_in_default_stream": _CUDA,
 }
-"""Parameters of Triton's backend that are not honoured, and why."""
+"""Parameters of Triton's backend that are not honoured, with the reason."""
 _KNOWN = (
     "intra_op_thread_count",
     "inter_op_thread_count",
@@ -37,7 +37,7 @@ _KNOWN = (
 
 
 class SessionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a session; 0 threads are as many as the partition has cores.
+    """Options of a session; 0 threads means one for each core of the partition.
 
     `entries` are options by their names in ONNX Runtime, `run_entries` those of every run.
     """
@@ -53,7 +53,7 @@ class SessionOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def session_options(config: TritonModelConfig, path: str = "") -> SessionOptions:
-    """The options that the configuration of a model for ONNX Runtime asks for.
+    """Return the options that the configuration of a model for ONNX Runtime asks for.
 
     Raises ConfigError, whose message starts with `path` and names the parameter.
     """
@@ -84,7 +84,7 @@ def session_options(config: TritonModelConfig, path: str = "") -> SessionOptions
 
 
 class _Reading(msgspec.Struct, frozen=True):
-    """Parameters, which are texts whatever they mean."""
+    """The parameters, all of which are texts."""
 
     given: Mapping[str, str]
     path: str

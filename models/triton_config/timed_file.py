@@ -1,4 +1,4 @@
-"""Models that only take time: a JSON file gives their tensors and a latency table (see `backends.timed`)."""
+"""Reads models that only take time: a JSON file with their tensors and a latency table (see `backends.timed`)."""
 
 from pathlib import Path
 
@@ -6,13 +6,12 @@ import msgspec
 
 from sluice.models.errors import ConfigError
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import VARIABLE, TensorSpec
 from sluice.models.triton_config.file_tensors import FileTensors
 
 
 class TimedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the file says: shapes are those of items; output i has the datatype and shape of input i, which it echoes.
+    """The contents of the file: shapes are those of items; output i echoes input i, with its datatype and shape.
 
     `latency_ms` maps batch sizes to milliseconds. `max_batch_size` 0 is a model without a batch dimension.
     """
@@ -33,10 +32,11 @@ _decode = msgspec.json.Decoder(TimedFile).decode
 
 
 def read_timed_file(path: Path) -> TimedFile:
-    """The content of a timed model's file; raises ConfigError with the path."""
+    """Read the file of a timed model; raises ConfigError with the path."""
     try:
         file = _decode(path.read_bytes())
-        _ = file.table  # a bad table is the file's fault, not a later batch's
+        _ = file.table  # a bad table is an error of the file, not of a later batch
+
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, ConfigError) as error:
@@ -48,11 +48,6 @@ def read_timed_file(path: Path) -> TimedFile:
     if not file.outputs or file.max_batch_size < 0:
         raise ConfigError(f"{path}: expected at least one output and a max_batch_size of 0 or more")
     return file
-
-
-def read_spec(path: Path, name: str, version: int, max_batch_size: int) -> ModelSpec:
-    """The spec of a timed model; `max_batch_size` bounds the file's own."""
-    return read_tensors(path).spec(name, version, max_batch_size)
 
 
 def read_tensors(path: Path) -> FileTensors:

@@ -1,4 +1,4 @@
-"""What one MPS daemon is asked and told, whichever protocol it speaks (types only)."""
+"""The commands of an MPS daemon, whichever protocol it speaks (types only)."""
 
 from typing import Protocol
 
@@ -6,11 +6,11 @@ import msgspec
 
 ACTIVE = "ACTIVE"
 FAULT = "FAULT"
-"""Of a server whose GPU had a fatal error: it takes no clients until all that it has are gone."""
+"""Status of a server whose GPU had a fatal error: it accepts no clients until all that it has are gone."""
 
 
 class MpsServer(msgspec.Struct, frozen=True):
-    """A server process, one for each user; `status` as the daemon tells it, in capitals."""
+    """A server process, one for each user; `status` is the daemon's word for it, in capitals."""
 
     pid: int
     status: str
@@ -24,18 +24,18 @@ class MpsClient(msgspec.Struct, frozen=True):
 
 
 class MpsControl(Protocol):
-    """One daemon of one device; every method is bounded in time and raises ControlFailed when it cannot."""
+    """One daemon of one device; every method has a time limit and raises ControlFailed when it fails."""
 
     def ping(self) -> None:
         """Return when the daemon answers."""
         ...
 
     def start_server(self) -> MpsServer:
-        """Have a server for this user, and wait until it is active: the first client would have to."""
+        """Start a server for this user and wait until it is active, so that the first client need not."""
         ...
 
     def servers(self) -> tuple[MpsServer, ...]:
-        """Those that run; none before the first client has come or `start_server`."""
+        """The running servers; there is none before the first client or `start_server`."""
         ...
 
     def clients(self) -> tuple[MpsClient, ...]:
@@ -43,17 +43,17 @@ class MpsControl(Protocol):
         ...
 
     def terminate_client(self, client: MpsClient) -> None:
-        """Destroy a client's contexts; only then it may be killed while it has work on the GPU."""
+        """Destroy a client's contexts; only then may it be killed while it has work on the GPU."""
         ...
 
     def add_partition(self, device: str, chunks: int) -> str:
-        """Set multiprocessors apart; returns the partition's name, which its clients have to be told."""
+        """Set multiprocessors apart; returns the partition's name, which its clients need."""
         ...
 
     def free_chunks(self) -> int:
-        """How many chunks of multiprocessors are in none."""
+        """The number of chunks of multiprocessors that are in no partition."""
         ...
 
     def quit(self, timeout_s: float) -> None:
-        """End the daemon and its servers, by force after `timeout_s`."""
+        """Stop the daemon and its servers, by force after `timeout_s`."""
         ...

@@ -1,4 +1,4 @@
-"""Which MPS daemons run on this machine, whoever started them: in which protocol they answer, who their clients are."""
+"""The MPS daemons that run on this machine, with the protocol, servers and clients of each."""
 
 from pathlib import Path
 
@@ -13,11 +13,11 @@ from sluice.mps.daemon.protocol3 import Protocol3
 
 DEFAULT_PIPES = Path("/tmp/nvidia-mps")
 LOOK_S = 5.0
-"""How long a daemon may take for an answer when all are listed."""
+"""Time limit for a daemon's answer when all are listed."""
 
 
-class FoundDaemon(msgspec.Struct, frozen=True):
-    """A control daemon. `devices` is what it was started for, empty for all; `trouble` why it does not answer."""
+class RunningDaemon(msgspec.Struct, frozen=True):
+    """A control daemon. `devices` is what it was started for, empty for all; `trouble` is why it does not answer."""
 
     pid: int
     pipes: Path
@@ -27,15 +27,15 @@ class FoundDaemon(msgspec.Struct, frozen=True):
     trouble: str = ""
 
 
-def found_daemons(program: str = PROGRAM) -> tuple[FoundDaemon, ...]:
-    """All that run here, by process id."""
+def running_daemons(program: str = PROGRAM) -> tuple[RunningDaemon, ...]:
+    """All daemons of this machine, by process id."""
     return tuple(_look(pid, variables, program) for pid, variables in control_daemons())
 
 
-def answering_control(channel: MpsChannel) -> MpsControl:
-    """The control of the daemon behind a channel, in the protocol that it answers to.
+def connect_control(channel: MpsChannel) -> MpsControl:
+    """Return the commands of the daemon behind a channel, in the protocol that it answers to.
 
-    Raises ControlFailed, with what it says to protocol 2, when it answers to none.
+    Raises ControlFailed, with its answer to protocol 2, when it answers to neither.
     """
     first: MpsControl = Protocol2(channel)
     try:
@@ -50,13 +50,13 @@ def answering_control(channel: MpsChannel) -> MpsControl:
     return first
 
 
-def _look(pid: int, variables: dict[str, str], program: str) -> FoundDaemon:
+def _look(pid: int, variables: dict[str, str], program: str) -> RunningDaemon:
     pipes = Path(variables.get("CUDA_MPS_PIPE_DIRECTORY", DEFAULT_PIPES))
     devices = variables.get("CUDA_VISIBLE_DEVICES", "")
     if not variables:
-        return FoundDaemon(pid, pipes, trouble="it is another user's")
+        return RunningDaemon(pid, pipes, trouble="it belongs to another user")
     try:
-        control = answering_control(MpsChannel(pipes, program, LOOK_S))
-        return FoundDaemon(pid, pipes, devices, control.servers(), control.clients())
+        control = connect_control(MpsChannel(pipes, program, LOOK_S))
+        return RunningDaemon(pid, pipes, devices, control.servers(), control.clients())
     except ControlFailed as error:
-        return FoundDaemon(pid, pipes, devices, trouble=str(error))
+        return RunningDaemon(pid, pipes, devices, trouble=str(error))

@@ -1,4 +1,4 @@
-"""The processes of MPS on this machine: which daemon they belong to, and how they are ended."""
+"""The MPS processes of this machine: the daemon that each belongs to, and their end."""
 
 import contextlib
 import os
@@ -14,11 +14,11 @@ PROGRAM = "nvidia-cuda-mps-control"
 _PREFIX = "nvidia-cuda-mps"
 _PIPES = b"CUDA_MPS_PIPE_DIRECTORY="
 _WORDS = 3
-"""Of a command line that may name the program: an interpreter and its option may come before."""
+"""Words of a command line that may name the program: an interpreter and its option may precede it."""
 
 
 def mps_processes(pipes: Path) -> tuple[int, ...]:
-    """Daemons and servers that were started for a pipe directory, as far as this user may look at them."""
+    """The daemons and servers that were started for a pipe directory, as far as this user may see them."""
     wanted = _PIPES + os.fsencode(pipes)
     return tuple(pid for pid in _all_processes() if _is_mps(pid) and wanted in _read(pid, "environ").split(b"\0"))
 
@@ -35,16 +35,8 @@ def control_daemons() -> tuple[tuple[int, dict[str, str]], ...]:
     return tuple(found)
 
 
-def process_name(pid: int) -> str:
-    """A process as messages name it, `python (pid 4242)`."""
-    try:
-        return f"{Path(f'/proc/{pid}/comm').read_text(encoding='utf-8').strip()} (pid {pid})"
-    except OSError:  # it is gone, or in another namespace
-        return f"pid {pid}"
-
-
 def end_processes(pids: Sequence[int], timeout_s: float) -> None:
-    """SIGTERM, then SIGKILL to those that are left after half the time; raises ControlFailed if one is left then."""
+    """Send SIGTERM, then SIGKILL after half the time; raises ControlFailed if a process is left at the end."""
     left = list(pids)
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.ExitStack() as stack:
@@ -59,13 +51,13 @@ def end_processes(pids: Sequence[int], timeout_s: float) -> None:
             left = [watched[descriptor] for descriptor in _await_end(watched, timeout_s / 2)]
         if not left:
             return
-    raise ControlFailed(f"MPS processes {', '.join(map(str, left))} cannot be ended, not by SIGKILL either")
+    raise ControlFailed(f"MPS processes {', '.join(map(str, left))}: still running after SIGKILL")
 
 
 def _await_end(descriptors: Iterable[int], timeout_s: float) -> set[int]:
-    """Those of the pidfds whose processes are still there after the time."""
+    """The pidfds whose processes still run after the time."""
     left = set(descriptors)
-    waiting = select.poll()  # select() takes none above 1023, which a busy server has
+    waiting = select.poll()  # select() takes no descriptor above 1023, which a busy server has
     for descriptor in left:
         waiting.register(descriptor, select.POLLIN)
     deadline = time.monotonic() + timeout_s
@@ -81,7 +73,7 @@ def _all_processes() -> Iterable[int]:
 
 
 def _is_mps(pid: int) -> bool:
-    """By its name, or by that of the script that it runs."""
+    """By its name, or by the name of the script that it runs."""
     words = _read(pid, "cmdline").split(b"\0")[:_WORDS]
     return any(os.path.basename(os.fsdecode(word)).startswith(_PREFIX) for word in words)
 
@@ -89,5 +81,5 @@ def _is_mps(pid: int) -> bool:
 def _read(pid: int, name: str) -> bytes:
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:  # it is gone, or another user's
+    except OSError:  # the process has exited, or belongs to another user
         return b""

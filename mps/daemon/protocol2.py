@@ -5,11 +5,11 @@ import re
 import time
 
 from sluice.models.errors import ControlFailed
-from sluice.mps.daemon.channel import MpsChannel, unexpected
+from sluice.mps.daemon.channel import MpsChannel, unexpected_answer
 from sluice.mps.daemon.control import ACTIVE, FAULT, MpsClient, MpsControl, MpsServer
 
 START_S = 20.0
-"""How long a server may take to become active."""
+"""Time for a server to become active."""
 
 _LOOK_S = 0.05
 _PARTITION = re.compile(r"(?:GPU|MIG)-[^\s/]+/\S+")
@@ -25,20 +25,20 @@ class Protocol2:
     def ping(self) -> None:
         """Return when the daemon answers."""
         question = "get_default_active_thread_percentage"
-        answer = self._channel.say(question)
+        answer = self._channel.send(question)
         try:
             float(answer)
         except ValueError:
-            raise unexpected(question, answer, "a percentage") from None
+            raise unexpected_answer(question, answer, "a percentage") from None
 
     def start_server(self) -> MpsServer:
-        """Have a server for this user, and wait until it is active."""
+        """Start a server for this user and wait until it is active."""
         command = f"start_server -uid {os.getuid()}"
-        answer = "" if self._servers() else self._channel.say(command)
+        answer = "" if self._servers() else self._channel.send(command)
         return active_server(self, command, answer)
 
     def servers(self) -> tuple[MpsServer, ...]:
-        """Those that run; none before the first client has come."""
+        """The running servers; there is none before the first client."""
         return tuple(MpsServer(pid, self._status(pid)) for pid in self._servers())
 
     def clients(self) -> tuple[MpsClient, ...]:
@@ -51,57 +51,57 @@ class Protocol2:
     def terminate_client(self, client: MpsClient) -> None:
         """Destroy a client's contexts."""
         command = f"terminate_client {client.server} {client.pid}"
-        answer = self._channel.say(command)
+        answer = self._channel.send(command)
         if answer != "0":
-            raise unexpected(command, answer, "0")
+            raise unexpected_answer(command, answer, "0")
 
     def add_partition(self, device: str, chunks: int) -> str:
-        """Set multiprocessors apart, in chunks; the daemon must have been started for it."""
+        """Set chunks of multiprocessors apart; the daemon must have been started for static sets."""
         command = f"sm_partition add {device} {chunks}"
-        answer = self._channel.say(command)
+        answer = self._channel.send(command)
         match = _PARTITION.search(answer)
         if match is None:
-            raise unexpected(command, answer, "the name of a partition")
+            raise unexpected_answer(command, answer, "the name of a partition")
         return match[0]
 
     def free_chunks(self) -> int:
-        """How many chunks of multiprocessors are in none."""
-        answer = self._channel.say("lspart")
+        """The number of chunks of multiprocessors that are in no partition."""
+        answer = self._channel.send("lspart")
         rows = [match for line in answer.splitlines() if (match := _DEVICE.match(line.strip()))]
         if not rows:
-            raise unexpected("lspart", answer, "a row for the device")
+            raise unexpected_answer("lspart", answer, "a row for the device")
         return sum(int(row["free"]) for row in rows)
 
     def quit(self, timeout_s: float) -> None:
-        """End the daemon and its servers, by force after `timeout_s`."""
-        self._channel.say(f"quit -t {max(1, round(timeout_s))}", timeout_s + 5)
+        """Stop the daemon and its servers, by force after `timeout_s`."""
+        self._channel.send(f"quit -t {max(1, round(timeout_s))}", timeout_s + 5)
 
     def _servers(self) -> tuple[int, ...]:
         return self._pids("get_server_list")
 
     def _status(self, server: int) -> str:
         command = f"get_server_status {server}"
-        words = self._channel.say(command).upper().split()
+        words = self._channel.send(command).upper().split()
         if not words:
-            raise unexpected(command, "", "its status")
+            raise unexpected_answer(command, "", "its status")
         return words[-1]
 
     def _pids(self, command: str) -> tuple[int, ...]:
-        answer = self._channel.say(command)
+        answer = self._channel.send(command)
         lines = answer.split()
         if not all(line.isdecimal() for line in lines):
-            raise unexpected(command, answer, "process ids, one a line")
+            raise unexpected_answer(command, answer, "process ids, one a line")
         return tuple(map(int, lines))
 
 
 def active_server(control: MpsControl, command: str, answer: str) -> MpsServer:
-    """Wait, bounded, for the server that a command has asked for."""
+    """Wait, with a time limit, for the server that a command has started."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         for server in control.servers():
             if server.status == ACTIVE:
                 return server
             if server.status == FAULT:
-                raise ControlFailed(f"MPS server {server.pid} is in FAULT until the clients that it has are gone")
+                raise ControlFailed(f"MPS server {server.pid} is in FAULT until its clients have exited")
         time.sleep(_LOOK_S)
-    raise unexpected(command, answer, f"a server that is {ACTIVE} within {START_S:g} s")
+    raise unexpected_answer(command, answer, f"a server that is {ACTIVE} within {START_S:g} s")

@@ -1,12 +1,12 @@
-"""MPS control by `module verb` arguments, which newer drivers offer besides: protocol 3.
+"""MPS control by `module verb` arguments, which newer drivers offer as well: protocol 3.
 
-There is one server, of this user, as protocol 2 has it: clients find it through the daemon's own directory.
+There is one server, of this user, as in protocol 2: clients find it through the daemon's own directory.
 """
 
 import os
 import re
 
-from sluice.mps.daemon.channel import MpsChannel, unexpected
+from sluice.mps.daemon.channel import MpsChannel, unexpected_answer
 from sluice.mps.daemon.control import ACTIVE, MpsClient, MpsServer
 from sluice.mps.daemon.protocol2 import active_server
 
@@ -28,13 +28,13 @@ class Protocol3:
         self._rows("server", "list")
 
     def start_server(self) -> MpsServer:
-        """Have a server for this user, and wait until it is active."""
+        """Start a server for this user and wait until it is active."""
         arguments = ("server", "create", f"--uid={self._uid}")
         answer = "" if self._servers() else self._channel.call(*arguments)
         return active_server(self, " ".join(arguments), answer)
 
     def servers(self) -> tuple[MpsServer, ...]:
-        """Those that run; one that is ready is told as active."""
+        """The running servers; a server that is ready counts as active."""
         return tuple(self._servers().values())
 
     def clients(self) -> tuple[MpsClient, ...]:
@@ -50,25 +50,25 @@ class Protocol3:
         """Destroy a client's contexts."""
         answer = self._channel.call("client", "terminate", str(client.pid))
         if client in self.clients():
-            raise unexpected(f"client terminate {client.pid}", answer, "the client to be gone")
+            raise unexpected_answer(f"client terminate {client.pid}", answer, "the client to be gone")
 
     def add_partition(self, device: str, chunks: int) -> str:
-        """Set multiprocessors apart, in chunks, before the server has clients."""
+        """Set chunks of multiprocessors apart, before the server has clients."""
         taken = {name for _, _, name, *_ in self._sets()}
         name = next(name for number in range(len(taken) + 1) if (name := f"sluice{number}") not in taken)
         arguments = ("sm-partition", "create", name, f"--server={self._name}", f"--device={device}")
         answer = self._channel.call(*arguments, f"--chunks={chunks}")
         match = _PARTITION.search(answer)
         if match is None:
-            raise unexpected(" ".join(arguments), answer, "CUDA_MPS_SM_PARTITION=…")
+            raise unexpected_answer(" ".join(arguments), answer, "CUDA_MPS_SM_PARTITION=…")
         return match[1]
 
     def free_chunks(self) -> int:
-        """How many chunks of multiprocessors are in none."""
+        """The number of chunks of multiprocessors that are in no partition."""
         return sum(int(chunks) for _, _, _, chunks, _, _, status, _ in self._sets() if status == "unallocated")
 
     def quit(self, timeout_s: float) -> None:
-        """End the daemon and its servers."""
+        """Stop the daemon and its servers."""
         self._channel.call("-q", timeout_s=timeout_s)
 
     def _servers(self) -> dict[str, MpsServer]:
@@ -87,5 +87,5 @@ class Protocol3:
         answer = self._channel.call(*arguments, _ROWS)
         rows = [[cell.strip() for cell in line.split(",")] for line in answer.splitlines() if line.strip()]
         if any(len(row) < 4 for row in rows):
-            raise unexpected(" ".join(arguments), answer, "rows of values with commas between them")
+            raise unexpected_answer(" ".join(arguments), answer, "rows of values with commas between them")
         return rows

@@ -1,4 +1,4 @@
-"""Memory shared between processes: a region is an anonymous file mapped by all, an arena hands out its parts."""
+"""Memory shared between processes: a region is an anonymous file that all map, an arena allocates blocks of it."""
 
 import fcntl
 import mmap
@@ -25,7 +25,7 @@ class Region:
 
     @classmethod
     def create(cls, name: str, nbytes: int) -> "Region":
-        """Make a region of zeros, sealed so that nobody can cut it short under a reader; `name` shows in /proc."""
+        """Make a region of zeros, with its size sealed: it cannot shrink under a reader. `name` shows in /proc."""
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, nbytes)
@@ -37,7 +37,7 @@ class Region:
 
     @classmethod
     def attach(cls, fd: int, nbytes: int) -> "Region":
-        """Map a region made elsewhere; takes `fd` over, also when it raises PartitionError."""
+        """Map a region made elsewhere; owns `fd` from now on, also when it raises PartitionError."""
         try:
             if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
                 raise PartitionError("shared region: its size is not sealed")
@@ -50,20 +50,20 @@ class Region:
             raise
 
     def close(self) -> None:
-        """Give the region up; the memory itself is unmapped once the last view that somebody took is gone."""
+        """Close the region; its memory is unmapped when the last view of it is gone."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-            # No unmapping by force: the mapping lives exactly as long as views of it do.
+            # The mapping is not unmapped explicitly: it lives exactly as long as views of it do.
             self.view = _EMPTY
 
 
 class Arena:
     """A binary buddy allocator over `nbytes` bytes: blocks are powers of two, at least 4 KiB, aligned to their size.
 
-    Knuth, TAOCP vol. 1, §2.5. Deviations: a size that is no power of two is covered by several trees, and of each
-    block size the last one freed is set aside unmerged, since the next batch mostly wants the same size again. Freed
-    blocks are reused last in, first out, and splitting keeps the lower half: a lightly used arena touches few pages.
+    Knuth, TAOCP vol. 1, §2.5. Two deviations: a size that is no power of two is covered by several trees, and of each
+    block size the block freed last is kept unmerged, since the next batch mostly needs the same size. Freed blocks are
+    reused last in, first out, and splitting keeps the lower half: a lightly used arena touches few pages.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -80,7 +80,7 @@ class Arena:
             offset += 1 << order
 
     def allocate(self, nbytes: int) -> int | None:
-        """Offset of a block of at least `nbytes` bytes, or None when no free block is that large; O(log n)."""
+        """Return the offset of a block of at least `nbytes` bytes, None when no free block is that large; O(log n)."""
         order = (max(nbytes, MIN_BLOCK_BYTES) - 1).bit_length()
         offset = self._aside.pop(order, None)
         if offset is None:
@@ -96,7 +96,7 @@ class Arena:
         return offset
 
     def free(self, offset: int) -> None:
-        """Give a block back; raises PartitionError for an offset that is not allocated. O(log n)."""
+        """Free a block; raises PartitionError for an offset that is not allocated. O(log n)."""
         order = self._orders.pop(offset, None)
         if order is None:
             raise PartitionError(f"arena: offset {offset} is not allocated")

@@ -1,4 +1,4 @@
-"""Messages and descriptors over a Unix SEQPACKET socket: one msgpack message a packet, in order, never in part."""
+"""Messages and descriptors over a Unix SEQPACKET socket: one msgpack message a packet, in order, never truncated."""
 
 import array
 import os
@@ -11,12 +11,12 @@ import msgspec
 from sluice.models.errors import PartitionError
 
 PACKET_BYTES = 1 << 20
-"""Longest packet; a kernel that gives less room (net.core.wmem_max) sets a lower limit."""
+"""Longest packet; a kernel with smaller socket buffers (net.core.wmem_max) sets a lower limit."""
 DRAIN_LIMIT = 64
 FDS_LIMIT = 4
 
 _KERNEL_BYTES = 32
-"""What the kernel takes of the room for a packet."""
+"""The kernel's own overhead in the buffer of a packet."""
 _CONTROL_BYTES = socket.CMSG_SPACE(FDS_LIMIT * 4)
 # Plain numbers: combining the enum's members costs microseconds a message.
 _RECEIVE_FLAGS = int(socket.MSG_CMSG_CLOEXEC)
@@ -27,7 +27,7 @@ Incoming = TypeVar("Incoming")
 
 
 class Channel(Generic[Incoming]):
-    """One end of a connected socket, which it owns; `incoming` is the union of messages that may arrive."""
+    """One end of a connected socket, which it owns; `incoming` is the union of the messages that may arrive."""
 
     def __init__(self, sock: socket.socket, incoming: Any) -> None:
         self._socket = sock
@@ -41,7 +41,7 @@ class Channel(Generic[Incoming]):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """Return whether `close` was called."""
         return self._socket.fileno() < 0
 
     def fileno(self) -> int:
@@ -49,11 +49,11 @@ class Channel(Generic[Incoming]):
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Close the socket; the other end reads what was sent and then the end."""
+        """Close the socket; the other end reads the messages that were sent, then the end."""
         self._socket.close()
 
     def encode(self, message: Any) -> bytes:
-        """The packet of a message; raises PartitionError when it is too long for one."""
+        """Return the packet of a message; raises PartitionError when it is too long for one."""
         packet = self._encode(message)
         if len(packet) > self._limit:
             raise PartitionError(
@@ -62,13 +62,13 @@ class Channel(Generic[Incoming]):
         return packet
 
     def send(self, message: Any, fds: Sequence[int] = ()) -> None:
-        """Send and wait for room when there is none; raises ConnectionError when the other end is gone."""
+        """Send a message, waiting for room if necessary; raises ConnectionError when the other end is gone."""
         self._transmit(self.encode(message), fds, 0)
 
     def try_send(self, packet: bytes, fds: Sequence[int] = ()) -> bool:
-        """Send an encoded packet unless there is no room for it now; raises ConnectionError like `send`.
+        """Send an encoded packet if there is room for it now, and return whether it was sent; raises as `send`.
 
-        Any other OSError says that the kernel is short of something, such as descriptors under way.
+        Any other OSError means that the kernel has run out of something, such as descriptors in transit.
         """
         try:
             self._transmit(packet, fds, _DONT_WAIT)
@@ -77,10 +77,10 @@ class Channel(Generic[Incoming]):
         return True
 
     def receive(self, wait: bool = False) -> Iterator[tuple[Incoming, tuple[int, ...]]]:
-        """Read the messages that are there (at most 64) with their descriptors, which the caller owns from then on.
+        """Yield the messages that have arrived (at most 64) with their descriptors, which the caller owns from then on.
 
-        With `wait`, blocks for the first. Raises EOFError when the other end is gone and nothing was left to read, and
-        PartitionError or MsgspecError for a packet that is no message; what follows it is still there.
+        With `wait`, blocks for the first message. Raises EOFError when the other end is gone and everything was read,
+        and PartitionError or MsgspecError for a malformed packet; the packets after it can still be read.
         """
         flags = _RECEIVE_FLAGS if wait else _RECEIVE_FLAGS | _DONT_WAIT
         for count in range(DRAIN_LIMIT):

@@ -1,7 +1,8 @@
-"""What the gateway and a worker say to each other over their SEQPACKET socket (msgpack, one message a packet).
+"""The messages between the gateway and a worker: commands to the worker, and its reports.
 
-Descriptors of tensor regions travel beside `MapRegion` (to the worker) and `Ready` or `Overflow` (from it). Times are
-CLOCK_MONOTONIC nanoseconds, which all processes of a machine share.
+They travel over a SEQPACKET socket, one msgpack message a packet. Descriptors of tensor regions accompany `MapRegion`
+(to the worker) and `WorkerReady` or `OverflowCreated` (from it). Times are CLOCK_MONOTONIC nanoseconds, which all
+processes of a machine share.
 """
 
 import enum
@@ -10,19 +11,19 @@ import msgspec
 
 from sluice.models.pipelines.pipeline import Confidence
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.models.profiles.measurement import Measurement
-from sluice.models.profiles.model_memory import ModelMemory
+from sluice.models.profiles.measurement import Measurement, ModelMemory
 from sluice.models.tensors.spec import DataType
 from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import Partition
 
 
 class ModelFile(msgspec.Struct, frozen=True, array_like=True):
-    """A model to load. `backend` names a module of `models.backends`; `menu` are the batch sizes to warm and time.
+    """A model to load. `backend` names a module of `models.backends`; `menu` are the batch sizes to warm up and time.
 
-    A worker that is given the `table`, as one that restarts is, only warms. It weighs what it begins with, and of what
-    comes later the models that nobody has `weighed`. `config` is the model's configuration in
-    JSON, as Triton prints it; "" without one.
+    A worker that is given the `table`, such as a restarted one, only warms the model up. It measures the memory of the
+    models that it starts with, and of later ones unless `memory_measured`. `confidences` are the outputs whose
+    confidence is computed for each row. `config` is the model's configuration in JSON, as Triton prints it; "" if there
+    is none.
     """
 
     key: str
@@ -30,10 +31,10 @@ class ModelFile(msgspec.Struct, frozen=True, array_like=True):
     backend: str
     menu: tuple[int, ...]
     batchable: bool
-    verdicts: tuple[tuple[str, Confidence], ...] = ()
+    confidences: tuple[tuple[str, Confidence], ...] = ()
     table: LatencyTable | None = None
     config: str = ""
-    weighed: bool = False
+    memory_measured: bool = False
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
@@ -45,9 +46,9 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class InputTensor(msgspec.Struct, frozen=True, array_like=True):
-    """An input of a batch: `shape` as the backend gets it, with the batch dimension in front where there is one.
+    """An input of a batch: `shape` is as the backend gets it, with the batch dimension first if there is one.
 
-    BYTES is in wire form: for every element four bytes of length (little-endian), then the bytes.
+    BYTES is in wire form: each element is four bytes of length (little-endian), then the bytes.
     """
 
     name: str
@@ -59,7 +60,7 @@ class InputTensor(msgspec.Struct, frozen=True, array_like=True):
 class OutputTensor(msgspec.Struct, frozen=True, array_like=True):
     """An output of a batch, contiguous in its region.
 
-    `row_offsets` is given for BYTES only: where each row starts, relative to `offset`, and the end of the last.
+    `row_offsets` is given for BYTES only: the start of each row, relative to `offset`, and the end of the last row.
     """
 
     name: str
@@ -72,9 +73,9 @@ class OutputTensor(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StartWorker(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """First message to a worker: bind to `partition`, make an output region of `output_bytes`, load these models.
+    """The first command to a worker: bind to `partition`, make an output region of `output_bytes`, load these models.
 
-    `output_region` is the number under which everybody will know that region.
+    `output_region` is the number of that region in every process. Answered by `WorkerReady`.
     """
 
     partition: Partition
@@ -90,7 +91,7 @@ class AddModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class DropModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Forget a model after the batches of it that were sent before; answered by `ModelDropped`.
+    """Unload a model after the batches of it that were sent before; answered by `ModelDropped`.
 
     `AddModel` and `DropModel` are carried out, and answered, in the order in which they were sent.
     """
@@ -99,9 +100,9 @@ class DropModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class MeasureModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Measure a model thoroughly at the sizes of its menu, and hold it; answered by `Measured`.
+    """Measure a model thoroughly at the batch sizes of its menu, and hold it; answered by `ModelMeasured`.
 
-    It is for a worker that holds no model, and is sent nothing else meanwhile.
+    It is for a worker that holds no model and is sent nothing else meanwhile.
     """
 
     file: ModelFile
@@ -115,13 +116,13 @@ class MapRegion(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class UnmapRegion(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Forget a region: nothing refers to it any more. Sent to the maker of an overflow region as well."""
+    """Unmap a region that nothing refers to any more. It is also sent to the worker that made an overflow region."""
 
     region: int
 
 
 class RunBatch(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Run a batch. `release` lists the slots of earlier `Done` messages that are no longer needed."""
+    """Run a batch. `release` lists the slots of earlier `BatchFinished` reports that are no longer needed."""
 
     batch: int
     model: str
@@ -129,20 +130,23 @@ class RunBatch(msgspec.Struct, frozen=True, tag=True, array_like=True):
     release: tuple[int, ...] = ()
 
 
-class Revoke(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Take back a batch that has not started; answered by `Revoked`, or by `Done` or `BatchRefused` when too late."""
+class WithdrawBatch(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Take back a batch that has not started.
+
+    Answered by `BatchWithdrawn`, or by `BatchFinished` or `BatchRefused` when it is too late.
+    """
 
     batch: int
 
 
-ToWorker = StartWorker | AddModel | DropModel | MeasureModel | MapRegion | UnmapRegion | RunBatch | Revoke
+ToWorker = StartWorker | AddModel | DropModel | MeasureModel | MapRegion | UnmapRegion | RunBatch | WithdrawBatch
 
 
-class LoadedModel(msgspec.Struct, frozen=True, array_like=True):
+class LoadResult(msgspec.Struct, frozen=True, array_like=True):
     """A model after loading: its latency table, or the reason why it did not load.
 
-    `memory` is what it takes, if that could be told. `evidence` is what the worker finds of itself since, when it has
-    loaded others before.
+    `memory` is the memory that it takes, if that could be measured. `evidence` is the worker's evidence after this
+    load, if the worker was ready before.
     """
 
     key: str
@@ -152,8 +156,8 @@ class LoadedModel(msgspec.Struct, frozen=True, array_like=True):
     memory: ModelMemory | None = None
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The worker is bound and has loaded what it could; the descriptor of its output region comes along.
+class WorkerReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The worker is bound and has loaded the models that it could; its output region's descriptor comes along.
 
     `cores` is the affinity mask that the kernel reports, `threads` the backend's thread count; `evidence` is for
     `sluice.mps.partitions.isolation_report`.
@@ -162,18 +166,18 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     pid: int
     cores: tuple[int, ...]
     threads: int
-    models: tuple[LoadedModel, ...]
+    models: tuple[LoadResult, ...]
     evidence: Evidence = Evidence()
 
 
 class ModelAdded(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A model that was to be loaded is held from now on, or could not be loaded."""
+    """An ordered load has finished: the model is loaded, or could not be."""
 
-    model: LoadedModel
+    model: LoadResult
 
 
-class Measured(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """What measuring a model came to, or the reason why it cannot be measured; `evidence` as in `LoadedModel`."""
+class ModelMeasured(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The result of measuring a model, or the reason why it cannot be measured; `evidence` is as in `LoadResult`."""
 
     measurement: Measurement | None = None
     error: str = ""
@@ -181,16 +185,16 @@ class Measured(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class ModelDropped(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The worker does not hold the model any more, and its memory was given back."""
+    """The worker no longer holds the model and has freed its memory."""
 
     key: str
 
 
-class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A batch ran from `started_ns` to `ended_ns`; `verdicts` has one tuple a verdict of the model, a value a row.
+class BatchFinished(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A batch ran from `started_ns` to `ended_ns`; `confidences` has one tuple for each confidence of the model.
 
-    An output's `region` is the number of the worker's output region or of an overflow region. `slot` is the offset of
-    the slot that holds the outputs in the output region, -1 when they are in an overflow region.
+    Such a tuple has one value a row. An output's `region` is the number of the worker's output region or of an overflow
+    region. `slot` is the offset of the outputs' slot in the output region, -1 when they are in an overflow region.
     """
 
     batch: int
@@ -198,28 +202,28 @@ class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
     ended_ns: int
     outputs: tuple[OutputTensor, ...]
     slot: int
-    verdicts: tuple[tuple[float, ...], ...] = ()
+    confidences: tuple[tuple[float, ...], ...] = ()
 
 
-class Overflow(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Sent before the `Done` whose outputs did not fit: a region of their own, its descriptor comes along.
+class OverflowCreated(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The outputs of the next `BatchFinished` have a new region, whose descriptor comes along, since they did not fit.
 
-    `region` is negative, so that it never meets a number given by the gateway, and unique among all workers.
+    `region` is negative, so that it differs from all numbers that the gateway gives, and unique among all workers.
     """
 
     region: int
     nbytes: int
 
 
-class Blame(enum.StrEnum):
-    """What a batch failed by."""
+class BatchFault(enum.StrEnum):
+    """The cause of a batch's failure."""
 
     BATCH = "batch"
-    """The model refused or failed it; some row may be to blame."""
+    """The model refused the batch or failed; one of its rows may be the cause."""
     MEMORY = "memory"
-    """There was not enough memory for it; smaller ones may run."""
+    """There was not enough memory for the batch; smaller ones may run."""
     DEVICE = "device"
-    """The context on the device is lost: nothing runs in this process any more, nor in others of its MPS daemon."""
+    """The context on the device is lost: later batches of this process, and of its MPS daemon's other clients, fail."""
 
 
 class BatchRefused(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -227,13 +231,22 @@ class BatchRefused(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     batch: int
     message: str
-    blame: Blame = Blame.BATCH
+    fault: BatchFault = BatchFault.BATCH
 
 
-class Revoked(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class BatchWithdrawn(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A batch was taken back before it started."""
 
     batch: int
 
 
-FromWorker = Ready | ModelAdded | ModelDropped | Measured | Done | Overflow | BatchRefused | Revoked
+FromWorker = (
+    WorkerReady
+    | ModelAdded
+    | ModelDropped
+    | ModelMeasured
+    | BatchFinished
+    | OverflowCreated
+    | BatchRefused
+    | BatchWithdrawn
+)

@@ -1,1 +1,1 @@
-"""TODO mps/isolation."""
+"""Confines a process to its partition before libraries start: cores, memory, and the environment that CUDA reads."""

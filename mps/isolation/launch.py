@@ -1,4 +1,4 @@
-"""How processes are started: our own modules, and programs that keep to cores and end with their parent."""
+"""Starting processes: modules of Sluice, and programs that keep to given cores and end with their parent."""
 
 import ctypes
 import os
@@ -7,15 +7,15 @@ import sys
 from collections.abc import Sequence
 
 from sluice.models.errors import PartitionError
-from sluice.models.import_root import IMPORT_ROOT
-from sluice.mps.isolation.mps_environment import plain_environment
-from sluice.mps.isolation.pinning import pin
+from sluice.models.processes import IMPORT_ROOT, python_path
+from sluice.mps.isolation.mps_environment import environment_without_mps
+from sluice.mps.isolation.pinning import pin_to_cores
 
 CANNOT_START = 127
-"""Exit status when a command cannot be started, as that of a shell."""
+"""Exit status when a command cannot be started, as a shell's."""
 
 _PR_SET_PDEATHSIG = 1
-# No PYTHONPATH: the command, which may be Python as well, must not find our modules.
+# No PYTHONPATH: the command, which may be Python as well, must not find Sluice's modules.
 _PROGRAM = (
     f"import sys; sys.path.insert(0, {IMPORT_ROOT!r}); "
     "from sluice.mps.isolation.launch import main; sys.exit(main(sys.argv[1:]))"
@@ -23,31 +23,29 @@ _PROGRAM = (
 
 
 def module_environment() -> dict[str, str]:
-    """The environment of a process that runs one of our modules: it finds them, and no settings of MPS."""
-    return plain_environment() | {
-        "PYTHONPATH": os.pathsep.join(filter(None, (IMPORT_ROOT, os.environ.get("PYTHONPATH"))))
-    }
+    """The environment of a process that runs a module of Sluice: it finds the package and has no settings of MPS."""
+    return environment_without_mps() | {"PYTHONPATH": python_path()}
 
 
-def launcher(cores: Sequence[int]) -> list[str]:
-    """What to put before a command line, so that it runs on `cores` (none: wherever it likes).
+def launch_command(cores: Sequence[int]) -> list[str]:
+    """Return the words to put before a command line so that the command runs on `cores` (none: on any core).
 
-    It gets SIGTERM when the thread that starts it is gone, however that ended. What cannot be started says so on
-    standard error and exits with CANNOT_START.
+    The command gets SIGTERM when the thread that starts it ends for any reason. A command that cannot be started says
+    so on standard error and exits with CANNOT_START.
     """
     return [sys.executable, "-P", "-c", _PROGRAM, str(os.getpid()), ",".join(map(str, cores))]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Become the command after the parent's process id and the cores; returns only when it cannot be started."""
+    """Become the command that follows the parent's process id and the cores; returns only on failure."""
     parent, cores, *command = arguments
-    # Outlives the exec.
+    # The setting survives the exec.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(parent):
         return CANNOT_START
     try:
         if cores:
-            pin([int(core) for core in cores.split(",")])
+            pin_to_cores([int(core) for core in cores.split(",")])
         os.execvp(command[0], command)
     except (OSError, PartitionError) as error:
         print(f"cannot start {command[0]}: {error}", file=sys.stderr)

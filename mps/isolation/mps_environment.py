@@ -1,4 +1,4 @@
-"""What a process needs before CUDA starts in it, to be an MPS client with a limit: its environment, and the daemon."""
+"""The environment of a process that is to be a limited MPS client, and the files by which it finds its daemon."""
 
 import json
 import os
@@ -10,16 +10,16 @@ from sluice.models.errors import PartitionError
 from sluice.mps.partitions.partition import MpsPartition, ShareMode
 
 SOCKET_PATH_LIMIT = 107
-"""Bytes of the path of a Unix socket; a daemon with a longer one dies, and later nobody finds it."""
+"""Longest path of a Unix socket in bytes; a daemon with a longer one dies, and its clients do not find it."""
 
-SETS = "sets.json"
-"""Beside the pipe directory: the static sets of multiprocessors by partition, which the daemon's owner writes."""
+STATIC_SETS_FILE = "sets.json"
+"""File beside the pipe directory: the static sets of multiprocessors by partition, written by the daemon's owner."""
 
 NO_DAEMON = "/nonexistent"
-"""Instead of a pipe directory: CUDA runs without MPS, whatever daemon there is."""
+"""A pipe directory without a daemon: CUDA then runs without MPS, whichever daemons there are."""
 
 JOIN_S = 10.0
-"""How long a daemon that has ended may take to be there again."""
+"""Time for a daemon that has ended to be back."""
 
 _SOCKET = "control"
 _BELOW_NORMAL = "1"
@@ -27,18 +27,18 @@ _LOOK_S = 0.05
 _MIB = 1 << 20
 
 
-def plain_environment() -> dict[str, str]:
-    """This process's environment without settings of MPS, which are each process's own."""
+def environment_without_mps() -> dict[str, str]:
+    """This process's environment without settings of MPS, which belong to each process alone."""
     return {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
 
 
 def mps_environment(partition: MpsPartition, pipes: Path) -> dict[str, str]:
     """The environment of a worker on `partition` whose daemon listens in `pipes`.
 
-    The device is named by UUID, which means the same to every daemon; to the worker it is device 0, and the memory
-    limit is of that one. A share that is promised nothing has a lower priority, which is no more than a hint. A worker
-    on a static set finds out by itself which it is (`await_daemon`). Raises PartitionError when the directory's path is
-    too long for a socket.
+    The device is named by UUID, which means the same to every daemon; to the worker it is device 0, to which the memory
+    limit applies. A share without a guarantee gets a lower priority, which is only a hint. A worker on a static set
+    looks the set up by itself (`await_daemon`). Raises PartitionError when the directory's path is too long for a
+    socket.
     """
     variables = {
         "CUDA_MPS_PIPE_DIRECTORY": str(checked_pipe_directory(pipes)),
@@ -48,15 +48,15 @@ def mps_environment(partition: MpsPartition, pipes: Path) -> dict[str, str]:
     if partition.mode is ShareMode.UNCAPPED:
         variables["CUDA_MPS_CLIENT_PRIORITY"] = _BELOW_NORMAL
     if partition.memory_bytes:
-        variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={memory_limit(partition.memory_bytes)}"
+        variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={format_memory_limit(partition.memory_bytes)}"
     return variables
 
 
 def await_daemon(partition: MpsPartition, timeout_s: float = JOIN_S) -> None:
-    """Wait until the daemon that this process's environment names takes clients, and tell CUDA of its static set.
+    """Wait until the daemon of this process's environment accepts clients, and give CUDA the name of the static set.
 
-    Call it before CUDA starts, which would run without MPS and not say so. Raises PartitionError when the daemon, or
-    the set, is not there in time.
+    Call it before CUDA starts, which would silently run without MPS. Raises PartitionError when the daemon, or the set,
+    is not there in time.
     """
     pipes = Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
     give_up = time.monotonic() + timeout_s
@@ -73,42 +73,42 @@ def await_daemon(partition: MpsPartition, timeout_s: float = JOIN_S) -> None:
 
 
 def device_directory(device: str, root: Path | None = None) -> Path:
-    """Where the daemon of a GPU or MIG device has its files, in `root`; by default one of this user's own."""
+    """The directory of the MPS daemon of a GPU or MIG device, under `root`; the default root belongs to this user."""
     return (root or default_root()) / device
 
 
 def pipe_directory(device: str, root: Path | None = None) -> Path:
-    """Where the daemon of a GPU or MIG device, by UUID, meets its clients."""
+    """The directory in which the MPS daemon of a GPU or MIG device, by UUID, meets its clients."""
     return device_directory(device, root) / "pipe"
 
 
 def static_set(partition: MpsPartition, root: Path | None = None) -> str:
-    """The set that the daemon has made for a partition, empty for one that is not static; raises PartitionError."""
+    """The name of the daemon's static set for a partition, "" if the partition is not static; raises PartitionError."""
     if partition.mode is not ShareMode.STATIC:
         return ""
     try:
-        names: dict[str, str] = json.loads((device_directory(partition.uuid, root) / SETS).read_bytes())
+        names: dict[str, str] = json.loads((device_directory(partition.uuid, root) / STATIC_SETS_FILE).read_bytes())
         return names[partition.name]
     except (OSError, ValueError, KeyError):
         raise PartitionError(
-            f"partition {partition.name}: no server has made a static set of multiprocessors for it"
+            f"partition {partition.name}: no static set of multiprocessors; expected a running server that has made it"
         ) from None
 
 
 def default_root() -> Path:
-    """Short, and the same for all that this user starts: whoever comes later finds the daemons that are there."""
+    """A short path, the same for all processes of this user: later ones find the daemons of earlier ones."""
     return Path(f"/tmp/sluice-mps-{os.getuid()}")
 
 
-def memory_limit(memory_bytes: int) -> str:
-    """As MPS writes a limit: whole MiB, rounded down; raises PartitionError below one."""
+def format_memory_limit(memory_bytes: int) -> str:
+    """Write a memory limit as MPS does: whole MiB, rounded down; raises PartitionError below one."""
     if memory_bytes < _MIB:
-        raise PartitionError(f"expected a memory limit of at least 1 MiB, got {memory_bytes} bytes")
+        raise PartitionError(f"memory limit: expected at least 1 MiB, got {memory_bytes} bytes")
     return f"{memory_bytes // _MIB}M"
 
 
 def checked_pipe_directory(directory: Path) -> Path:
-    """`directory`, unless the socket in it would have too long a path: then PartitionError."""
+    """Return `directory`; raises PartitionError if it is relative, or too long a path for the socket in it."""
     path = str(directory / _SOCKET)
     if not directory.is_absolute():
         raise PartitionError(f"MPS pipe directory {directory}: expected an absolute path")

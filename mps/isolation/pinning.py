@@ -1,4 +1,4 @@
-"""Binding a process to its partition: the environment it starts with, the cores it may run on, its memory."""
+"""Binding a process to its partition: the environment that it starts with, its cores and its memory limit."""
 
 import os
 import resource
@@ -12,28 +12,29 @@ from sluice.mps.partitions.partition import CpuPartition, MigPartition, Partitio
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
-def environment(partition: Partition) -> dict[str, str]:
-    """What a worker's environment must hold before it starts, over `plain_environment` of the gateway.
+def worker_environment(partition: Partition) -> dict[str, str]:
+    """The variables of a worker's environment, on top of the gateway's `environment_without_mps`.
 
-    One thread for array libraries: the backend's own threads are the ones that fill the partition. On a GPU
-    partition it sees that one device, as number 0. Raises PartitionError for one whose MPS daemon cannot be reached.
+    Array libraries get one thread: the backend's own threads fill the partition. On a GPU partition the worker sees
+    that one device, as number 0. Raises PartitionError for a partition whose MPS daemon cannot be reached.
     """
     threads = dict.fromkeys(_THREAD_VARIABLES, "1")
     match partition:
         case CpuPartition():
             return threads
         case MigPartition():
-            # A daemon that happens to run on this machine must not take the worker as its client.
+            # An MPS daemon that happens to run on this machine must not get the worker as a client.
+
             return threads | {"CUDA_VISIBLE_DEVICES": partition.uuid, "CUDA_MPS_PIPE_DIRECTORY": NO_DAEMON}
         case _:
             return threads | mps_environment(partition, pipe_directory(partition.uuid))
 
 
-def pin(cores: Sequence[int]) -> tuple[int, ...]:
-    """Bind this process, and the threads it will start, to `cores`; returns the mask that the kernel reports back.
+def pin_to_cores(cores: Sequence[int]) -> tuple[int, ...]:
+    """Bind this process, and the threads that it will start, to `cores`; returns the mask that the kernel reports.
 
-    Call it before libraries start threads: those that run already stay where they are. Raises PartitionError when the
-    kernel refuses or grants other cores.
+    Call it before libraries start threads: running threads keep their mask. Raises PartitionError when the kernel
+    refuses or grants other cores.
     """
     try:
         os.sched_setaffinity(0, cores)
@@ -45,10 +46,10 @@ def pin(cores: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(granted))
 
 
-def bind(partition: Partition) -> tuple[int, ...]:
-    """Bind this process to its partition as far as the kernel lets it; returns the cores that it runs on then.
+def bind_to_partition(partition: Partition) -> tuple[int, ...]:
+    """Bind this process to its partition as far as the kernel allows; returns the cores that it runs on then.
 
-    Call it before libraries start threads or take memory. `partitions.isolation_report` says what could not be had.
+    Call it before libraries start threads or allocate memory. `partitions.isolation_report` finds the rest.
     """
     if partition.cores:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""From demands to instances: the smallest set of them on one GPU that serves every demand."""
+"""Finds the smallest set of instances on one GPU that serves every demand."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,58 +7,56 @@ import msgspec
 
 from sluice.models.errors import InfeasibleLayout
 from sluice.mps.mig.geometry import Geometry, MigProfile
-from sluice.mps.mig.placements import layouts
+from sluice.mps.mig.placements import enumerate_layouts
 
 _HALVINGS = 10
 
 
 class MigDemand(msgspec.Struct, frozen=True):
-    """Requests a second to be served, and how many an instance of each profile serves (at the objective)."""
+    """Requests a second to serve, and the rate that an instance of each profile serves within the objective."""
 
     rate: float
     rates: Mapping[MigProfile, float]
 
     def scaled(self, factor: float) -> "MigDemand":
-        """As much of the demand."""
+        """The demand times a factor."""
         return MigDemand(self.rate * factor, self.rates)
 
 
-Shares = dict[str, tuple[MigProfile, ...]]
-"""The instances of each demand, the largest first."""
+DemandInstances = dict[str, tuple[MigProfile, ...]]
+"""The instances for each demand, the largest first."""
 
 _Load = tuple[int, ...]
-"""How many instances of each profile of the geometry."""
+"""The number of instances of each profile of the geometry."""
 
 
-def cover(geometry: Geometry, demands: Mapping[str, MigDemand]) -> Shares:
-    """Instances that serve every demand, with the fewest compute slices, then memory slices, then instances.
+def cover_demands(geometry: Geometry, demands: Mapping[str, MigDemand]) -> DemandInstances:
+    """Return instances that serve every demand, with the fewest compute slices, then memory slices, then instances.
 
-    Exact: looks at every way to give demands instances, as far as it is not worse than one that was found. Raises
-    InfeasibleLayout, which tells what part of all demands could be served.
+    The search is exact: it looks at every assignment that is not worse than the best one so far. Raises
+    InfeasibleLayout with the part of all demands that could be served.
     """
     legal = _legal(geometry, {profile for demand in demands.values() for profile in demand.rates})
     best = _best(geometry, demands, legal)
     if best is not None:
         return best
-    raise InfeasibleLayout(
-        f"{', '.join(demands)} cannot be served on one {geometry.gpu}; {_part(geometry, demands, legal)}"
-    )
+    raise InfeasibleLayout(f"{', '.join(demands)}: one {geometry.gpu} is not enough; {_part(geometry, demands, legal)}")
 
 
 def _legal(geometry: Geometry, profiles: set[MigProfile]) -> set[_Load]:
-    """How many of each profile can lie on the GPU together."""
-    every = layouts(geometry, {profile: len(profile.starts) for profile in profiles})
+    """The numbers of instances of each profile that fit on the GPU together."""
+    every = enumerate_layouts(geometry, {profile: len(profile.starts) for profile in profiles})
     counts = (Counter(each.profile for each in layout) for layout in every)
     return {tuple(count[profile] for profile in geometry.profiles) for count in counts}
 
 
-def _best(geometry: Geometry, demands: Mapping[str, MigDemand], legal: set[_Load]) -> Shares | None:
-    found: Shares | None = None
+def _best(geometry: Geometry, demands: Mapping[str, MigDemand], legal: set[_Load]) -> DemandInstances | None:
+    found: DemandInstances | None = None
     bound: tuple[int, int, int] | None = None
-    # The narrowest choice first, so that what cannot be is found out soon.
+    # The demand with the fewest choices first, so that dead ends are found early.
     names = sorted(demands, key=lambda name: (-demands[name].rate / max(demands[name].rates.values(), default=1), name))
 
-    def give(index: int, load: _Load, shares: Shares) -> None:
+    def give(index: int, load: _Load, shares: DemandInstances) -> None:
         nonlocal found, bound
         price = _price(geometry, load)
         if bound is not None and price >= bound:
@@ -77,7 +75,7 @@ def _best(geometry: Geometry, demands: Mapping[str, MigDemand], legal: set[_Load
 def _shares(
     geometry: Geometry, demand: MigDemand, load: _Load, legal: set[_Load]
 ) -> Iterator[tuple[tuple[MigProfile, ...], _Load]]:
-    """Every set of instances that serves a demand beside `load`, none with one too many, and the load with it."""
+    """Yield every minimal set of instances that serves a demand beside `load`, and the load with it."""
 
     def more(
         first: int, share: tuple[MigProfile, ...], load: _Load, rate: float
@@ -101,7 +99,7 @@ def _price(geometry: Geometry, load: _Load) -> tuple[int, int, int]:
 
 
 def _part(geometry: Geometry, demands: Mapping[str, MigDemand], legal: set[_Load]) -> str:
-    """The largest share of all demands that could be served, to a thousandth."""
+    """The largest part of all demands that could be served, to a thousandth."""
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -110,4 +108,4 @@ def _part(geometry: Geometry, demands: Mapping[str, MigDemand], legal: set[_Load
             high = middle
         else:
             low = middle
-    return f"{low:.0%} of these rates could be"
+    return f"it could serve {low:.0%} of these rates"

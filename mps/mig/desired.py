@@ -1,22 +1,22 @@
-"""From what a file wants of a GPU and what is there to the steps between them."""
+"""Plans the steps from the present state of a GPU to the state that a file wants."""
 
 from collections.abc import Mapping
 
 import msgspec
 
 from sluice.models.errors import InfeasibleLayout
-from sluice.mps.mig.demand import Shares
+from sluice.mps.mig.demand import DemandInstances
 from sluice.mps.mig.geometry import Geometry
-from sluice.mps.mig.layout import DestroyInstance, SetMig, Step, steps
+from sluice.mps.mig.layout import DestroyInstance, MigStep, SetMig, plan_steps
 from sluice.mps.mig.layout_file import LayoutFile
-from sluice.mps.mig.packer import Wanted, pack
+from sluice.mps.mig.packer import WantedInstance, pack
 from sluice.mps.mig.placements import Layout, Placement, largest_first
 
 
-class Present(msgspec.Struct, frozen=True):
-    """A GPU as it is: the MIG mode, who uses each instance, and who uses the GPU as a whole.
+class GpuState(msgspec.Struct, frozen=True):
+    """A GPU as it is: the MIG mode, the users of each instance, and the users of the GPU as a whole.
 
-    Those of the instances that are `unusable` have no compute instance: programs do not see them.
+    The `unusable` instances have no compute instance: programs do not see them.
     """
 
     mig: bool = False
@@ -26,7 +26,7 @@ class Present(msgspec.Struct, frozen=True):
 
 
 class GpuPlan(msgspec.Struct, frozen=True):
-    """How a GPU gets from its present layout to the wanted one, and which steps are refused, with the reasons.
+    """The steps from the present layout of a GPU to the wanted one, and the refused steps with the reasons.
 
     `shares` are the instances that serve each demand of the file.
     """
@@ -34,18 +34,18 @@ class GpuPlan(msgspec.Struct, frozen=True):
     geometry: Geometry
     present: Layout
     wanted: Layout
-    steps: tuple[Step, ...]
+    steps: tuple[MigStep, ...]
     refusals: tuple[str, ...]
-    shares: Shares = {}
+    shares: DemandInstances = {}
 
 
-def plan_gpu(file: LayoutFile, index: int, geometry: Geometry, present: Present) -> GpuPlan:
-    """A plan for a GPU of the file.
+def plan_gpu(file: LayoutFile, index: int, geometry: Geometry, present: GpuState) -> GpuPlan:
+    """Return a plan for a GPU of the file.
 
-    Raises InfeasibleLayout when its instances do not fit, ConfigError when it names what there is not.
+    Raises InfeasibleLayout when its instances do not fit, ConfigError when it names an unknown profile or placement.
     """
     shares = file.shares(index, geometry)
-    served = [Wanted(profile) for share in shares.values() for profile in share]
+    served = [WantedInstance(profile) for share in shares.values() for profile in share]
     instances = served or file.wanted(index, geometry)
     there = frozenset(present.instances)
     in_use = {each for each, users in present.instances.items() if users}
@@ -54,13 +54,13 @@ def plan_gpu(file: LayoutFile, index: int, geometry: Geometry, present: Present)
         wanted = pack(geometry, instances, usable, in_use)
     except InfeasibleLayout as error:
         raise InfeasibleLayout(f"{file.path}: gpus.{index}.instances: {error}") from None
-    found: list[Step] = [DestroyInstance(each) for each in largest_first(present.unusable)]
-    found += steps(geometry, usable, wanted, mig=(present.mig, file.gpus[index].mig), in_use=in_use)
+    found: list[MigStep] = [DestroyInstance(each) for each in largest_first(present.unusable)]
+    found += plan_steps(geometry, usable, wanted, mig=(present.mig, file.gpus[index].mig), in_use=in_use)
     refusals = [reason for step in found if (reason := _refusal(step, present)) is not None]
     return GpuPlan(geometry, there, wanted, tuple(found), tuple(refusals), shares)
 
 
-def _refusal(step: Step, present: Present) -> str | None:
+def _refusal(step: MigStep, present: GpuState) -> str | None:
     match step:
         case DestroyInstance(placement) if users := present.instances[placement]:
             return f"{placement} is in use by {', '.join(users)}"

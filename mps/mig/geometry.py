@@ -1,7 +1,7 @@
-"""How GPUs can be cut by MIG: the profiles of each, and where an instance of a profile may start.
+"""MIG geometry of GPUs: the profiles of each, and the slices at which an instance of a profile may start.
 
-Figures are those of NVIDIA's MIG user guide and of `nvidia-smi mig -lgip`; what neither gives is None. A driver knows
-its own GPU better: these tables plan for a GPU that is not there.
+The figures are those of NVIDIA's MIG user guide and of `nvidia-smi mig -lgip`; None stands where neither gives one. A
+driver knows its own GPU better: these tables plan for a GPU that is not there.
 """
 
 import re
@@ -19,8 +19,8 @@ _MOST_SLICES = 7
 class MigProfile(msgspec.Struct, frozen=True):
     """A size of GPU instances.
 
-    `compute` and `memory` are slices of the GPU, `starts` the memory slices that an instance may start at. `id` is the
-    driver's. `memory_mib` is what programs can use of it; the nominal gigabytes are in the name.
+    `compute` and `memory` are slices of the GPU, `starts` the memory slices at which an instance may start. `id` is the
+    driver's. `memory_mib` is the memory that programs can use; the nominal gigabytes are in the name.
     """
 
     name: str
@@ -33,17 +33,17 @@ class MigProfile(msgspec.Struct, frozen=True):
 
     @property
     def media(self) -> bool:
-        """Whether it has the media engines that a GPU gives to one instance only."""
+        """Return whether it has the media engines, which a GPU gives to one instance only."""
         return _MEDIA in self.name
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """Compute, memory, multiprocessors: profiles are ordered by it, the largest first."""
+        """Compute slices, memory slices, multiprocessors: profiles are ordered by it, the largest first."""
         return self.compute, self.memory, self.multiprocessors or 0
 
 
 class Geometry(msgspec.Struct, frozen=True):
-    """The profiles of a GPU, the largest first, and the slices that it has of each kind."""
+    """The profiles of a GPU, the largest first, and its numbers of slices."""
 
     gpu: str
     compute: int
@@ -51,10 +51,10 @@ class Geometry(msgspec.Struct, frozen=True):
     profiles: tuple[MigProfile, ...]
 
     def find(self, name: str) -> MigProfile:
-        """The profile of that name; raises ConfigError, which tells those there are.
+        """Return the profile of that name; raises ConfigError with the names of all profiles.
 
-        `3g` is the plain profile of three slices with the least memory. Drivers disagree by a gigabyte about some
-        names (`7g.79gb`, `7g.80gb`): both are found.
+        `3g` is the plain profile of three slices with the least memory. Drivers disagree by a gigabyte about some names
+        (`7g.79gb`, `7g.80gb`): both are found.
         """
         text = name.strip().lower().removeprefix("mig ")
         alike = [each for each in self.profiles if same_profile(each.name, text)]
@@ -63,11 +63,11 @@ class Geometry(msgspec.Struct, frozen=True):
         if alike:
             return min(alike, key=lambda profile: abs(_gigabytes(profile.name) - _gigabytes(text)))
         there = ", ".join(profile.name for profile in self.profiles)
-        raise ConfigError(f"'{name}' is no profile of {self.gpu}; there are {there}")
+        raise ConfigError(f"'{name}' is not a profile of {self.gpu}; expected one of {there}")
 
 
 def same_profile(name: str, other: str) -> bool:
-    """Whether two names may be those of one profile: drivers disagree by a gigabyte, and one may have none."""
+    """Return whether two names may mean one profile: drivers disagree by a gigabyte, and a name may have none."""
     one, two = _NAME.fullmatch(name), _NAME.fullmatch(other)
     if one is None or two is None or (one["slices"], one["attributes"]) != (two["slices"], two["attributes"]):
         return False
@@ -75,7 +75,7 @@ def same_profile(name: str, other: str) -> bool:
 
 
 def share_of_gpu(profile: str) -> float:
-    """The part of a GPU's compute slices that an instance of a profile has; of one in no table by sevenths."""
+    """The part of a GPU's compute slices that an instance of a profile has; in sevenths for an unknown profile."""
     slices = int(profile.partition("g")[0])
     wholes = (table.compute for table in GEOMETRIES.values() if profile in {each.name for each in table.profiles})
     return slices / next(wholes, _MOST_SLICES)
@@ -89,11 +89,11 @@ def geometry_of(gpu: str, profiles: Iterable[MigProfile]) -> Geometry:
 
 
 def find_geometry(gpu: str) -> Geometry:
-    """The table of a GPU by its name here, such as H100-80; raises ConfigError, which tells those there are."""
+    """Return the table of a GPU by its name here, such as H100-80; raises ConfigError with the known names."""
     for name, geometry in GEOMETRIES.items():
         if name.lower() == gpu.strip().lower():
             return geometry
-    raise ConfigError(f"'{gpu}' is no GPU that a table is known of; there are {', '.join(GEOMETRIES)}")
+    raise ConfigError(f"'{gpu}': unknown GPU; expected one of {', '.join(GEOMETRIES)}")
 
 
 def _gigabytes(name: str) -> int:

@@ -1,4 +1,4 @@
-"""What a machine has of GPUs, as a driver tells it (types only)."""
+"""The GPUs of a machine as a driver reports them (types only)."""
 
 import msgspec
 
@@ -20,9 +20,9 @@ class Instance(msgspec.Struct, frozen=True):
 class Gpu(msgspec.Struct, frozen=True):
     """A GPU. `mig` is its mode, None where it has none; `users` are the processes on the GPU while it is whole.
 
-    `geometry` is None without MIG, and where the driver tells it to nobody but root and no table has it. `unplaced`
-    are the UUIDs of MIG devices whose places are told to nobody but root; there are no `instances` then. Of one that is
-    `lost`, which says how, there is nothing else than its index.
+    `geometry` is None without MIG, and where only root may see it and no table has it. `unplaced` are the UUIDs of MIG
+    devices whose placements only root may see; there are no `instances` then. A GPU that is `lost`, for the reason
+    given, has nothing but its index.
     """
 
     index: int
@@ -38,12 +38,12 @@ class Gpu(msgspec.Struct, frozen=True):
 
     @property
     def layout(self) -> Layout:
-        """Where its instances lie."""
+        """The placements of its instances."""
         return frozenset(each.placement for each in self.instances)
 
     @property
     def present(self) -> dict[Placement, tuple[str, ...]]:
-        """Who uses each instance."""
+        """The users of each instance."""
         return {each.placement: each.users for each in self.instances}
 
     @property
@@ -52,7 +52,7 @@ class Gpu(msgspec.Struct, frozen=True):
         return frozenset(each.placement for each in self.instances if not each.uuid)
 
     def is_named(self, device: int | str) -> bool:
-        """Whether `device` is its index, or its UUID or the beginning of it, with or without the prefix."""
+        """Return whether `device` is its index, or its UUID or the beginning of it, with or without the prefix."""
         if isinstance(device, int):
             return device == self.index
         return bool(device) and (self.uuid.startswith(device) or self.uuid.removeprefix("GPU-").startswith(device))

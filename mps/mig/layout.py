@@ -1,11 +1,11 @@
-"""The algebra of layouts: what tells two apart, and the steps between them."""
+"""The steps from one layout to another."""
 
 from collections.abc import Collection
 
 import msgspec
 
 from sluice.mps.mig.geometry import Geometry
-from sluice.mps.mig.placements import Layout, Placement, fault, largest_first
+from sluice.mps.mig.placements import Layout, Placement, largest_first, layout_problem
 
 
 class SetMig(msgspec.Struct, frozen=True):
@@ -18,7 +18,7 @@ class SetMig(msgspec.Struct, frozen=True):
 
 
 class CreateInstance(msgspec.Struct, frozen=True):
-    """Make an instance, with one compute instance that takes all of it."""
+    """Create an instance, with one compute instance that takes all of it."""
 
     placement: Placement
 
@@ -27,7 +27,7 @@ class CreateInstance(msgspec.Struct, frozen=True):
 
 
 class DestroyInstance(msgspec.Struct, frozen=True):
-    """Take an instance away."""
+    """Destroy an instance."""
 
     placement: Placement
 
@@ -35,51 +35,51 @@ class DestroyInstance(msgspec.Struct, frozen=True):
         return f"destroy {self.placement}"
 
 
-Step = SetMig | CreateInstance | DestroyInstance
+MigStep = SetMig | CreateInstance | DestroyInstance
 
 
 class LayoutDiff(msgspec.Struct, frozen=True):
-    """What goes and comes from one layout to another."""
+    """The instances that one layout loses and gains on the way to another."""
 
     gone: Layout
     new: Layout
 
 
 def difference(present: Layout, wanted: Layout) -> LayoutDiff:
-    """What goes and comes."""
+    """Compare two layouts."""
     return LayoutDiff(present - wanted, wanted - present)
 
 
-def steps(
+def plan_steps(
     geometry: Geometry,
     present: Layout,
     wanted: Layout,
     *,
     mig: tuple[bool, bool] = (True, True),
     in_use: Collection[Placement] = (),
-) -> list[Step]:
-    """The steps from the `present` layout to the `wanted` one, both legal; `mig` is the mode before and after.
+) -> list[MigStep]:
+    """Return the steps from the `present` layout to the `wanted` one, both legal; `mig` is the mode before and after.
 
-    The layout is legal after each step, and what both have is not touched. Instances are created the largest first,
-    each as soon as it has a place: what goes is destroyed only when it is in the way, in use last, the rest at the end,
-    so that the GPU holds as much as it can all the while.
+    The layout is legal after each step, and instances of both layouts are not touched. Instances are created the
+    largest first, each as soon as it fits. An instance is destroyed only when it is in the way, those in use last, and
+    the rest at the end, so that the GPU always holds as much as it can.
     """
     before, after = mig
     change = difference(present, wanted)
     going = largest_first(change.gone)
     going.reverse()
     going.sort(key=lambda each: each in in_use)
-    found: list[Step] = [SetMig(on=True)] if after and not before else []
+    found: list[MigStep] = [SetMig(on=True)] if after and not before else []
     layout = set(present)
     coming = largest_first(change.new)
     while coming:
-        fits = next((each for each in coming if fault(geometry, layout | {each}) is None), None)
+        fits = next((each for each in coming if layout_problem(geometry, layout | {each}) is None), None)
         if fits is not None:
             found.append(CreateInstance(fits))
             layout.add(fits)
             coming.remove(fits)
             continue
-        # Some are going, since all that is wanted and all that stays are legal together.
+        # There is one to destroy, since all that is wanted and all that stays are legal together.
         obstacle = next((each for each in going if _in_the_way(each, coming[0])), going[0])
         found.append(DestroyInstance(obstacle))
         layout.remove(obstacle)

@@ -1,4 +1,4 @@
-"""The form of a file of layouts: which instances each GPU is to have, or has; errors name the place in the file."""
+"""The format of a file of GPU layouts, wanted or present; errors name the place in the file."""
 
 import math
 from typing import Any
@@ -7,16 +7,16 @@ import msgspec
 
 from sluice.models.errors import ConfigError, InfeasibleLayout
 from sluice.models.yaml_file import convert, load_yaml
-from sluice.mps.mig.demand import MigDemand, Shares, cover
+from sluice.mps.mig.demand import DemandInstances, MigDemand, cover_demands
 from sluice.mps.mig.geometry import GEOMETRIES, Geometry
-from sluice.mps.mig.packer import Wanted
-from sluice.mps.mig.placements import Placement, fault, place
+from sluice.mps.mig.packer import WantedInstance
+from sluice.mps.mig.placements import Placement, layout_problem, parse_placement
 
 _MOST_OF_ONE = 8
 
 
 class DemandFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A demand as written: requests a second, and how many an instance of each profile serves."""
+    """A demand as written: requests a second, and the rate that an instance of each profile serves."""
 
     rate: float
     rates: dict[str, float]
@@ -25,9 +25,9 @@ class DemandFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class GpuLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A GPU as written. `device` is an index or a UUID; `gpu` names the table to plan with where no driver answers.
 
-    `instances` are profiles with how often each is wanted, or a list of profiles and placements (`3g.40gb@4`);
-    `demands` choose them instead. Without `mig` the GPU is whole. `users` tells who uses what in a file of what is
-    there.
+    `instances` are profiles with the number wanted of each, or a list of profiles and placements (`3g.40gb@4`);
+    `demands` choose them instead. Without `mig` the GPU is whole. In a file of the present state, `users` are the
+    processes on each instance.
     """
 
     device: int | str = 0
@@ -52,7 +52,7 @@ class GpuLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if not demand.rates or not all(0 < rate < math.inf for rate in demand.rates.values()):
                 raise ValueError(f"demands.{name}: expected finite rates above 0, of at least one profile")
         if self.gpu is not None and self.gpu not in GEOMETRIES:
-            raise ValueError(f"gpu '{self.gpu}' is not known; there are {', '.join(GEOMETRIES)}")
+            raise ValueError(f"gpu '{self.gpu}': unknown GPU; expected one of {', '.join(GEOMETRIES)}")
 
 
 class LayoutFile(msgspec.Struct, frozen=True):
@@ -61,8 +61,8 @@ class LayoutFile(msgspec.Struct, frozen=True):
     path: str
     gpus: tuple[GpuLayout, ...]
 
-    def wanted(self, index: int, geometry: Geometry) -> list[Wanted]:
-        """The `instances` of a GPU; raises ConfigError, which names the profiles there are where one is unknown."""
+    def wanted(self, index: int, geometry: Geometry) -> list[WantedInstance]:
+        """The `instances` of a GPU; raises ConfigError, with all profiles, for an unknown one."""
         instances = self.gpus[index].instances
         at = f"{self.path}: gpus.{index}.instances"
         if isinstance(instances, dict):
@@ -72,8 +72,8 @@ class LayoutFile(msgspec.Struct, frozen=True):
         except ConfigError as error:
             raise ConfigError(f"{at}: {error}") from None
 
-    def shares(self, index: int, geometry: Geometry) -> Shares:
-        """The instances that serve each demand; raises ConfigError, InfeasibleLayout where one GPU is too little."""
+    def shares(self, index: int, geometry: Geometry) -> DemandInstances:
+        """The instances that serve each demand; raises ConfigError, and InfeasibleLayout if one GPU is not enough."""
         demands, at = {}, f"{self.path}: gpus.{index}.demands"
         for name, demand in self.gpus[index].demands.items():
             try:
@@ -82,23 +82,23 @@ class LayoutFile(msgspec.Struct, frozen=True):
                 raise ConfigError(f"{at}.{name}: {error}") from None
             demands[name] = MigDemand(demand.rate, rates)
         try:
-            return cover(geometry, demands)
+            return cover_demands(geometry, demands)
         except InfeasibleLayout as error:
             raise InfeasibleLayout(f"{at}: {error}") from None
 
     def present(self, index: int, geometry: Geometry) -> dict[Placement, tuple[str, ...]]:
-        """The instances of a GPU, all with their starts, and who uses each; raises ConfigError."""
+        """The instances of a GPU, all with their starts, and the users of each; raises ConfigError."""
         gpu = self.gpus[index]
         at = f"{self.path}: gpus.{index}"
         try:
-            there = [place(geometry, text) for text in gpu.instances]
-            users = {place(geometry, text): tuple(names) for text, names in gpu.users.items()}
+            there = [parse_placement(geometry, text) for text in gpu.instances]
+            users = {parse_placement(geometry, text): tuple(names) for text, names in gpu.users.items()}
         except ConfigError as error:
             raise ConfigError(f"{at}: {error}") from None
         if unknown := [str(each) for each in users if each not in there]:
-            raise ConfigError(f"{at}.users: {unknown[0]} is not among the instances")
-        if reason := fault(geometry, there):
-            raise ConfigError(f"{at}: the instances cannot lie so: {reason}")
+            raise ConfigError(f"{at}.users: {unknown[0]} is not one of the instances")
+        if reason := layout_problem(geometry, there):
+            raise ConfigError(f"{at}: instances: the layout is not possible: {reason}")
         return {each: users.get(each, ()) for each in there}
 
 
@@ -111,7 +111,7 @@ def decode_layouts(text: str, path: str) -> LayoutFile:
     seen: set[int | str] = set()
     for index, gpu in enumerate(gpus):
         if gpu.device in seen:
-            raise ConfigError(f"{path}: gpus.{index}.device: {gpu.device} is there twice")
+            raise ConfigError(f"{path}: gpus.{index}.device: {gpu.device} is given twice")
         seen.add(gpu.device)
     return LayoutFile(path, gpus)
 
@@ -120,8 +120,8 @@ class _Top(msgspec.Struct, forbid_unknown_fields=True):
     gpus: list[Any]
 
 
-def _wanted(geometry: Geometry, text: str) -> Wanted:
+def _wanted(geometry: Geometry, text: str) -> WantedInstance:
     if "@" in text:
-        placement = place(geometry, text)
-        return Wanted(placement.profile, placement.start)
-    return Wanted(geometry.find(text))
+        placement = parse_placement(geometry, text)
+        return WantedInstance(placement.profile, placement.start)
+    return WantedInstance(geometry.find(text))

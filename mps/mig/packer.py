@@ -1,4 +1,4 @@
-"""Finds places for wanted instances: what is there stays where it can, and what is free stays in large pieces."""
+"""Finds placements for wanted instances: present ones stay where they can, and free slices stay in large pieces."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -7,11 +7,19 @@ import msgspec
 
 from sluice.models.errors import InfeasibleLayout
 from sluice.mps.mig.geometry import Geometry, MigProfile
-from sluice.mps.mig.placements import Layout, Placement, fault, largest_first, layouts, room, shortage
+from sluice.mps.mig.placements import (
+    Layout,
+    Placement,
+    enumerate_layouts,
+    free_placements,
+    largest_first,
+    layout_problem,
+    shortage,
+)
 
 
-class Wanted(msgspec.Struct, frozen=True):
-    """An instance to be had, anywhere or at `start`."""
+class WantedInstance(msgspec.Struct, frozen=True):
+    """An instance to place, anywhere or at `start`."""
 
     profile: MigProfile
     start: int | None = None
@@ -22,15 +30,15 @@ class Wanted(msgspec.Struct, frozen=True):
 
 def pack(
     geometry: Geometry,
-    wanted: Sequence[Wanted],
+    wanted: Sequence[WantedInstance],
     present: Collection[Placement] = (),
     in_use: Collection[Placement] = (),
 ) -> Layout:
-    """The layout of all that is wanted that is best to have from what is `present`.
+    """Return the best layout of everything wanted, starting from what is `present`.
 
-    Of all layouts it is one that loses the least of what is in use, then of what is present (both in slices), then
-    leaves the most places for the largest profile, for the next one, and so on. Looks at each layout of the wanted
-    profiles: some hundreds. Raises InfeasibleLayout, which tells why there is none, and what of it would fit.
+    It loses the least of what is in use, then of what is present (both in slices), then leaves the most placements for
+    the largest profile, for the next one, and so on. All layouts of the wanted profiles are looked at: some hundreds.
+    Raises InfeasibleLayout with the reason, and with the part that would fit.
     """
     fixed = frozenset(Placement(each.profile, each.start) for each in wanted if each.start is not None)
     free = Counter(each.profile for each in wanted if each.start is None)
@@ -39,7 +47,7 @@ def pack(
         raise InfeasibleLayout(_refusal(geometry, wanted))
 
     def merit(layout: Layout) -> tuple[int, int, list[int], list[int]]:
-        left = Counter(each.profile for each in room(geometry, layout))
+        left = Counter(each.profile for each in free_placements(geometry, layout))
         return (
             -_slices(set(in_use) - layout),
             -_slices(set(present) - layout),
@@ -51,32 +59,32 @@ def pack(
 
 
 def _complete(geometry: Geometry, fixed: Layout, free: Counter[MigProfile], count: int) -> Iterator[Layout]:
-    """Every layout of all that is wanted."""
-    if fault(geometry, fixed) is None and shortage(geometry, list(free.elements())) is None:
-        yield from (layout for layout in layouts(geometry, free, fixed) if len(layout) == count)
+    """Yield every layout of everything wanted."""
+    if layout_problem(geometry, fixed) is None and shortage(geometry, list(free.elements())) is None:
+        yield from (layout for layout in enumerate_layouts(geometry, free, fixed) if len(layout) == count)
 
 
 def _slices(lost: Iterable[Placement]) -> int:
     return sum(each.profile.compute for each in lost)
 
 
-def _refusal(geometry: Geometry, wanted: Sequence[Wanted]) -> str:
-    """Why it does not fit, and the largest part of it that does."""
+def _refusal(geometry: Geometry, wanted: Sequence[WantedInstance]) -> str:
+    """The reason why it does not fit, and the largest part of it that does."""
     text = f"{counted(map(str, wanted))} does not fit on {geometry.gpu}: {_reason(geometry, wanted)}"
     part = _largest_part(geometry, wanted)
     return f"{text}; {part} would fit" if part else text
 
 
-def _reason(geometry: Geometry, wanted: Sequence[Wanted]) -> str:
+def _reason(geometry: Geometry, wanted: Sequence[WantedInstance]) -> str:
     places = [Placement(each.profile, each.start) for each in wanted if each.start is not None]
-    if reason := fault(geometry, places) or shortage(geometry, [each.profile for each in wanted]):
+    if reason := layout_problem(geometry, places) or shortage(geometry, [each.profile for each in wanted]):
         return reason
     starts = [f"{profile.name} starts at {_or(profile.starts)}" for profile in dict.fromkeys(w.profile for w in wanted)]
-    return f"it has the slices, but no places without overlap ({', '.join(starts)})"
+    return f"it has the slices, but no placements without overlap ({', '.join(starts)})"
 
 
-def _largest_part(geometry: Geometry, wanted: Sequence[Wanted]) -> str:
-    """What of the wanted fits at best, by slices; empty when nothing does."""
+def _largest_part(geometry: Geometry, wanted: Sequence[WantedInstance]) -> str:
+    """The largest part of the wanted instances that fits, by slices; empty when nothing does."""
     starts: dict[Placement, int] = Counter(
         Placement(each.profile, each.start) for each in wanted if each.start is not None
     )
@@ -87,14 +95,14 @@ def _largest_part(geometry: Geometry, wanted: Sequence[Wanted]) -> str:
         elsewhere = Counter(each.profile for each in layout if each not in starts)
         return elsewhere <= free
 
-    parts = (layout for layout in layouts(geometry, most) if possible(layout))
+    parts = (layout for layout in enumerate_layouts(geometry, most) if possible(layout))
     best = max(parts, key=lambda layout: (_slices(layout), sum(each.profile.memory for each in layout), -len(layout)))
     names = [str(each) if each in starts else each.profile.name for each in largest_first(best)]
     return counted(names)
 
 
 def counted(names: Iterable[str]) -> str:
-    """Names in their order, with how often each is there: `2 x 3g.40gb, 1g.10gb`."""
+    """Names in their order with their counts: `2 x 3g.40gb, 1g.10gb`."""
     return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in Counter(names).items())
 
 

@@ -1,4 +1,4 @@
-"""Which instances can lie on a GPU at a time, and every way to lay them out."""
+"""Placements of MIG instances: the layouts that are legal on a GPU."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -22,7 +22,7 @@ class Placement(msgspec.Struct, frozen=True):
         return self.start + self.profile.memory
 
     def overlaps(self, other: "Placement") -> bool:
-        """Whether both take a memory slice."""
+        """Return whether both use a memory slice."""
         return self.start < other.stop and other.start < self.stop
 
     def __str__(self) -> str:
@@ -33,8 +33,8 @@ Layout = frozenset[Placement]
 """The instances of a GPU."""
 
 
-def place(geometry: Geometry, text: str) -> Placement:
-    """The placement that is written so; raises ConfigError, which tells what there is."""
+def parse_placement(geometry: Geometry, text: str) -> Placement:
+    """Return the placement of a text such as `3g.40gb@4`; raises ConfigError with the possible ones."""
     name, _, at = text.partition("@")
     profile = geometry.find(name)
     starts = ", ".join(map(str, profile.starts))
@@ -44,25 +44,26 @@ def place(geometry: Geometry, text: str) -> Placement:
 
 
 def largest_first(layout: Iterable[Placement]) -> list[Placement]:
-    """In the order to create instances in: the largest first, then by start."""
+    """Sort in the order of creation: the largest first, then by start."""
     return sorted(layout, key=lambda each: ([-number for number in each.profile.size], each.profile.name, each.start))
 
 
-def fault(geometry: Geometry, layout: Collection[Placement]) -> str | None:
-    """Why the instances cannot lie there together, or None if they can."""
+def layout_problem(geometry: Geometry, layout: Collection[Placement]) -> str | None:
+    """Return the reason why the instances cannot be on the GPU together, None if they can."""
     for each in layout:
         if each.profile not in geometry.profiles or each.start not in each.profile.starts:
-            return f"{each} is no place of {geometry.gpu}"
+            return f"{each} is not a placement of {geometry.gpu}"
     for one, other in combinations(largest_first(layout), 2):
         if one == other:
-            return f"{one} is there twice"
+            return f"{one} is given twice"
+
         if one.overlaps(other):
             return f"{one} and {other} overlap"
     return shortage(geometry, [each.profile for each in layout])
 
 
 def shortage(geometry: Geometry, profiles: Collection[MigProfile]) -> str | None:
-    """What a GPU has too little of for instances of these profiles, wherever they lie, or None."""
+    """Return what the GPU has too little of for instances of these profiles, wherever they are placed, or None."""
     compute, memory = sum(each.compute for each in profiles), sum(each.memory for each in profiles)
     reasons = []
     if compute > geometry.compute:
@@ -76,8 +77,8 @@ def shortage(geometry: Geometry, profiles: Collection[MigProfile]) -> str | None
     return None
 
 
-def room(geometry: Geometry, layout: Collection[Placement]) -> list[Placement]:
-    """Every single placement that could be added, the largest profile first."""
+def free_placements(geometry: Geometry, layout: Collection[Placement]) -> list[Placement]:
+    """Return every single placement that could be added, the largest profile first."""
     compute = geometry.compute - sum(each.profile.compute for each in layout)
     media = any(each.profile.media for each in layout)
     taken = _mask(layout)
@@ -90,10 +91,12 @@ def room(geometry: Geometry, layout: Collection[Placement]) -> list[Placement]:
     ]
 
 
-def layouts(geometry: Geometry, most: Mapping[MigProfile, int], fixed: Layout = frozenset()) -> Iterator[Layout]:
-    """Every legal layout of `fixed` and at most so many more of each profile; `fixed` itself comes first.
+def enumerate_layouts(
+    geometry: Geometry, most: Mapping[MigProfile, int], fixed: Layout = frozenset()
+) -> Iterator[Layout]:
+    """Yield every legal layout of `fixed` and at most `most` more of each profile; `fixed` itself comes first.
 
-    Takes time in proportion to their number: 298 of 1g, 2g, 3g, 4g and 7g, 2319 of all profiles of an A100.
+    The time is proportional to their number: 298 of 1g, 2g, 3g, 4g and 7g, 2319 of all profiles of an A100.
     """
     places = sorted(
         (Placement(profile, start) for profile in most for start in profile.starts), key=lambda each: each.start
@@ -112,7 +115,7 @@ def _extended(
     media: bool,
     left: Counter[MigProfile],
 ) -> Iterator[Layout]:
-    """`layout` and all that it becomes with places from the `first` on, each of which is offered once."""
+    """Yield `layout` and all its extensions by placements from index `first` on, each of which is tried once."""
     yield layout
     for index in range(first, len(places)):
         each = places[index]
@@ -131,7 +134,7 @@ def _bits(profile: MigProfile, start: int) -> int:
 
 
 def _mask(layout: Iterable[Placement]) -> int:
-    """The memory slices that are taken, a bit each."""
+    """The used memory slices, a bit each."""
     mask = 0
     for each in layout:
         mask |= _bits(each.profile, each.start)

@@ -1,1 +1,1 @@
-"""TODO mps/nvidia."""
+"""GPUs through NVIDIA's libraries: NVML for devices, MIG and errors, CUDA for the view of one process."""

@@ -1,4 +1,4 @@
-"""The GPU that this process sees, from the library of the driver; `python -m sluice.mps.nvidia.cuda` prints JSON."""
+"""The GPU that this process sees, from the driver's CUDA library; `python -m sluice.mps.nvidia.cuda` prints JSON."""
 
 import ctypes
 import sys
@@ -19,10 +19,10 @@ _NAME_BYTES = 256
 
 
 def visible_gpu(library: Any = None, attach: bool = False) -> VisibleGpu:
-    """The devices that this process sees, and number 0; never raises: `error` tells what CUDA said.
+    """Return the number of devices that this process sees, and device 0; never raises: `error` is CUDA's answer.
 
-    With `attach` the process makes the context there that all its models will share: only with one it is a client of
-    MPS, and has the multiprocessors of a client.
+    With `attach` the process creates the context on the device that all its models will share: only with a context is
+    it a client of MPS, and has the multiprocessors of a client.
     """
     try:
         cuda = library or ctypes.CDLL(_LIBRARY)
@@ -32,7 +32,7 @@ def visible_gpu(library: Any = None, attach: bool = False) -> VisibleGpu:
     context = ctypes.c_void_p()
     identity = (ctypes.c_char * _UUID_BYTES)()
     device_name = ctypes.create_string_buffer(_NAME_BYTES)
-    # The second tells the UUID of a MIG instance; drivers without it know those of GPUs only.
+    # The _v2 function returns the UUID of a MIG instance; older drivers know only those of GPUs.
     get_uuid = getattr(cuda, "cuDeviceGetUuid_v2", None) or cuda.cuDeviceGetUuid
 
     def retain() -> int:

@@ -1,7 +1,7 @@
-"""The memory of a GPU or MIG instance while a model is measured there."""
+"""Meters of the memory of a GPU or MIG instance while a model is measured there."""
 
 from sluice.models.errors import ControlFailed
-from sluice.models.measuring.memory_meter import HostMemory, MemoryMeter
+from sluice.models.measuring.memory_meter import HostMemoryMeter, MemoryMeter
 from sluice.mps.nvidia.cuda import visible_gpu
 from sluice.mps.nvidia.nvml import open_nvml
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition, Partition
@@ -9,10 +9,10 @@ from sluice.mps.partitions.partition import CpuPartition, MpsPartition, Partitio
 _MIB = 1 << 20
 
 
-class DeviceMemory:
-    """What has been taken of a device, by its UUID, whoever took it; a MemoryMeter.
+class DeviceMemoryMeter:
+    """The memory in use on a device, by its UUID, by any process; a MemoryMeter.
 
-    Libraries keep what they have taken, so that what is taken now is the most that was. The driver tells it in MiB.
+    Libraries keep the memory that they have taken, so that the current use is the peak. The driver reports it in MiB.
     """
 
     def __init__(self, device: str) -> None:
@@ -20,10 +20,10 @@ class DeviceMemory:
         self._free = self._free_bytes()
 
     def restart(self) -> None:
-        """Nothing is forgotten."""
+        """Do nothing: the peak cannot be reset."""
 
     def peak_bytes(self) -> int | None:
-        """By how much less is free than when the meter was made; None without a driver that tells."""
+        """Return the decrease of free memory since the meter was made; None without a driver that reports it."""
         free = self._free_bytes()
         return None if self._free is None or free is None else max(self._free - free, 0)
 
@@ -36,17 +36,17 @@ class DeviceMemory:
 
 
 def memory_meter(partition: Partition) -> MemoryMeter:
-    """A meter of the memory that models are placed by on a partition, for this process, which is bound to it."""
+    """Return a meter of the memory by which models are placed on a partition, for this process, bound to it."""
     if isinstance(partition, CpuPartition):
-        return HostMemory()
-    visible_gpu(attach=True)  # the context is the worker's and no model's
-    return DeviceMemory(partition.uuid)
+        return HostMemoryMeter()
+    visible_gpu(attach=True)  # the context belongs to the worker, not to a model
+    return DeviceMemoryMeter(partition.uuid)
 
 
 def load_meter(partition: Partition) -> MemoryMeter | None:
-    """The same for one model more of a worker that serves; None on a share of a GPU.
+    """Return a meter for one more model of a serving worker; None on a share of a GPU.
 
-    What the others there take meanwhile, which load theirs as well when a server starts, would be taken for the
-    model's.
+    On a share, the memory that other workers take meanwhile, which also load models when a server starts, would be
+    counted as the model's.
     """
     return None if isinstance(partition, MpsPartition) else memory_meter(partition)

@@ -1,4 +1,4 @@
-"""Tells the loop of devices that had a fatal error; the driver is waited for on a thread of its own."""
+"""Reports devices with a fatal error to the event loop; a thread of its own waits for the driver."""
 
 import asyncio
 import logging
@@ -11,11 +11,11 @@ from sluice.mps.nvidia.nvml import open_nvml
 logger = logging.getLogger(__name__)
 
 WAIT_S = 1.0
-"""How long the thread is in the driver at a time, after which it looks whether it is to end."""
+"""Time that the thread waits in the driver before it looks whether to stop."""
 
 
 class DeviceWatch:
-    """Calls `lost` on the running loop with the UUIDs of `devices` that had a fatal error, and what it was."""
+    """Calls `lost` on the running loop with the UUIDs of `devices` that had a fatal error, and the reason."""
 
     def __init__(self, devices: Collection[str], lost: Callable[[frozenset[str], str], None]) -> None:
         self._devices = frozenset(devices)
@@ -25,11 +25,11 @@ class DeviceWatch:
         self._thread = threading.Thread(target=self._watch, name="device-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin; without a driver one line in the log says that nothing is watched."""
+        """Start watching; without a driver one log line says that devices are not watched."""
         self._thread.start()
 
     async def close(self) -> None:
-        """End the thread, which takes a second at most."""
+        """Stop the thread, which takes a second at most."""
         self._stopping.set()
         await asyncio.to_thread(self._thread.join, 2 * WAIT_S)
 
@@ -43,6 +43,6 @@ class DeviceWatch:
                         self._loop.call_soon_threadsafe(self._lost, hit, trouble.reason)
                 events.close()
         except ControlFailed as error:
-            logger.warning("errors of devices are not watched: %s", error)
+            logger.warning("devices are not watched for errors: %s", error)
         except RuntimeError:  # the loop is closed
             return

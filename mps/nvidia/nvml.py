@@ -1,4 +1,4 @@
-"""GPUs through NVML, the NVIDIA driver's library: discovery, and MIG instances."""
+"""GPUs and MIG instances through NVML, the library of the NVIDIA driver."""
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping
@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from sluice.models.errors import ConfigError, ControlFailed
-from sluice.mps.daemon.processes import process_name
+from sluice.models.processes import process_name
 from sluice.mps.mig.geometry import GEOMETRIES, Geometry, MigProfile, geometry_of
 from sluice.mps.mig.inventory import Gpu, Instance
 from sluice.mps.mig.placements import Placement
@@ -19,7 +19,7 @@ _NO_DRIVER = "no NVIDIA driver answers on this machine"
 
 @contextmanager
 def open_nvml() -> Iterator["Nvml"]:
-    """The driver of this machine; raises ControlFailed, in one line, where there is none."""
+    """Open the driver of this machine; raises ControlFailed, in one line, where there is none."""
     try:
         import pynvml
     except ImportError:
@@ -42,12 +42,12 @@ class Nvml:
 
     def gpus(self) -> tuple[Gpu, ...]:
         """All GPUs as they are now, by index."""
-        with self._told("the GPUs cannot be listed"):
+        with self._control_errors("the GPUs cannot be listed"):
             return tuple(map(self._gpu_or_lost, range(self._nvml.nvmlDeviceGetCount())))
 
     def events(self) -> NvmlEvents:
-        """The fatal errors of all GPUs that are not lost already, and of their instances as they are now."""
-        with self._told("the GPUs cannot be watched"):
+        """The fatal errors of all GPUs that are not lost already, and of their present instances."""
+        with self._control_errors("the GPUs cannot be watched"):
             nvml = self._nvml
             gpus, instances = {}, {}
             for index in range(nvml.nvmlDeviceGetCount()):
@@ -60,14 +60,14 @@ class Nvml:
             return NvmlEvents(nvml, gpus, numbers)
 
     def free_memory_mib(self, device: str) -> int:
-        """What no process holds of the memory of a GPU or MIG device, by UUID."""
-        with self._told(f"the memory of {device} is not told"):
+        """The memory of a GPU or MIG device, by UUID, that no process holds."""
+        with self._control_errors(f"the memory of {device} cannot be read"):
             return int(self._nvml.nvmlDeviceGetMemoryInfo(self._nvml.nvmlDeviceGetHandleByUUID(device)).free // _MIB)
 
     def set_mig(self, gpu: str, on: bool) -> None:
         """Turn the MIG mode on or off; refused while there are instances, or processes on the whole GPU."""
         state = f"MIG mode of {gpu} cannot be turned {'on' if on else 'off'}"
-        with self._told(state):
+        with self._control_errors(state):
             device = self._nvml.nvmlDeviceGetHandleByUUID(gpu)
             if users := self._users(device):
                 raise ControlFailed(f"{state}: the GPU is in use by {', '.join(users)}")
@@ -77,16 +77,18 @@ class Nvml:
             raise ControlFailed(f"{state} without a reset of the GPU (nvidia-smi --gpu-reset); it is pending")
 
     def create(self, gpu: str, placement: Placement) -> str:
-        """Make an instance there with one compute instance on all of it; returns the UUID of its MIG device."""
+        """Create an instance there with one compute instance on all of it; returns the UUID of its MIG device."""
         nvml = self._nvml
-        with self._told(f"{placement} cannot be created on {gpu}"):
+        with self._control_errors(f"{placement} cannot be created on {gpu}"):
             device = nvml.nvmlDeviceGetHandleByUUID(gpu)
             where = nvml.c_nvmlGpuInstancePlacement_t(placement.start, placement.profile.memory)
             instance = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(device, placement.profile.id, ctypes.byref(where))
             try:
-                nvml.nvmlGpuInstanceCreateComputeInstance(instance, self._whole(instance, placement.profile))
+                nvml.nvmlGpuInstanceCreateComputeInstance(
+                    instance, self._full_compute_profile(instance, placement.profile)
+                )
             except BaseException:
-                # Of no use to anybody, and in the way of the next attempt.
+                # It is useless without a compute instance, and in the way of the next attempt.
                 nvml.nvmlGpuInstanceDestroy(instance)
                 raise
             made = self._mig_devices(device).get(nvml.nvmlGpuInstanceGetInfo(instance).id)
@@ -95,10 +97,10 @@ class Nvml:
         return made[0][1]
 
     def destroy(self, gpu: str, placement: Placement) -> None:
-        """Take away the instance there, with its compute instances."""
+        """Destroy the instance there with its compute instances."""
         nvml = self._nvml
         refused = f"{placement} of {gpu} cannot be destroyed"
-        with self._told(refused):
+        with self._control_errors(refused):
             device = nvml.nvmlDeviceGetHandleByUUID(gpu)
             instances = self._gpu_instances(device, placement.profile)
             found = [each for each in instances if each[1].placement.start == placement.start]
@@ -113,13 +115,13 @@ class Nvml:
 
     @property
     def _lost(self) -> tuple[type[Exception], ...]:
-        """What a GPU answers that has fallen off the bus, or that only a reset brings back."""
+        """The errors of a GPU that has fallen off the bus, or that needs a reset."""
         return self._nvml.NVMLError_GpuIsLost, self._nvml.NVMLError_ResetRequired, self._nvml.NVMLError_Unknown
 
     def _gpu_or_lost(self, index: int) -> Gpu:
         try:
             return self._gpu(index)
-        except self._lost as error:  # the others are there all the same
+        except self._lost as error:  # the other GPUs still work
             return Gpu(index, "", "", 0, None, lost=str(error))
 
     def _gpu(self, index: int) -> Gpu:
@@ -142,7 +144,7 @@ class Nvml:
         return Gpu(index, uuid, name, memory_mib, mig, geometry, instances)
 
     def _geometry(self, device: Any, name: str) -> Geometry | None:
-        """As the driver tells it; where only root is told the places, from a table with the same profiles."""
+        """The geometry from the driver; where only root may see placements, from the table with the same profiles."""
         nvml = self._nvml
         profiles = []
         for kind in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
@@ -151,12 +153,12 @@ class Nvml:
             except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument, nvml.NVMLError_FunctionNotFound):
                 continue
             profiles.append((info, info.name.lower().removeprefix("mig ")))
-        known = _known({profile_name: info.multiprocessorCount for info, profile_name in profiles})
+        known = _known_geometry({profile_name: info.multiprocessorCount for info, profile_name in profiles})
         found = []
         for info, profile_name in profiles:
             try:
                 list_places = partial(nvml.nvmlDeviceGetGpuInstancePossiblePlacements, device, info.id)
-                places = self._filled(nvml.c_nvmlGpuInstancePlacement_t, 0, list_places)
+                places = self._list_handles(nvml.c_nvmlGpuInstancePlacement_t, 0, list_places)
             except (nvml.NVMLError_NoPermission, nvml.NVMLError_FunctionNotFound):  # not root, or an old driver
                 return known
             starts = tuple(sorted(place.start for place in places))
@@ -177,17 +179,17 @@ class Nvml:
         """The instances of a profile, each with its info."""
         nvml = self._nvml
         list_instances = partial(nvml.nvmlDeviceGetGpuInstances, device, profile.id)
-        handles = self._filled(nvml.c_nvmlGpuInstance_t, len(profile.starts), list_instances)
+        handles = self._list_handles(nvml.c_nvmlGpuInstance_t, len(profile.starts), list_instances)
         return [(handle, nvml.nvmlGpuInstanceGetInfo(handle)) for handle in handles]
 
     def _mig_devices(self, device: Any) -> dict[int, list[tuple[Any, str]]]:
-        """Handle and UUID of the MIG devices by GPU instance: several where others have divided one."""
+        """Handle and UUID of the MIG devices by GPU instance: several if an instance was divided by another program."""
         nvml = self._nvml
         found: dict[int, list[tuple[Any, str]]] = {}
         for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(device)):
             try:
                 mig_device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, index)
-            except nvml.NVMLError_NotFound:  # the numbers have holes
+            except nvml.NVMLError_NotFound:  # the numbers have gaps
                 continue
             own = found.setdefault(nvml.nvmlDeviceGetGpuInstanceId(mig_device), [])
             own.append((mig_device, nvml.nvmlDeviceGetUUID(mig_device)))
@@ -201,7 +203,7 @@ class Nvml:
             except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
                 continue
 
-    def _whole(self, instance: Any, profile: MigProfile) -> int:
+    def _full_compute_profile(self, instance: Any, profile: MigProfile) -> int:
         """The profile of a compute instance that takes all of a GPU instance."""
         for info in self._compute_profiles(instance):
             if info.sliceCount == profile.compute:
@@ -212,10 +214,10 @@ class Nvml:
         nvml = self._nvml
         for info in list(self._compute_profiles(instance)):
             list_instances = partial(nvml.nvmlGpuInstanceGetComputeInstances, instance, info.id)
-            yield from self._filled(nvml.c_nvmlComputeInstance_t, info.instanceCount, list_instances)
+            yield from self._list_handles(nvml.c_nvmlComputeInstance_t, info.instanceCount, list_instances)
 
-    def _filled(self, form: Any, room: int, call: Callable[[Any, Any], object]) -> list[Any]:
-        """What a call fills an array of `room` elements with; without room it is asked first how many there are."""
+    def _list_handles(self, form: Any, room: int, call: Callable[[Any, Any], object]) -> list[Any]:
+        """Call a function that fills an array of `room` elements; with room 0 it is first asked for the count."""
         count = ctypes.c_uint(room)
         if not room:
             call(None, ctypes.byref(count))
@@ -224,9 +226,9 @@ class Nvml:
         return list(array[: count.value])
 
     def _users(self, *devices: Any) -> tuple[str, ...]:
-        """The processes with a context on one of them, those under MPS as well as their server.
+        """The processes with a context on one of the devices, MPS clients as well as their server.
 
-        None where they are not told: the driver itself guards what is in use.
+        None where the driver does not list them; it then guards devices in use by itself.
         """
         nvml, found = self._nvml, dict[int, None]()
         for ask in (nvml.nvmlDeviceGetComputeRunningProcesses_v3, nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3):
@@ -235,13 +237,13 @@ class Nvml:
         return tuple(process_name(pid) for pid in found)
 
     @contextmanager
-    def _told(self, failed: str) -> Iterator[None]:
-        """Turn what NVML raises into ControlFailed."""
+    def _control_errors(self, failed: str) -> Iterator[None]:
+        """Turn the errors of NVML into ControlFailed."""
         nvml = self._nvml
         try:
             yield
         except nvml.NVMLError_NoPermission as error:
-            raise ControlFailed(f"{failed}: root may (NVML: {error})") from error
+            raise ControlFailed(f"{failed}: only root may (NVML: {error})") from error
         except nvml.NVMLError_InUse as error:
             hint = "a monitor such as DCGM may hold it"
             raise ControlFailed(f"{failed}: it is in use by another client, {hint} (NVML: {error})") from error
@@ -249,10 +251,10 @@ class Nvml:
             raise ControlFailed(f"{failed} (NVML: {error})") from error
 
 
-def _known(multiprocessors: Mapping[str, int]) -> Geometry | None:
-    """The table with these profiles, and their multiprocessors where it has them."""
+def _known_geometry(multiprocessors: Mapping[str, int]) -> Geometry | None:
+    """Return the table with these profiles and, where it has them, these multiprocessors."""
     for geometry in GEOMETRIES.values():
-        found = {name: _found(geometry, name) for name in multiprocessors}
+        found = {name: _find_profile(geometry, name) for name in multiprocessors}
         if set(found.values()) == set(geometry.profiles) and all(
             profile is not None and profile.multiprocessors in (None, multiprocessors[name])
             for name, profile in found.items()
@@ -261,7 +263,7 @@ def _known(multiprocessors: Mapping[str, int]) -> Geometry | None:
     return None
 
 
-def _found(geometry: Geometry, name: str) -> MigProfile | None:
+def _find_profile(geometry: Geometry, name: str) -> MigProfile | None:
     with suppress(ConfigError):
         return geometry.find(name)
     return None

@@ -1,4 +1,4 @@
-"""Fatal errors of GPUs, as NVML tells them."""
+"""Fatal errors of GPUs, as NVML reports them."""
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -7,22 +7,22 @@ from typing import Any, NamedTuple
 from sluice.models.errors import ControlFailed
 
 _WHOLE_GPU = 0xFFFFFFFF
-"""The number of the instance when an error is one of the GPU."""
+"""The instance number of an error that concerns the whole GPU."""
 _HARMLESS = frozenset({13, 31, 43, 45, 63, 68, 92, 94, 109})
-"""Xids of an application's own errors, which CUDA tells it of, and of memory errors that the driver has dealt with."""
+"""Xids of an application's own errors, which CUDA reports to it, and of memory errors that the driver has handled."""
 
 
-class DeviceTrouble(NamedTuple):
-    """`devices` (UUIDs of GPUs and MIG devices) run nothing any more, and why."""
+class DeviceFailure(NamedTuple):
+    """`devices` (UUIDs of GPUs and MIG devices) no longer run anything, for `reason`."""
 
     devices: frozenset[str]
     reason: str
 
 
 class NvmlEvents:
-    """The errors of all GPUs that tell of some. `pynvml` is initialised; `gpus` are handles by UUID.
+    """The errors of all GPUs that report any. `pynvml` is initialised; `gpus` are handles by UUID.
 
-    `instances` are the UUIDs of the MIG devices by the numbers of their GPU instances, by GPU.
+    `instances` are the UUIDs of the MIG devices by the number of their GPU instance, by GPU.
     """
 
     def __init__(self, pynvml: Any, gpus: Mapping[str, Any], instances: Mapping[str, Mapping[int, str]]) -> None:
@@ -35,27 +35,27 @@ class NvmlEvents:
 
     @property
     def watched(self) -> Collection[str]:
-        """The UUIDs of the GPUs that tell of errors and are not lost."""
+        """The UUIDs of the GPUs that report errors and are not lost."""
         return self._watched
 
-    def wait(self, timeout_s: float) -> DeviceTrouble | None:
-        """Block until a device has a fatal error; None when none had for `timeout_s`, or it was a harmless one.
+    def wait(self, timeout_s: float) -> DeviceFailure | None:
+        """Block until a device has a fatal error; returns None after `timeout_s`, and for a harmless error.
 
-        Raises ControlFailed when the driver tells nothing more.
+        Raises ControlFailed when the driver reports nothing any more.
         """
         try:
             return self._next(timeout_s)
         except self._nvml.NVMLError as error:
-            raise ControlFailed(f"the driver does not tell of them any more (NVML: {error})") from error
+            raise ControlFailed(f"the driver reports no more errors of devices (NVML: {error})") from error
 
-    def _next(self, timeout_s: float) -> DeviceTrouble | None:
+    def _next(self, timeout_s: float) -> DeviceFailure | None:
         nvml = self._nvml
         try:
             event = nvml.nvmlEventSetWait_v2(self._set, round(timeout_s * 1000))
         except nvml.NVMLError_Timeout:
             return None
         except nvml.NVMLError_GpuIsLost:
-            return self._fallen()
+            return self._lost_gpus()
         if event.eventType == nvml.nvmlEventTypeXidCriticalError:
             if event.eventData in _HARMLESS:
                 return None
@@ -65,12 +65,12 @@ class NvmlEvents:
         gpu = nvml.nvmlDeviceGetUUID(event.device)
         instances = self._instances.get(gpu, {})
         if event.gpuInstanceId == _WHOLE_GPU or event.gpuInstanceId not in instances:
-            return DeviceTrouble(frozenset({gpu, *instances.values()}), f"{gpu} has {reason}")
+            return DeviceFailure(frozenset({gpu, *instances.values()}), f"{gpu} has {reason}")
         device = instances[event.gpuInstanceId]
-        return DeviceTrouble(frozenset({device}), f"{device} has {reason}")
+        return DeviceFailure(frozenset({device}), f"{device} has {reason}")
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         if self._set is not None:
             self._nvml.nvmlEventSetFree(self._set)
             self._set = None
@@ -89,8 +89,8 @@ class NvmlEvents:
                     watched.append(uuid)
         self._watched = tuple(watched)
 
-    def _fallen(self) -> DeviceTrouble:
-        """GPUs have fallen off the bus, and are watched no longer: the set would tell of them again and again."""
+    def _lost_gpus(self) -> DeviceFailure:
+        """Find the GPUs that have fallen off the bus and stop watching them: they would be reported again and again."""
         nvml = self._nvml
         lost = []
         for uuid, device in list(self._gpus.items()):
@@ -99,8 +99,8 @@ class NvmlEvents:
             except nvml.NVMLError:
                 lost.append(uuid)
                 del self._gpus[uuid]
-        if not lost:  # it would tell so again at once, and for ever
-            raise ControlFailed("the driver tells of a GPU that is lost, but all of them answer")
+        if not lost:  # the driver would report it again at once, for ever
+            raise ControlFailed("the driver reports a lost GPU, but all GPUs answer")
         self._register()
         devices = frozenset(lost).union(*(self._instances.get(uuid, {}).values() for uuid in lost))
-        return DeviceTrouble(devices, f"{', '.join(lost)} has fallen off the bus")
+        return DeviceFailure(devices, f"{', '.join(lost)} has fallen off the bus")

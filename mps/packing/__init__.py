@@ -1,1 +1,1 @@
-"""Which models lie together on a device, by their memory: one policy a file."""
+"""Policies that decide which models share a device, by their memory: one policy a file."""

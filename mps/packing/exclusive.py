@@ -1,4 +1,4 @@
-"""A device for each tenant."""
+"""One device for each tenant."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -9,26 +9,26 @@ from sluice.mps.packing.tenant import Device, Tenant
 
 
 class Exclusive(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", tag="exclusive"):
-    """Nobody shares: the rule of Kubernetes' device plugin for GPUs, which hands out whole ones."""
+    """No sharing: the rule of Kubernetes' device plugin for GPUs, which hands out whole ones."""
 
-    gate_mib: ClassVar[None] = None
+    growth_margin_mib: ClassVar[None] = None
 
     def in_order(self, waiting: Sequence[Tenant]) -> Sequence[Tenant]:
-        """As they came."""
+        """In order of arrival."""
         return waiting
 
-    def charge_mib(self, tenant: Tenant) -> int:
-        """What it asks for, though it gets all."""
+    def accounted_mib(self, tenant: Tenant) -> int:
+        """Its request, though it gets the whole device."""
         return tenant.request_mib
 
     def refusal(self, tenant: Tenant, device: Device) -> str | None:
         """Another tenant, or too small a device."""
         if device.residents:
-            return f"{device.residents[0].tenant.name} has it for itself"
+            return f"{device.residents[0].tenant.name} has the device to itself"
         if tenant.request_mib > device.memory_mib:
-            return f"asks for {tenant.request_mib} MiB of {device.memory_mib}"
+            return f"requests {tenant.request_mib} MiB of {device.memory_mib}"
         return None
 
     def cost(self, tenant: Tenant, device: Device) -> float:
-        """The first one."""
+        """The first device."""
         return 0.0

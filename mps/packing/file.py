@@ -1,4 +1,4 @@
-"""The form of a file of models and devices to pack; errors name the place in the file."""
+"""The format of a file of models and devices to pack; errors name the place in the file."""
 
 import math
 from collections.abc import Callable
@@ -10,11 +10,11 @@ from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_S
 from sluice.models.yaml_file import convert, load_yaml
 from sluice.mps.packing.policies import DEFAULT, POLICIES, AnyPolicy
-from sluice.mps.packing.tenant import Device, Phase, Tenant
+from sluice.mps.packing.tenant import Device, MemoryPhase, Tenant
 
 
-class Profiled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the memory of a model was measured: a profile, the kind of partition, and its largest batch."""
+class ProfileReference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The measurement of a model's memory: a profile, the kind of partition, and the largest batch."""
 
     file: str
     kind: str
@@ -25,22 +25,21 @@ class Profiled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"expected batch of at least 1, got {self.batch}")
 
 
-Measure = Callable[[Profiled], int]
-"""The MiB that a profile has; raises ConfigError."""
+MeasureMemory = Callable[[ProfileReference], int]
+"""Returns the MiB of a profile; raises ConfigError."""
 
 
 class PackedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A model as written, in MiB: what its owner asks for, and what was measured while it loads, and serves.
+    """A model as written, in MiB: its owner's request, and the measured memory while it loads and while it serves.
 
     `profile` is where the latter was measured, in place of `serve_mib`. `usage_mib` are samples of its use, taken at
-    the same times as those of the other models; `share` is the part of the device's compute that it is to have for
-    certain.
+    the same times as those of the other models; `share` is the part of the device's compute that it is guaranteed.
     """
 
     request_mib: int | None = None
     serve_mib: int | None = None
     load_mib: int | None = None
-    profile: Profiled | None = None
+    profile: ProfileReference | None = None
     usage_mib: tuple[float, ...] = ()
     share: float = 0.0
 
@@ -60,13 +59,13 @@ class PackedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not all(0 <= mib < math.inf for mib in self.usage_mib):
             raise ValueError("expected finite samples of at least 0 in usage_mib")
 
-    def tenant(self, name: str, measure: Measure) -> Tenant:
-        """The model as policies see it; without a request it asks for its peak."""
+    def tenant(self, name: str, measure: MeasureMemory) -> Tenant:
+        """The model as policies see it; without a request it requests its peak."""
         serve_mib = self.serve_mib if self.profile is None else measure(self.profile)
-        # How long a load takes makes no difference: it has ended before the next one begins.
-        phases = [Phase(self.load_mib, NS_PER_S)] if self.load_mib is not None else []
+        # The length of a load makes no difference: it ends before the next one begins.
+        phases = [MemoryPhase(self.load_mib, NS_PER_S)] if self.load_mib is not None else []
         if serve_mib is not None:
-            phases.append(Phase(serve_mib))
+            phases.append(MemoryPhase(serve_mib))
         request_mib = max(phase.memory_mib for phase in phases) if self.request_mib is None else self.request_mib
         return Tenant(name, request_mib, tuple(phases), self.usage_mib, self.share)
 
@@ -80,7 +79,7 @@ class PackingFile(msgspec.Struct, frozen=True):
     models: tuple[Tenant, ...]
 
 
-def decode_packing(text: str, path: str, measure: Measure) -> PackingFile:
+def decode_packing(text: str, path: str, measure: MeasureMemory) -> PackingFile:
     """Decode the text of a file; raises ConfigError, whose message starts with `path` and the place."""
     top = convert(load_yaml(text, path), _Top, path, "")
     forms = {name: convert(value, PackedModel, path, f"models.{name}") for name, value in top.models.items()}
@@ -95,13 +94,15 @@ def decode_packing(text: str, path: str, measure: Measure) -> PackingFile:
         raise ConfigError(f"{path}: expected at least one of `models` and one of `devices`")
     lengths = {len(model.usage): model.name for model in models if model.usage}
     if len(lengths) > 1:
-        told = ", ".join(f"{count} of {name}" for count, name in lengths.items())
-        raise ConfigError(f"{path}: models: expected as many samples of each in usage_mib, got {told}")
+        counts = ", ".join(f"{count} of {name}" for count, name in lengths.items())
+        raise ConfigError(f"{path}: models: expected usage_mib with the same number of samples for each, got {counts}")
     devices = tuple(Device(name, memory_mib) for name, memory_mib in top.devices.items())
     given = {"name": top.policy} if isinstance(top.policy, str) else top.policy
     policy_name = given.get("name") if isinstance(given, dict) else None
     if not isinstance(policy_name, str) or policy_name not in POLICIES:
-        raise ConfigError(f"{path}: policy: expected one of {', '.join(POLICIES)}, or it as `name` with its parameters")
+        raise ConfigError(
+            f"{path}: policy: expected one of {', '.join(POLICIES)}, or a mapping with it as `name` and its parameters"
+        )
     policy = convert(given, type(POLICIES[policy_name]), path, "policy")
     return PackingFile(policy_name, policy, devices, models)
 

@@ -1,31 +1,31 @@
-"""Tenants that stay, laid out on devices one after another."""
+"""Packs tenants that stay onto devices, one after another."""
 
 from collections.abc import Sequence
 
 import msgspec
 
-from sluice.mps.packing.policy import PackingPolicy, choose
+from sluice.mps.packing.policy import PackingPolicy, choose_device
 from sluice.mps.packing.tenant import Device, PlacedTenant, Tenant
 
 
-class Packed(msgspec.Struct, frozen=True):
-    """Devices with those that are on them, and of each tenant without a place why no device takes it."""
+class PackingResult(msgspec.Struct, frozen=True):
+    """The devices with their residents, and for each unplaced tenant the reason of every device."""
 
     devices: tuple[Device, ...]
     refused: dict[str, dict[str, str]]
 
 
-def lay_out(policy: PackingPolicy, tenants: Sequence[Tenant], devices: Sequence[Device]) -> Packed:
+def pack_tenants(policy: PackingPolicy, tenants: Sequence[Tenant], devices: Sequence[Device]) -> PackingResult:
     """Place each tenant in the order of the policy; each has loaded before the next one comes."""
     there = {device.name: device for device in devices}
     refused: dict[str, dict[str, str]] = {}
     for tenant in policy.in_order(tenants):
-        device, reasons = choose(policy, tenant, list(there.values()))
+        device, reasons = choose_device(policy, tenant, list(there.values()))
         if device is None:
             refused[tenant.name] = reasons
         else:
             there[device.name] = _joined(device, tenant)
-    return Packed(tuple(there.values()), refused)
+    return PackingResult(tuple(there.values()), refused)
 
 
 def _joined(device: Device, tenant: Tenant) -> Device:
@@ -34,7 +34,7 @@ def _joined(device: Device, tenant: Tenant) -> Device:
 
 
 def _together(tenants: Sequence[Tenant]) -> tuple[float, ...]:
-    """Samples of what they use together, none if nobody was sampled; who was not counts for what it takes for good."""
+    """Samples of their joint use, empty if none was sampled; a tenant without samples counts with its steady memory."""
     count = max(len(tenant.usage) for tenant in tenants)
     series = [tenant.usage or (float(tenant.life[-1].memory_mib),) * count for tenant in tenants]
     return tuple(sum(samples) for samples in zip(*series, strict=True))

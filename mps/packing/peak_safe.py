@@ -9,31 +9,30 @@ from sluice.mps.packing.tenant import Device, PlacedTenant, Tenant
 
 
 class PeakSafe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", tag="peak_safe"):
-    """Ours, against the restarts that percentiles and forecasts of samples cost (Ferikoglou et al., 2021: 71 of 180).
+    """Sluice's own policy, against the restarts that percentiles and forecasts cost (Ferikoglou 2021: 71 of 180).
 
-    A tenant counts for what was measured of it, in the phase that it is in, and only while nothing was measured for
-    what it asks for. It may come when at no time to come all together exceed the memory less `headroom_mib`: a job that
-    ends before a new one has grown makes room for it, and a model that is loaded again later has its peak as well.
-    Loads go one at a time, so that their peaks never meet. Memory in use that nobody on the device should take counts
-    for good: neighbours that nothing is known of, and jobs that outlive their prediction. When a prediction fails
-    nevertheless, the gate keeps a load from growing into the head-room, or into what others need to come to an end: an
-    error costs time, not memory.
+    A tenant counts with its measured memory in its current phase; its request counts only while nothing was measured.
+    It is placed if at no later time all tenants together exceed the memory less `headroom_mib`: a job that ends before
+    a new one has grown makes room for it, and a model that is loaded again later has its peak as well. Loads go one at
+    a time, so that their peaks never meet. Memory in use that no resident accounts for counts as permanent: unknown
+    neighbours, and jobs that outlive their prediction. If a prediction fails all the same, the growth margin keeps a
+    load from growing into the headroom, or into memory that others need to finish: an error costs time, not memory.
     """
 
     headroom_mib: Annotated[int, msgspec.Meta(ge=0)] = 512
 
     @property
-    def gate_mib(self) -> int:
-        """The head-room."""
+    def growth_margin_mib(self) -> int:
+        """The headroom."""
         return self.headroom_mib
 
     def in_order(self, waiting: Sequence[Tenant]) -> Sequence[Tenant]:
         """The highest peak first."""
         return sorted(waiting, key=lambda tenant: -tenant.peak_mib)
 
-    def charge_mib(self, tenant: Tenant) -> int:
-        """What it takes for good, or at its peak if it ends."""
-        return tenant.peak_mib if tenant.lasting_mib is None else tenant.lasting_mib
+    def accounted_mib(self, tenant: Tenant) -> int:
+        """Its steady memory, or its peak if it ends."""
+        return tenant.peak_mib if tenant.steady_mib is None else tenant.steady_mib
 
     def refusal(self, tenant: Tenant, device: Device) -> str | None:
         """Another load, or a time at which memory would run out."""
@@ -41,14 +40,14 @@ class PeakSafe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
             return f"{device.loading} is loading, and loads go one at a time"
         need = _most_mib(tenant, device)
         if need > device.memory_mib - self.headroom_mib:
-            return f"all would come to {need} MiB, of {device.memory_mib} less {self.headroom_mib} of head-room"
+            return f"all would come to {need} MiB, of {device.memory_mib} less {self.headroom_mib} of headroom"
         return None
 
     def cost(self, tenant: Tenant, device: Device) -> float:
-        """What is left at the highest peak: the tightest fit."""
+        """The memory left at the highest peak: the tightest fit."""
         return device.memory_mib - _most_mib(tenant, device)
 
 
 def _most_mib(tenant: Tenant, device: Device) -> int:
-    """The most memory that is in use at a time from now on, with the tenant."""
-    return device.foreign_mib + device.prospect.joined(PlacedTenant(tenant, age_ns=0)).highest_mib
+    """The most memory in use at any time from now on, with the tenant."""
+    return device.unaccounted_mib + device.forecast.with_tenant(PlacedTenant(tenant, age_ns=0)).peak_mib

@@ -17,5 +17,5 @@ POLICIES: dict[str, AnyPolicy] = {
     "pp": PeakPrediction(),
     "peak_safe": PeakSafe(),
 }
-"""Each with its defaults."""
+"""Each policy with its defaults."""
 DEFAULT = "peak_safe"

@@ -1,4 +1,4 @@
-"""What a packing policy decides, and the choice of a device by one."""
+"""The decisions of a packing policy, and the choice of a device by one."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -12,24 +12,26 @@ class PackingPolicy(Protocol):
     """Decides which tenants may share a device, from what is known of their memory."""
 
     @property
-    def gate_mib(self) -> int | None:
-        """What a tenant that grows has to leave free: till it can, it waits. None: it grows at once, or fails."""
+    def growth_margin_mib(self) -> int | None:
+        """Memory that must stay free for a tenant to grow; until then it waits. None: it grows at once, or fails."""
 
     def in_order(self, waiting: Sequence[Tenant]) -> Sequence[Tenant]:
-        """The order in which tenants that wait are tried; who does not fit holds up nobody behind it."""
+        """The order in which waiting tenants are tried; one that does not fit does not block the next."""
 
-    def charge_mib(self, tenant: Tenant) -> int:
-        """What a tenant counts for."""
+    def accounted_mib(self, tenant: Tenant) -> int:
+        """The memory that a tenant counts with."""
 
     def refusal(self, tenant: Tenant, device: Device) -> str | None:
-        """Why the tenant may not go there now, or None if it may."""
+        """The reason why the tenant may not be placed there now, None if it may."""
 
     def cost(self, tenant: Tenant, device: Device) -> float:
-        """Of the devices that do not refuse, the one with the least is taken, and the first of several."""
+        """The cost of a device that does not refuse: the cheapest is taken, the first of equals."""
 
 
-def choose(policy: PackingPolicy, tenant: Tenant, devices: Iterable[Device]) -> tuple[Device | None, dict[str, str]]:
-    """The device that a tenant goes to, and why each of the others refuses it: for compute, or for memory."""
+def choose_device(
+    policy: PackingPolicy, tenant: Tenant, devices: Iterable[Device]
+) -> tuple[Device | None, dict[str, str]]:
+    """Return the device for a tenant, None if there is none, and the other devices' reasons."""
     best: tuple[float, Device] | None = None
     refusals: dict[str, str] = {}
     for device in devices:
@@ -44,30 +46,32 @@ def choose(policy: PackingPolicy, tenant: Tenant, devices: Iterable[Device]) -> 
 
 
 def _oversubscribed(tenant: Tenant, device: Device) -> str | None:
-    """Why its share is not to be had beside those of the others, or None if it is; no policy promises any twice."""
+    """The reason why its compute share does not fit beside the others', None if it does; none is overcommitted."""
     free = 1 - device.share
     if tenant.share <= free + _ROUNDING:
         return None
-    others = (f"{each.tenant.name} {percent(each.tenant.share)}" for each in device.residents if each.tenant.share)
+    others = (
+        f"{each.tenant.name} {format_percent(each.tenant.share)}" for each in device.residents if each.tenant.share
+    )
     return (
-        f"asks for {percent(tenant.share)} of the compute, and {percent(max(0, free))} is not promised "
+        f"requests {format_percent(tenant.share)} of the compute, and {format_percent(max(0, free))} is not reserved "
         f"({', '.join(others)})"
     )
 
 
-def percent(share: float) -> str:
-    """A part of the compute, as it is told."""
+def format_percent(share: float) -> str:
+    """A part of the compute as messages write it."""
     return f"{100 * share:g}%"
 
 
 def largest_request_first(waiting: Sequence[Tenant]) -> list[Tenant]:
-    """By what they ask for; equal ones as they came."""
+    """By request; equal ones in order of arrival."""
     return sorted(waiting, key=lambda tenant: -tenant.request_mib)
 
 
-def overdrawn(tenant: Tenant, device: Device) -> str | None:
-    """Why what is asked for does not fit beside what the others asked for, or None if it does."""
+def over_request(tenant: Tenant, device: Device) -> str | None:
+    """The reason why its request does not fit beside the others' requests, None if it fits."""
     free = device.memory_mib - device.requested_mib
     if tenant.request_mib <= free:
         return None
-    return f"asks for {tenant.request_mib} MiB, and {max(0, free)} of {device.memory_mib} are not promised to others"
+    return f"requests {tenant.request_mib} MiB, and {max(0, free)} of {device.memory_mib} are not reserved"

@@ -1,4 +1,4 @@
-"""Peak prediction: whoever correlates may still come when the others' peak is forecast to be elsewhere."""
+"""Peak prediction: a correlated tenant is placed if the others' peak is forecast to come at another time."""
 
 from typing import Annotated
 
@@ -13,15 +13,15 @@ class PeakPrediction(CorrelationBased, frozen=True, forbid_unknown_fields=True, 
     """PP of Kube-Knots (CLUSTER '19) after its CBP, as Ferikoglou et al. (2021) run both.
 
     Where CBP refuses and the free memory resembles itself `lag` samples earlier (autocorrelation above `autocorr_min`),
-    a first-order autoregression tells what is free `lag` samples from now, and whoever counts for no more is placed.
-    Kube-Knots takes any autocorrelation above 0 and looks a second ahead; the defaults are Ferikoglou's.
+    a first-order autoregression forecasts the free memory `lag` samples from now, and a tenant that counts with no more
+    is placed. Kube-Knots takes any autocorrelation above 0 and looks a second ahead; the defaults are Ferikoglou's.
     """
 
     lag: Annotated[int, msgspec.Meta(ge=1)] = 10
     autocorr_min: Annotated[float, msgspec.Meta(ge=-1)] = 0.35
 
     def refusal(self, tenant: Tenant, device: Device) -> str | None:
-        """What CBP refuses for, where no forecast tells otherwise."""
+        """The refusal of CBP, unless a forecast shows that the tenant fits."""
         reason = super().refusal(tenant, device)
         if reason is None or len(device.used) < max(self.samples_min, self.lag + 2):
             return reason
@@ -29,6 +29,6 @@ class PeakPrediction(CorrelationBased, frozen=True, forbid_unknown_fields=True, 
         if alike <= self.autocorr_min:
             return f"{reason}; no forecast (autocorrelation {alike:.2f})"
         free = min(device.memory_mib, round(forecast(device.free, self.lag)))
-        if self.charge_mib(tenant) > free:
+        if self.accounted_mib(tenant) > free:
             return f"{reason}; {max(0, free)} MiB are forecast to be free"
         return None

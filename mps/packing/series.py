@@ -1,4 +1,4 @@
-"""Statistics of samples taken at equal distances."""
+"""Statistics of samples taken at equal intervals."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -7,12 +7,12 @@ from statistics import fmean
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """The sample above that share of the others: of n in order, number floor(n * percent / 100), from 0."""
+    """The sample above that part of the others: of n in order, number floor(n * percent / 100), from 0."""
     return sorted(samples)[min(int(len(samples) * percent / 100), len(samples) - 1)]
 
 
 def variation(samples: Sequence[float]) -> float:
-    """The standard deviation over the mean; infinite where the mean is 0 and samples differ."""
+    """The standard deviation over the mean; infinite if the mean is 0 and samples differ."""
     mean = fmean(samples)
     deviation = sqrt(fmean([(sample - mean) ** 2 for sample in samples]))
     if deviation == 0:
@@ -21,12 +21,12 @@ def variation(samples: Sequence[float]) -> float:
 
 
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
-    """Spearman's rho of two series of equal length, equal samples at their mean rank; 0 where one is constant."""
+    """Spearman's rho of two series of equal length, equal samples at their mean rank; 0 if one is constant."""
     return _correlation(_ranks(one), _ranks(other))
 
 
 def autocorrelation(samples: Sequence[float], lag: int) -> float:
-    """The correlation of a series with itself `lag` samples earlier; 0 where it is constant."""
+    """The correlation of a series with itself `lag` samples earlier; 0 if it is constant."""
     mean = fmean(samples)
     power = sum((sample - mean) ** 2 for sample in samples)
     if power == 0:
@@ -35,7 +35,7 @@ def autocorrelation(samples: Sequence[float], lag: int) -> float:
 
 
 def forecast(samples: Sequence[float], lag: int) -> float:
-    """The sample to come in `lag` ones, by least squares of each on the one `lag` earlier: AR(1) at that lag."""
+    """The sample `lag` steps ahead, by least squares of each sample on the one `lag` earlier: AR(1) at that lag."""
     before, after = samples[:-lag], samples[lag:]
     mean_before, mean_after = fmean(before), fmean(after)
     power = sum((x - mean_before) ** 2 for x in before)

@@ -1,1 +1,1 @@
-"""TODO mps/partitions."""
+"""The partitions of a machine: their kinds, capacity, isolation report, and the lending of idle resources."""

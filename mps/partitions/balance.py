@@ -1,4 +1,4 @@
-"""Which partition is to get more of what is nobody's, or to give back what it was lent: decided by how busy all are."""
+"""Lends unassigned cores and shares of a GPU to busy partitions, and takes them back from idle ones."""
 
 import enum
 import math
@@ -9,31 +9,30 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-LOOKS = 3
-"""A partition is as busy, or as idle, at so many looks in a row before anything is changed."""
+SAMPLES_IN_A_ROW = 3
+"""Consecutive samples in which a partition must be busy, or idle, before anything changes."""
 STEP_PERCENT = 10
-"""Of a GPU, that a share is lent or gives back at a time."""
+"""Percent of a GPU that a share is lent, or gives back, at a time."""
 
 _Held = TypeVar("_Held", tuple[int, ...], int)
 
 
-class AskedBy(enum.StrEnum):
-    """What asks for other sets of cores: the plan, as far as profiles say what they would do, or how busy they are."""
+class ResizeTrigger(enum.StrEnum):
+    """The trigger of a change of core sets: the plan, as far as profiles cover it, or the partitions' load."""
 
     PLAN = "plan"
     LOAD = "load"
 
 
 class BalanceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When cores, and shares of GPUs, are lent and given back: parts of a partition's time, and seconds.
+    """When cores and shares of GPUs are lent and given back, by the busy part of a partition's time, and in seconds.
 
-    A partition that is busy for `busy` of its time is lent something, one that has something lent and is busy for
-    `idle` at most gives it back. What it has left is then busy for less than `busy`, however little that is, so that
-    nothing goes to and fro. There is a look `every_s`, and `pause_s` from one change to the next. With `by` load the
-    plan is not asked.
+    A partition that is busy for at least `busy` of its time is lent something; one that has been lent something and is
+    busy for at most `idle` gives it back. What it keeps is then busy for less than `busy`, so that nothing goes to and
+    fro. A sample is taken `every_s`, and `pause_s` pass between two changes. With `by` load the plan is not asked.
     """
 
-    by: AskedBy = AskedBy.PLAN
+    by: ResizeTrigger = ResizeTrigger.PLAN
     busy: float = 0.8
     idle: float = 0.3
     every_s: float = 5.0
@@ -42,7 +41,7 @@ class BalanceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not 0 < 2 * self.idle < self.busy <= 1:
             raise ValueError(
-                f"expected an idle above 0 of less than half of busy, which is at most 1, got {self.idle:g} and "
+                f"expected idle above 0 and below half of busy, and busy of at most 1, got {self.idle:g} and "
                 f"{self.busy:g}"
             )
         if not (0 < self.every_s < math.inf and 0 <= self.pause_s < math.inf):
@@ -50,23 +49,23 @@ class BalanceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PartitionLoad(NamedTuple, Generic[_Held]):
-    """What a partition has, and the part of its time that it was busy since the last look."""
+    """The resources that a partition has, and the part of its time that it was busy since the last sample."""
 
     held: _Held
     busy: float
 
 
-class Change(NamedTuple, Generic[_Held]):
-    """A partition is to have this."""
+class LoadChange(NamedTuple, Generic[_Held]):
+    """A partition is to have these resources."""
 
     partition: str
     held: _Held
 
 
-class _Balance(ABC, Generic[_Held]):
-    """Lends what is nobody's to the busiest partition, and takes it back when that does not need it.
+class _Lender(ABC, Generic[_Held]):
+    """Lends unassigned resources to the busiest partition, and takes them back when it does not need them.
 
-    `own` is what each partition always has.
+    `own` is each partition's own part, which it always keeps.
     """
 
     def __init__(self, settings: BalanceSettings, own: Mapping[str, _Held]) -> None:
@@ -76,14 +75,16 @@ class _Balance(ABC, Generic[_Held]):
         self._idle: Counter[str] = Counter()
         self._changed_s = -math.inf
 
-    def changed(self, now_s: float) -> None:
-        """Something was changed, by whomever: the pause and the looks count from now."""
+    def note_change(self, now_s: float) -> None:
+        """A partition was resized for any reason: the pause and the samples start again."""
         self._changed_s = now_s
         self._busy.clear()
         self._idle.clear()
 
-    def look(self, now_s: float, loads: Mapping[str, PartitionLoad[_Held]], free: _Held) -> Change[_Held] | None:
-        """The next change, if there is to be one; the caller tries it once, whatever comes of it."""
+    def next_change(
+        self, now_s: float, loads: Mapping[str, PartitionLoad[_Held]], free: _Held
+    ) -> LoadChange[_Held] | None:
+        """Take a sample and return the next change, if there is one; the caller tries it once, whatever the result."""
         for name, load in loads.items():
             self._busy[name] = self._busy[name] + 1 if load.busy >= self._settings.busy else 0
             self._idle[name] = self._idle[name] + 1 if load.busy <= self._settings.idle else 0
@@ -91,46 +92,46 @@ class _Balance(ABC, Generic[_Held]):
             return None
         change = self._lend(loads, free) or self._return(loads)
         if change is not None:
-            self.changed(now_s)
+            self.note_change(now_s)
         return change
 
-    def _lend(self, loads: Mapping[str, PartitionLoad[_Held]], free: _Held) -> Change[_Held] | None:
-        busy = [name for name in loads if self._busy[name] >= LOOKS]
+    def _lend(self, loads: Mapping[str, PartitionLoad[_Held]], free: _Held) -> LoadChange[_Held] | None:
+        busy = [name for name in loads if self._busy[name] >= SAMPLES_IN_A_ROW]
         if not busy or not free:
             return None
         name = max(busy, key=lambda each: loads[each].busy)
-        return Change(name, self._more(loads[name].held, free))
+        return LoadChange(name, self._grown(loads[name].held, free))
 
-    def _return(self, loads: Mapping[str, PartitionLoad[_Held]]) -> Change[_Held] | None:
+    def _return(self, loads: Mapping[str, PartitionLoad[_Held]]) -> LoadChange[_Held] | None:
         for name, (held, _) in loads.items():
-            if self._idle[name] >= LOOKS and (less := self._less(held, self._own[name])) != held:
-                return Change(name, less)
+            if self._idle[name] >= SAMPLES_IN_A_ROW and (less := self._shrunk(held, self._own[name])) != held:
+                return LoadChange(name, less)
         return None
 
     @abstractmethod
-    def _more(self, held: _Held, free: _Held) -> _Held: ...
+    def _grown(self, held: _Held, free: _Held) -> _Held: ...
 
     @abstractmethod
-    def _less(self, held: _Held, own: _Held) -> _Held:
-        """At least half of what is held; all of it where nothing of it is lent."""
+    def _shrunk(self, held: _Held, own: _Held) -> _Held:
+        """At least half of what is held; all of it if nothing of it is lent."""
 
 
-class CoreBalance(_Balance[tuple[int, ...]]):
+class CoreBalance(_Lender[tuple[int, ...]]):
     """Lends cores, one at a time."""
 
-    def _more(self, held: tuple[int, ...], free: tuple[int, ...]) -> tuple[int, ...]:
+    def _grown(self, held: tuple[int, ...], free: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(sorted((*held, min(free))))
 
-    def _less(self, held: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, ...]:
+    def _shrunk(self, held: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, ...]:
         lent = set(held) - set(own)
         return tuple(core for core in held if core != max(lent)) if lent and len(held) > 1 else held
 
 
-class ShareBalance(_Balance[int]):
+class ShareBalance(_Lender[int]):
     """Lends percents of the multiprocessors of one GPU."""
 
-    def _more(self, held: int, free: int) -> int:
+    def _grown(self, held: int, free: int) -> int:
         return held + min(free, STEP_PERCENT)
 
-    def _less(self, held: int, own: int) -> int:
+    def _shrunk(self, held: int, own: int) -> int:
         return held if held <= own else max(own, held - STEP_PERCENT, math.ceil(held / 2))

@@ -20,15 +20,15 @@ def default_partitions(count: int | None = None) -> tuple[CpuPartition, ...]:
     cores = available_cores()
     count = len(cores) if count is None else count
     if not 1 <= count <= len(cores):
-        raise PartitionError(f"cannot make {count} partitions of {len(cores)} cores, expected 1 to {len(cores)}")
+        raise PartitionError(f"partitions: expected 1 to {len(cores)}, one for each core, got {count}")
     bounds = [len(cores) * index // count for index in range(count + 1)]
     return tuple(CpuPartition(f"cpu{index}", cores[bounds[index] : bounds[index + 1]]) for index in range(count))
 
 
 def check_partitions(partitions: Sequence[Partition]) -> None:
-    """Raise PartitionError unless names are unique and core sets are available, those of CPU partitions disjoint.
+    """Raise PartitionError unless names are unique, cores available, and the cores of CPU partitions disjoint.
 
-    The host cores of GPU partitions may be anybody's, and need not be given.
+    The host cores of GPU partitions may be shared, and need not be given.
     """
     available = available_cores()
     owners: dict[int, str] = {}
@@ -43,12 +43,12 @@ def check_partitions(partitions: Sequence[Partition]) -> None:
         for core in partition.cores:
             if core not in available:
                 raise PartitionError(
-                    f"partition {partition.name}: core {core} is not available, expected some of {list(available)}"
+                    f"partition {partition.name}: core {core} is not available; expected some of {list(available)}"
                 )
             if not ours:
                 continue
             if core in owners:
                 raise PartitionError(
-                    f"partition {partition.name}: core {core} belongs to partition {owners[core]} already"
+                    f"partition {partition.name}: core {core} already belongs to partition {owners[core]}"
                 )
             owners[core] = partition.name

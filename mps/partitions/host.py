@@ -1,4 +1,4 @@
-"""What this process may take of its machine: memory and processor time, as its cgroups and the kernel bound them."""
+"""The memory and processor time that this process may use, as the kernel and its cgroups limit them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ _NO_LIMIT = 1 << 60
 
 
 def memory_limit_bytes(root: Path = _ROOT) -> int:
-    """The least of the machine's memory and the limits of this process's cgroups."""
+    """The smallest of the machine's memory and the limits of this process's cgroups."""
     total = int(_field(root / "proc/meminfo", "MemTotal:") or 0) << 10
     limits = [
         int(text)
@@ -21,7 +21,7 @@ def memory_limit_bytes(root: Path = _ROOT) -> int:
 
 
 def cpu_quota(root: Path = _ROOT) -> float | None:
-    """How many cores' time the cgroups of this process let it have at most; None without a bound."""
+    """The processor time, in cores, that this process's cgroups allow; None without a limit."""
     quotas = []
     for text in _values(root, "cpu", "cpu.max"):
         quota, _, period = text.partition(" ")
@@ -36,16 +36,16 @@ def cpu_quota(root: Path = _ROOT) -> float | None:
 
 
 def _values(root: Path, controller: str, file: str) -> Iterator[str]:
-    """What a file says in the cgroup of this process for a controller, and in each of those above it."""
+    """The contents of a file in this process's cgroup of a controller, and in each cgroup above it."""
     for directory, top in _groups(root, controller):
-        # In a container the path may be the host's, of which only the container's own part is mounted.
+        # In a container the path may be the host's, while only the container's own part of it is mounted.
         for group in [directory, *directory.parents]:
             if group.is_relative_to(top) and (text := _text(group / file)):
                 yield text
 
 
 def _groups(root: Path, controller: str) -> Iterator[tuple[Path, Path]]:
-    """Where the cgroups of this process lie, and the directories that hold them: of version 2, and of version 1."""
+    """The directories of this process's cgroups, versions 2 and 1, each with the directory that they are mounted in."""
     mounted = root / "sys/fs/cgroup"
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)

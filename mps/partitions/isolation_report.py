@@ -1,4 +1,4 @@
-"""Whether a worker really has the partition that it was given: what it found of itself against what it was to be."""
+"""Compares a worker's evidence about itself with the partition that it was given."""
 
 import math
 from collections.abc import Sequence
@@ -10,15 +10,15 @@ from sluice.mps.partitions.partition import CpuPartition, GpuPartition, MpsParti
 
 CUDA = "CUDAExecutionProvider"
 _OF_MIG = " MIG "
-"""Before the profile, at the end of the name that the driver gives a MIG device."""
+"""Precedes the profile at the end of the driver's name of a MIG device."""
 _FEWEST_MULTIPROCESSORS = 2
-"""What MPS grants at least, however small a share is."""
+"""The multiprocessors that MPS grants to the smallest share."""
 
 
 class VisibleGpu(msgspec.Struct, frozen=True):
-    """The GPUs that a process sees: how many, and of number 0 the UUID, its multiprocessors for this process, its name.
+    """The GPUs that a process sees: their number, and the UUID, multiprocessors and name of device 0.
 
-    `uuid` has no prefix; `error` tells why CUDA could not say.
+    `multiprocessors` are those that this process may use. `uuid` has no prefix; `error` is CUDA's error, if it had one.
     """
 
     count: int = 0
@@ -29,9 +29,9 @@ class VisibleGpu(msgspec.Struct, frozen=True):
 
 
 class MpsFacts(msgspec.Struct, frozen=True):
-    """What others say of a client of MPS: whether its daemon lists it, and the multiprocessors of the whole device.
+    """Facts about an MPS client from outside: whether its daemon lists it, and the multiprocessors of the whole device.
 
-    0 multiprocessors are not known; `trouble` is why the daemon, or CUDA without it, has not told.
+    0 multiprocessors are not known; `trouble` is the reason why the daemon, or CUDA without it, has not reported them.
     """
 
     client: bool = False
@@ -39,7 +39,7 @@ class MpsFacts(msgspec.Struct, frozen=True):
     trouble: str = ""
 
 
-class ThreadPlace(msgspec.Struct, frozen=True):
+class ThreadAffinity(msgspec.Struct, frozen=True):
     """A thread of a worker, or of a process that it started, and the cores that the kernel lets it run on."""
 
     name: str
@@ -48,19 +48,19 @@ class ThreadPlace(msgspec.Struct, frozen=True):
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """What a worker finds of itself once it has loaded its models: what the system says, not what was asked for.
+    """The state of a worker once it has loaded its models, as the system reports it, not as it was asked for.
 
-    `processes` are the worker and those that it started; `places` are their threads, of `thread_count` in all, that may
-    run on other cores than those of the partition. `data_limit_bytes` is RLIMIT_DATA as it is in force (None: no
-    limit). `providers` are the first providers of the models' sessions on ONNX Runtime, `refusals` why models were not
-    loaded that would have run elsewhere. `gpu` is None on cores, `mps` on all but a share under MPS. `threads` are
-    those that sessions on ONNX Runtime run a batch on.
+    `processes` are the worker and those that it started; `stray_threads` are those of their `thread_count` threads that
+    may run on cores outside the partition. `data_limit_bytes` is the RLIMIT_DATA in force (None: no limit). `providers`
+    are the first providers of the models' sessions on ONNX Runtime, `refusals` the reasons why models were not loaded
+    that would have run elsewhere. `gpu` is None on cores, `mps` is None except on a share under MPS. `threads` are the
+    threads that sessions on ONNX Runtime run a batch on.
     """
 
     cores: tuple[int, ...] = ()
     processes: tuple[int, ...] = ()
     thread_count: int = 0
-    places: tuple[ThreadPlace, ...] = ()
+    stray_threads: tuple[ThreadAffinity, ...] = ()
     data_limit_bytes: int | None = None
     providers: dict[str, str] = {}
     refusals: tuple[str, ...] = ()
@@ -69,8 +69,8 @@ class Evidence(msgspec.Struct, frozen=True):
     threads: dict[str, int] = {}
 
 
-def shortfalls(partition: Partition, evidence: Evidence) -> list[str]:
-    """Why a partition does not hold, in sentences; empty when it is enforced."""
+def isolation_violations(partition: Partition, evidence: Evidence) -> list[str]:
+    """Return the reasons why a partition is not enforced, in sentences; empty when it is."""
     reasons = [*_cores(partition, evidence), *evidence.refusals]
     if isinstance(partition, CpuPartition):
         return [*reasons, *_memory(partition, evidence)]
@@ -79,7 +79,7 @@ def shortfalls(partition: Partition, evidence: Evidence) -> list[str]:
         for key, provider in evidence.providers.items()
         if provider != CUDA
     ]
-    gpu = evidence.gpu or VisibleGpu(error="it was not asked")
+    gpu = evidence.gpu or VisibleGpu(error="no evidence")
     return [*reasons, *_device(partition, gpu, evidence.mps or MpsFacts())]
 
 
@@ -89,9 +89,9 @@ def _cores(partition: Partition, evidence: Evidence) -> list[str]:
     reasons = []
     if evidence.cores != tuple(sorted(partition.cores)):
         reasons.append(f"the worker runs on cores {_listed(evidence.cores)}, expected {_listed(partition.cores)}")
-    elif evidence.places:
-        stray = evidence.places[0]
-        more = f" and {len(evidence.places) - 1} more" if len(evidence.places) > 1 else ""
+    elif evidence.stray_threads:
+        stray = evidence.stray_threads[0]
+        more = f" and {len(evidence.stray_threads) - 1} more" if len(evidence.stray_threads) > 1 else ""
         reasons.append(
             f"thread {stray.name} ({stray.tid}){more} of {evidence.thread_count} may run on cores "
             f"{_listed(stray.cores)}, expected {_listed(partition.cores)}"
@@ -109,31 +109,33 @@ def _memory(partition: CpuPartition, evidence: Evidence) -> list[str]:
     if limit is None or evidence.data_limit_bytes == limit:
         return []
     found = "no limit" if evidence.data_limit_bytes is None else f"a limit of {evidence.data_limit_bytes >> 20} MiB"
-    return [f"the kernel keeps {found} on its data, expected {limit >> 20} MiB"]
+    return [f"the worker's data has {found}, expected {limit >> 20} MiB"]
 
 
 def _device(partition: GpuPartition, gpu: VisibleGpu, mps: MpsFacts) -> list[str]:
     if gpu.error:
-        return [f"CUDA does not tell which device the worker sees: {gpu.error}"]
+        return [f"CUDA does not report the worker's device: {gpu.error}"]
     reasons = []
     if gpu.count != 1 or gpu.uuid != partition.uuid.removeprefix("GPU-").removeprefix("MIG-"):
         reasons.append(f"the worker sees {gpu.count} devices, the first of them {gpu.uuid}, expected {partition.uuid}")
-    _, of_mig, told = gpu.name.rpartition(_OF_MIG)
-    if of_mig and partition.profile and not same_profile(told, partition.profile):
-        reasons.append(f"the instance is a {told}, expected a {partition.profile}")
+    _, of_mig, profile = gpu.name.rpartition(_OF_MIG)
+    if of_mig and partition.profile and not same_profile(profile, partition.profile):
+        reasons.append(f"the instance is a {profile}, expected a {partition.profile}")
     if isinstance(partition, MpsPartition):
         reasons += _share(partition, gpu, mps)
     return reasons
 
 
 def _share(partition: MpsPartition, gpu: VisibleGpu, mps: MpsFacts) -> list[str]:
-    """Where CUDA finds no daemon it runs without MPS and says nothing."""
+    """Check an MPS share. Where CUDA finds no daemon, it silently runs without MPS."""
     if not mps.client and mps.trouble:
-        return [f"the MPS daemon does not tell its clients: {mps.trouble}"]
+        return [f"the MPS daemon does not list its clients: {mps.trouble}"]
     if not mps.client:
-        return ["the MPS daemon does not list the worker among its clients, so that CUDA runs without MPS"]
+        return ["the MPS daemon does not list the worker among its clients: CUDA runs without MPS"]
     if partition.cap_percent < 100 and not mps.multiprocessors:
-        return [f"CUDA does not tell the multiprocessors of the whole device, so that no cap is proved: {mps.trouble}"]
+        return [
+            f"CUDA does not report the multiprocessors of the whole device, so the cap cannot be checked: {mps.trouble}"
+        ]
     most = max(_FEWEST_MULTIPROCESSORS, math.floor(mps.multiprocessors * partition.cap_percent / 100))
     if mps.multiprocessors and gpu.multiprocessors > most:
         return [

@@ -1,4 +1,4 @@
-"""Partitions: the shares of a machine that workers are pinned to (types only)."""
+"""Partitions: the parts of a machine that workers are bound to (types only)."""
 
 import enum
 import math
@@ -9,14 +9,18 @@ import msgspec
 from sluice.mps.mig.geometry import share_of_gpu
 
 LEAST_HARD_MEMORY_MB = 96
-"""What a worker takes before it has a model, with some room; with less its libraries do not even load."""
+"""Memory of a worker without models, with some margin; with less its libraries do not even load."""
 
 _MIB = 1 << 20
 _PROFILE = re.compile(r"[1-7]g([.+].+)?")
 
 
 class ShareMode(enum.StrEnum):
-    """What a share under MPS is: a cap, a guarantee that may be exceeded while others are idle, neither, or its own."""
+    """The kind of a share under MPS.
+
+    `hard` is a cap; `elastic` is a guarantee that may be exceeded while others are idle; `uncapped` is neither;
+    `static` is a set of multiprocessors of its own.
+    """
 
     HARD = "hard"
     ELASTIC = "elastic"
@@ -28,9 +32,9 @@ class CpuPartition(msgspec.Struct, frozen=True, tag="cpu", tag_field="kind", for
     """A set of CPU cores, disjoint from every other partition's.
 
     `slowdown` makes every batch take that many times as long (>= 1), to try unequal partitions where all cores are
-    equal. `price` is what an hour of it costs (None: by its share of the machine). `memory_mb` bounds the models that
-    it holds at a time, in MiB (None: no bound), which is for placing them; `hard_memory_mb` is the wall that the kernel
-    keeps: the worker, and each process that its models start, gets no more data than that.
+    equal. `price` is the cost of an hour (None: by its part of the machine). `memory_mb` limits the models that it
+    holds at a time, in MiB (None: no limit), and is used for placement; `hard_memory_mb` is enforced by the kernel: the
+    worker, and each process that its models start, gets no more data than that.
     """
 
     name: str
@@ -59,21 +63,21 @@ class CpuPartition(msgspec.Struct, frozen=True, tag="cpu", tag_field="kind", for
 
     @property
     def profile_kind(self) -> str:
-        """What latency tables are keyed by: partitions of one kind, size and slowdown are equally fast."""
+        """The key of latency tables: partitions of the same size and slowdown are equally fast."""
         kind = f"cpu{len(self.cores)}"
         return kind if self.slowdown == 1 else f"{kind}/x{self.slowdown:g}"
 
     @property
     def hard_memory_bytes(self) -> int | None:
-        """The wall in bytes; None without one."""
+        """The enforced limit in bytes; None without one."""
         return None if self.hard_memory_mb is None else round(self.hard_memory_mb * _MIB)
 
 
 class MigPartition(msgspec.Struct, frozen=True, tag="mig", tag_field="kind", forbid_unknown_fields=True):
     """A MIG instance, named by its UUID (`MIG-…`), of a profile such as `2g.20gb`.
 
-    `price` is as for cores. `memory_mb` bounds the models that it holds, and the memory that ONNX Runtime keeps for
-    each. `cores` are those of the worker's own threads (none: all that there are), which it may share with others.
+    `price` is as for cores. `memory_mb` limits the models that it holds, and the memory that ONNX Runtime keeps for
+    each. `cores` are those of the worker's own threads (none: all cores), which it may share with others.
     """
 
     name: str
@@ -89,26 +93,26 @@ class MigPartition(msgspec.Struct, frozen=True, tag="mig", tag_field="kind", for
 
     @property
     def profile_kind(self) -> str:
-        """What latency tables are keyed by."""
+        """The key of latency tables."""
         return f"mig-{self.profile}"
 
     @property
     def gpu_share(self) -> float:
-        """The part of a whole GPU that it is."""
+        """Its part of the whole GPU."""
         return share_of_gpu(self.profile)
 
     @property
     def memory_bytes(self) -> int:
-        """The bound in bytes; 0 without one."""
+        """The limit in bytes; 0 without one."""
         return 0 if self.memory_mb is None else round(self.memory_mb * _MIB)
 
 
 class MpsPartition(msgspec.Struct, frozen=True, tag="mps", tag_field="kind", forbid_unknown_fields=True):
     """A share of the multiprocessors of a GPU, or of a MIG instance of the `profile`, under MPS.
 
-    `memory_mb` is all device memory that its worker may take (None: no limit), and bounds the models that it holds.
-    Only a share that is `hard` is a cap, and one that is `static`, whose multiprocessors nobody else has; one that is
-    `uncapped` is not guaranteed either, but still what it costs. `price` and `cores` are as for a MIG instance.
+    `memory_mb` is all device memory that its worker may take (None: no limit), and limits the models that it holds.
+    Only a `hard` share is a cap, and a `static` one, whose multiprocessors no other process uses; an `uncapped` share
+    is not guaranteed either, but counts in full for its price. `price` and `cores` are as for a MIG instance.
     """
 
     name: str
@@ -131,13 +135,13 @@ class MpsPartition(msgspec.Struct, frozen=True, tag="mps", tag_field="kind", for
 
     @property
     def profile_kind(self) -> str:
-        """What latency tables are keyed by; an elastic share is as fast as a hard one while others are busy."""
+        """The key of latency tables; an elastic share is as fast as a hard one while others are busy."""
         kind = "mps-100" if self.mode is ShareMode.UNCAPPED else f"mps-{self.share_percent}"
         return f"{kind}/{self.profile}" if self.profile else kind
 
     @property
     def gpu_share(self) -> float:
-        """The part of a whole GPU that it is."""
+        """Its part of the whole GPU."""
         return self.share_percent / 100 * (share_of_gpu(self.profile) if self.profile else 1)
 
     @property
@@ -147,12 +151,12 @@ class MpsPartition(msgspec.Struct, frozen=True, tag="mps", tag_field="kind", for
 
     @property
     def cap_percent(self) -> int:
-        """The share of all multiprocessors that it can have at most."""
+        """The largest part of all multiprocessors that it can use."""
         return self.share_percent if self.mode in (ShareMode.HARD, ShareMode.STATIC) else 100
 
     @property
     def guaranteed_percent(self) -> int:
-        """The share that it can always have."""
+        """The part that it can always use."""
         return 0 if self.mode is ShareMode.UNCAPPED else self.share_percent
 
 

@@ -1,1 +1,1 @@
-"""TODO mps/supervisor."""
+"""Worker processes as the gateway sees them: start, replacement, loss, recovery and quarantine."""

@@ -1,4 +1,4 @@
-"""Fault domains: a fatal error of one client of an MPS daemon is one of all its clients, which have to go together."""
+"""The clients of one MPS daemon form a fault domain: a fatal error of one is an error of all, and all have to end."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,28 +7,28 @@ from typing import Protocol
 from sluice.models.errors import ControlFailed
 from sluice.mps.daemon.client_contexts import TERMINATE_S, destroy_contexts
 from sluice.mps.daemon.control import MpsControl
-from sluice.mps.supervisor.process import all_gone
+from sluice.mps.supervisor.process import WorkerProcess, wait_for_exit
 
 DRAIN_S = 2.0
-"""How long workers may take to end by themselves: what they still run fails at once, or never ends."""
+"""Time for workers to exit by themselves: the work that they still have fails at once, or never ends."""
 KILL_S = 5.0
 ANSWER_S = 45.0
-"""How long a daemon may take to be there again: also one that hangs, which is noticed late (`MpsKeeper`)."""
+"""Time for a daemon to answer again, including a hung daemon, which is noticed late (`MpsWatchdog`)."""
 LOOK_S = 0.1
-"""How long to wait between two looks whether a daemon that ended is there again."""
+"""Interval at which a daemon that has ended is asked whether it answers again."""
 
 
 class ClientProcess(Protocol):
     """A worker process that is a client of the daemon (`WorkerProcess`)."""
 
-    gone: asyncio.Event
+    exited: asyncio.Event
 
     def close(self, reason: str = "") -> None:
-        """Have it end after the batch that it is running."""
+        """Make it exit after the batch that it is running."""
         ...
 
     def kill(self, reason: str) -> None:
-        """End it at once."""
+        """Kill it at once."""
         ...
 
 
@@ -40,25 +40,36 @@ async def end_clients(
     terminate_s: float = TERMINATE_S,
     kill_s: float = KILL_S,
 ) -> bool:
-    """End the workers of an MPS daemon: drain, terminate_client, kill; whether all are gone then.
+    """End the workers of an MPS daemon: drain, terminate_client, kill. Returns whether all have exited.
 
-    To kill a client that has work on the GPU is safe only once the daemon has destroyed its contexts. The server of
-    the daemon stays in the state FAULT, and takes no new clients, until the last of them is gone.
+    A client that has work on the GPU can be killed safely only after the daemon has destroyed its contexts. The
+    daemon's server stays in the state FAULT, and accepts no new clients, until its last client has exited.
     """
     for worker in workers:
         worker.close(reason)
-    gone = [worker.gone for worker in workers]
-    if await all_gone(gone, drain_s):
+    gone = [worker.exited for worker in workers]
+    if await wait_for_exit(gone, drain_s):
         return True
-    await destroy_contexts(control, terminate_s)  # it has no other clients
+    await destroy_contexts(control, terminate_s)  # the workers are its only clients
     for worker in workers:
-        if not worker.gone.is_set():
+        if not worker.exited.is_set():
             worker.kill(reason)
-    return await all_gone(gone, kill_s)
+    return await wait_for_exit(gone, kill_s)
 
 
-async def answering(control: MpsControl, timeout_s: float = ANSWER_S) -> bool:
-    """Return when the daemon answers, which may just be started again, or not within the time."""
+async def end_client(worker: WorkerProcess, control: MpsControl, reason: str, terminate_s: float = TERMINATE_S) -> None:
+    """Destroy the contexts of one worker and of its models' processes, then kill the worker in any case.
+
+    The other clients of the daemon go on.
+    """
+    try:
+        await destroy_contexts(control, terminate_s, worker.pid)
+    finally:
+        worker.kill(reason)
+
+
+async def wait_until_answering(control: MpsControl, timeout_s: float = ANSWER_S) -> bool:
+    """Wait until the daemon answers, which may be restarting; returns False if it does not within the time."""
     deadline_s = asyncio.get_running_loop().time() + timeout_s
     while True:
         try:

@@ -1,4 +1,4 @@
-"""One worker process as the gateway sees it: start it, talk to it, learn that it is gone."""
+"""One worker process as the gateway sees it: its start, its messages and its exit."""
 
 import asyncio
 import contextlib
@@ -16,19 +16,19 @@ from sluice.models.errors import PartitionError
 from sluice.mps.ipc.channel import Channel
 from sluice.mps.ipc.messages import FromWorker, ToWorker
 from sluice.mps.isolation.launch import module_environment
-from sluice.mps.isolation.pinning import environment
+from sluice.mps.isolation.pinning import worker_environment
 from sluice.mps.partitions.partition import Partition
 
 OUTGOING_LIMIT = 1024
-"""Messages kept for a worker that does not read; one more and it counts as wedged and is killed."""
+"""Messages queued for a worker that does not read. A worker with more is hung and is killed."""
 
 
 class WorkerProcess:
     """A running `sluice.mps.worker.main`; all methods belong to the event loop's thread.
 
-    `on_message` gets every message with its descriptors, which are then its own to close. `on_exit` is called once,
-    after the process is gone and its last message was delivered, with a sentence on how it ended. `stdout` is the
-    descriptor that what libraries and models print goes to (None: ours).
+    `on_message` gets every message with its descriptors, which the callback then owns. `on_exit` is called once with a
+    sentence on the cause, after the process has exited and its last message was delivered. `stdout` is the descriptor
+    for the output that libraries and models print (None: the gateway's own).
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class WorkerProcess:
         self._loop = asyncio.get_running_loop()
         self._outgoing: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._reason = ""
-        self.gone = asyncio.Event()
+        self.exited = asyncio.Event()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
@@ -59,7 +59,7 @@ class WorkerProcess:
         self._loop.add_reader(self._channel.fileno(), self._receive)
 
     def send(self, message: ToWorker, fds: Sequence[int] = ()) -> None:
-        """Send a message and copies of `fds`; never blocks. What is sent to a worker that is gone is dropped.
+        """Send a message and copies of `fds` without blocking. A message to a process that has exited is dropped.
 
         Raises PartitionError when the message is too long.
         """
@@ -80,13 +80,13 @@ class WorkerProcess:
             self._loop.add_writer(self._channel.fileno(), self._flush)
         self._outgoing.append((packet, copies))
 
-    def take_in(self) -> None:
-        """Deliver what has arrived, which the loop may not have come to yet: before anything is said to be missing."""
+    def deliver_pending(self) -> None:
+        """Deliver messages that have arrived unread, before anything is called missing."""
         if not self._channel.closed:
             self._receive()
 
     def close(self, reason: str = "") -> None:
-        """Close the channel: the worker ends after the batch it is running. `reason` as for `kill`, if there is one."""
+        """Close the channel: the worker exits after the batch that it is running. `reason` is as for `kill`."""
         self._reason = self._reason or reason
         if self._channel.closed:
             return
@@ -97,22 +97,22 @@ class WorkerProcess:
             _close_all(self._outgoing.popleft()[1])
 
     def kill(self, reason: str) -> None:
-        """Send SIGKILL; `reason` is what `on_exit` will be told."""
+        """Send SIGKILL; `on_exit` gets the first `reason` of all calls."""
         self._reason = self._reason or reason
-        if not self.gone.is_set():
+        if not self.exited.is_set():
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _sent(self, packet: bytes, fds: Sequence[int]) -> bool:
         try:
             return self._channel.try_send(packet, fds)
         except ConnectionError:
-            return True  # It is dying; its pidfd will tell.
+            return True  # The process is exiting; its pidfd reports that.
         except OSError as error:
             self._cut_off(error)
             return True
 
     def _cut_off(self, error: OSError) -> None:
-        self.kill(f"the worker cannot be sent its messages: {error}")
+        self.kill(f"messages cannot be sent to the worker: {error}")
 
     def _flush(self) -> None:
         while self._outgoing:
@@ -124,18 +124,18 @@ class WorkerProcess:
         self._loop.remove_writer(self._channel.fileno())
 
     def _receive(self) -> bool:
-        """Deliver what is there; returns whether there may be more."""
+        """Deliver the messages that are there; returns whether there may be more."""
         count = 0
         try:
             for message, fds in self._channel.receive():
                 count += 1
                 self._on_message(message, fds)
-                if self._channel.closed:  # by who was told
+                if self._channel.closed:  # by the callback
                     break
         except EOFError:
             self.close()
         except (PartitionError, msgspec.MsgspecError) as error:
-            self.kill(f"the worker sent what cannot be read: {error}")
+            self.kill(f"the worker sent an unreadable message: {error}")
             self.close()  # Later messages may build on this one.
         return count > 0 and not self._channel.closed
 
@@ -147,12 +147,12 @@ class WorkerProcess:
         self._loop.remove_reader(self._pidfd)
         status = self._process.wait()
         os.close(self._pidfd)
-        self.gone.set()
+        self.exited.set()
         self._on_exit(self._reason or _describe(status))
 
 
-async def all_gone(processes: Iterable[asyncio.Event], timeout_s: float) -> bool:
-    """Wait for the end of processes, by their `gone`; whether all ended in time."""
+async def wait_for_exit(processes: Iterable[asyncio.Event], timeout_s: float) -> bool:
+    """Wait for the `exited` events of processes; returns whether all have exited in time."""
     try:
         async with asyncio.timeout(timeout_s):
             for gone in processes:
@@ -169,7 +169,7 @@ def _spawn(partition: Partition, theirs: socket.socket, stdout: int | None) -> "
         # -P: a directory that the gateway happens to be started in must not shadow modules.
         [sys.executable, "-P", "-m", "sluice.mps.worker.start", cores, "--socket", str(theirs.fileno())],
         pass_fds=[theirs.fileno()],
-        env=module_environment() | environment(partition),
+        env=module_environment() | worker_environment(partition),
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         start_new_session=True,

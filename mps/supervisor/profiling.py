@@ -1,4 +1,4 @@
-"""Measures a model on a partition of any kind: in a worker that is started as for serving, and told to measure."""
+"""Measures a model on a partition of any kind, in a worker that is started as for serving."""
 
 import asyncio
 import os
@@ -12,70 +12,70 @@ from sluice.models.errors import BackendFailed, ControlFailed, PartitionError
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.daemon.channel import MpsChannel
 from sluice.mps.daemon.client_contexts import destroy_contexts
-from sluice.mps.daemon.inventory import answering_control
-from sluice.mps.ipc.messages import FromWorker, Measured, MeasureModel, ModelFile, Ready, StartWorker
+from sluice.mps.daemon.inventory import connect_control
+from sluice.mps.ipc.messages import FromWorker, MeasureModel, ModelFile, ModelMeasured, StartWorker, WorkerReady
 from sluice.mps.isolation.mps_environment import pipe_directory
 from sluice.mps.partitions.cpu import check_partitions
-from sluice.mps.partitions.isolation_report import shortfalls
+from sluice.mps.partitions.isolation_report import isolation_violations
 from sluice.mps.partitions.partition import MpsPartition, Partition, ShareMode
-from sluice.mps.supervisor.process import WorkerProcess, all_gone
+from sluice.mps.supervisor.process import WorkerProcess, wait_for_exit
 
 TIMEOUT_S = 900.0
-"""Time that a measurement may take in all, of loading and of slow batches too."""
+"""Time limit of a whole measurement, loading and slow batches included."""
 READY_S = 120.0
-"""How long a worker without models may take to start."""
+"""Time limit for the start of a worker without models."""
 END_S = 10.0
-"""How long a worker may take to end: the run that it is in the middle of."""
+"""Time for a worker to exit, which includes the run that it is in the middle of."""
 
 _OUTPUT_BYTES = 1 << 16
-"""Of the output region, which nothing is written to."""
+"""Size of the output region, which stays unused."""
 _STANDARD_ERROR = 2
 _LATE = f"it takes more than {TIMEOUT_S:g} s; name fewer batch sizes"
 
-_Answer = TypeVar("_Answer", Ready, Measured)
+_Answer = TypeVar("_Answer", WorkerReady, ModelMeasured)
 
 
-def measure_on(partition: Partition, file: ModelFile, *, strict: bool = False) -> Measured:
-    """Measure a model at the sizes of its menu, on all of a partition; blocks until it is done.
+def measure_on(partition: Partition, file: ModelFile, *, strict: bool = False) -> ModelMeasured:
+    """Measure a model at the batch sizes of its menu, with the whole partition to itself; blocks until it is done.
 
-    The evidence in the answer is for `partitions.isolation_report`, against `measured_as` of the partition. An MPS
-    partition needs its daemon. Raises PartitionError for a partition that cannot be had or, when `strict`, does not
-    hold, BackendFailed for a model that does not run there.
+    The evidence in the answer is for `partitions.isolation_report`, against `as_measured` of the partition. An MPS
+    partition needs its daemon. Raises PartitionError for a partition that is not available or, when `strict`, not
+    enforced, and BackendFailed for a model that does not run there.
     """
     check_partitions([partition])
-    return asyncio.run(_measure(measured_as(partition), file, strict))
+    return asyncio.run(_measure(as_measured(partition), file, strict))
 
 
 def time_on(partition: Partition, file: ModelFile) -> LatencyTable:
-    """Time a model as a worker does that loads it, which is quick and rough; otherwise as `measure_on`."""
+    """Time a model quickly and roughly, as a worker does that loads it; otherwise as `measure_on`."""
     check_partitions([partition])
     return asyncio.run(_time(partition, file))
 
 
-def measured_as(partition: Partition) -> Partition:
-    """The partition as it is measured: a share that may have more, while others are idle, has what it is promised."""
+def as_measured(partition: Partition) -> Partition:
+    """The partition as it is measured: an elastic share, which may use more while others idle, gets its guarantee."""
     if isinstance(partition, MpsPartition) and partition.mode is ShareMode.ELASTIC:
         return msgspec.structs.replace(partition, mode=ShareMode.HARD)
     return partition
 
 
-async def _measure(partition: Partition, file: ModelFile, strict: bool) -> Measured:
+async def _measure(partition: Partition, file: ModelFile, strict: bool) -> ModelMeasured:
     async with _running(partition, file) as worker:
-        ready = await worker.answer(Ready, READY_S, f"its worker is not ready within {READY_S:g} s")
+        ready = await worker.answer(WorkerReady, READY_S, f"its worker is not ready within {READY_S:g} s")
         if strict:
-            _refuse(partition, shortfalls(partition, ready.evidence))
+            _refuse(partition, isolation_violations(partition, ready.evidence))
         worker.process.send(MeasureModel(file))
-        measured = await worker.answer(Measured, TIMEOUT_S, _LATE)
+        measured = await worker.answer(ModelMeasured, TIMEOUT_S, _LATE)
     if measured.measurement is None:
         raise worker.failed(measured.error)
     if strict:
-        _refuse(partition, shortfalls(partition, measured.evidence))
+        _refuse(partition, isolation_violations(partition, measured.evidence))
     return measured
 
 
 async def _time(partition: Partition, file: ModelFile) -> LatencyTable:
     async with _running(partition, file, file) as worker:
-        (model,) = (await worker.answer(Ready, TIMEOUT_S, _LATE)).models
+        (model,) = (await worker.answer(WorkerReady, TIMEOUT_S, _LATE)).models
     if model.table is None:
         raise worker.failed(model.error)
     return model.table
@@ -87,7 +87,7 @@ def _refuse(partition: Partition, reasons: list[str]) -> None:
 
 
 class _Worker:
-    """A worker to measure `file`, and what it says."""
+    """A worker that measures `file`, and the queue of its reports."""
 
     def __init__(self, partition: Partition, file: ModelFile) -> None:
         self._partition = partition
@@ -96,7 +96,7 @@ class _Worker:
         self.process = WorkerProcess(partition, self._take, self._said.put_nowait, stdout=_STANDARD_ERROR)
 
     async def answer(self, form: type[_Answer], timeout_s: float, late: str) -> _Answer:
-        """The next message; raises BackendFailed when it is another one, or, with `late`, when none comes in time."""
+        """Return the next message; raises BackendFailed for another type and, with `late`, when none comes in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 said = await self._said.get()
@@ -111,17 +111,17 @@ class _Worker:
         return BackendFailed(f"{self._file.path}: cannot be measured on {self._partition.name}: {reason}")
 
     async def end(self) -> None:
-        """Have it end after the run that it is in the middle of, by force if need be; the daemon may have others."""
+        """End it after the current run, by force if necessary; the daemon may have other clients."""
         self.process.close()
-        if await all_gone([self.process.gone], END_S):
+        if await wait_for_exit([self.process.exited], END_S):
             return
         if isinstance(self._partition, MpsPartition):
             with suppress(ControlFailed):
                 channel = MpsChannel(pipe_directory(self._partition.uuid))
-                control = await asyncio.to_thread(answering_control, channel)
+                control = await asyncio.to_thread(connect_control, channel)
                 await destroy_contexts(control, worker=self.process.pid)
-        self.process.kill("it did not end in time")
-        await all_gone([self.process.gone], END_S)
+        self.process.kill("it did not exit in time")
+        await wait_for_exit([self.process.exited], END_S)
 
     def _take(self, message: FromWorker, fds: tuple[int, ...]) -> None:
         for fd in fds:
@@ -131,7 +131,7 @@ class _Worker:
 
 @asynccontextmanager
 async def _running(partition: Partition, file: ModelFile, *models: ModelFile) -> AsyncIterator[_Worker]:
-    """A worker on the partition that has been told to load `models`."""
+    """A worker on the partition that has been ordered to load `models`."""
     worker = _Worker(partition, file)
     try:
         worker.process.send(StartWorker(partition, 1, _OUTPUT_BYTES, models))

@@ -1,4 +1,4 @@
-"""Quarantine: a partition whose workers fault again and again is left alone for a while."""
+"""Quarantine: a partition whose workers keep failing gets no worker for a while."""
 
 import math
 from collections import deque
@@ -8,9 +8,10 @@ import msgspec
 
 
 class QuarantineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A partition is left alone after `faults` losses of its worker within `within_s` seconds (0 faults: never).
+    """A partition is quarantined after `faults` losses of its worker within `within_s` seconds (0 faults: never).
 
-    The first time that is for `first_s` seconds, every further time for twice as long, up to `last_s`.
+    The first quarantine lasts `first_s` seconds; each further one lasts twice as long as the one before, up to
+    `last_s`.
     """
 
     faults: int = 5
@@ -27,18 +28,18 @@ class QuarantineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
             raise ValueError(f"expected 0 < first_s <= last_s, got {self.first_s:g} and {self.last_s:g}")
 
 
-USUAL = QuarantineSettings()
+DEFAULT_QUARANTINE = QuarantineSettings()
 
 
 class Quarantined(msgspec.Struct, frozen=True):
-    """A partition that is left alone, for how long in all, and why."""
+    """A partition in quarantine: the whole length of the quarantine, and its reason."""
 
     for_s: float
     reason: str
 
 
 class _Record:
-    """The faults of one partition, and the longer time for which it is left alone next."""
+    """The recent losses of one partition, and the length of its next quarantine."""
 
     def __init__(self, settings: QuarantineSettings) -> None:
         self.faults: deque[float] = deque(maxlen=max(settings.faults, 1))
@@ -48,23 +49,23 @@ class _Record:
 
 
 class Quarantine:
-    """Decides by what is told of losses; time is passed in, in seconds. `present` are those in quarantine.
+    """Decides from losses which partitions are quarantined (`partitions`); all times are passed in, in seconds.
 
-    One that comes out of it is on probation: its next fault puts it back, unless its worker was up for `within_s` by
-    then. Of all partitions one is always let go on, except where a device is lost, which nothing runs on.
+    A partition that leaves quarantine is on probation: its next loss puts it back, unless its worker was up for
+    `within_s` before. The last partition that is left is never quarantined, except when its device is lost.
     """
 
     def __init__(self, partitions: Iterable[str], settings: QuarantineSettings) -> None:
         self._settings = settings
         self._records = {name: _Record(settings) for name in partitions}
-        self.present: dict[str, Quarantined] = {}
+        self.partitions: dict[str, Quarantined] = {}
 
-    def ready(self, partition: str, now_s: float) -> None:
-        """The worker of a partition is up."""
+    def worker_ready(self, partition: str, now_s: float) -> None:
+        """The worker of a partition is ready."""
         self._records[partition].ready_s = now_s
 
-    def faulted(self, partition: str, reason: str, now_s: float) -> float | None:
-        """A worker was lost by no will of ours; for how long the partition is left alone now, None when it is not."""
+    def worker_lost(self, partition: str, reason: str, now_s: float) -> float | None:
+        """A worker was lost unexpectedly; returns the length of the quarantine that starts now, None if none does."""
         settings, record = self._settings, self._records[partition]
         if not settings.faults:
             return None
@@ -74,24 +75,24 @@ class Quarantine:
         record.ready_s = None
         record.faults.append(now_s)
         often = len(record.faults) == settings.faults and now_s - record.faults[0] <= settings.within_s
-        if not (often or record.on_probation) or len(self._records) - len(self.present) <= 1:
+        if not (often or record.on_probation) or len(self._records) - len(self.partitions) <= 1:
             return None
         count = "again" if record.on_probation else f"{settings.faults} times within {settings.within_s:g} s"
-        return self._put(partition, f"its worker was lost {count}: {reason}")
+        return self._start(partition, f"its worker was lost {count}: {reason}")
 
     def device_lost(self, partition: str, reason: str) -> float:
-        """The device of a partition is lost; for how long the partition is left alone."""
-        return self._put(partition, reason)
+        """The device of a partition is lost; returns the length of the quarantine that starts now."""
+        return self._start(partition, reason)
 
-    def over(self, partition: str) -> None:
-        """A partition is tried again, if it was left alone."""
-        self.present.pop(partition, None)
+    def release(self, partition: str) -> None:
+        """A partition is tried again, if it was in quarantine."""
+        self.partitions.pop(partition, None)
 
-    def _put(self, partition: str, reason: str) -> float:
+    def _start(self, partition: str, reason: str) -> float:
         record = self._records[partition]
         for_s = record.next_s
         record.next_s = min(2 * for_s, self._settings.last_s)
         record.on_probation = True
         record.faults.clear()
-        self.present[partition] = Quarantined(for_s, reason)
+        self.partitions[partition] = Quarantined(for_s, reason)
         return for_s

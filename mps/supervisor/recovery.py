@@ -1,4 +1,4 @@
-"""Recovery: when lost workers are started again, and which others have to go with them."""
+"""Recovery: decides when a lost worker is restarted, and which other workers have to end with it."""
 
 import asyncio
 import logging
@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from sluice.mps.daemon.control import MpsControl
 from sluice.mps.nvidia.device_watch import DeviceWatch
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition
-from sluice.mps.supervisor.fault_domain import answering, end_clients
-from sluice.mps.supervisor.hung_client import end_client
+from sluice.mps.supervisor.fault_domain import end_client, end_clients, wait_until_answering
 from sluice.mps.supervisor.process import WorkerProcess
 from sluice.mps.supervisor.quarantine import Quarantine, Quarantined, QuarantineSettings
 from sluice.mps.supervisor.worker_slot import WorkerSlot
@@ -18,34 +17,34 @@ logger = logging.getLogger(__name__)
 
 
 class Recovery:
-    """Starts workers again by `launch`, after a back-off, or when their partition comes out of quarantine.
+    """Restarts workers by `launch`, after a back-off or when their partition leaves quarantine.
 
-    `posts` are all that have or had a worker, `by_name` those that are to have one again; both may change meanwhile.
-    `controls` are of the MPS daemons, by device: workers that share one are ended together when one's context is lost.
+    `slots` are all worker slots, `by_name` those whose workers are restarted; both may change meanwhile. `controls` are
+    those of the MPS daemons, by device: all workers of a daemon are ended together when one loses its context.
     """
 
     def __init__(
         self,
-        posts: Sequence[WorkerSlot],
+        slots: Sequence[WorkerSlot],
         by_name: Mapping[str, WorkerSlot],
         launch: Callable[[WorkerSlot], None],
         settings: QuarantineSettings,
         controls: Mapping[str, MpsControl],
     ) -> None:
-        self._posts = posts
+        self._slots = slots
         self._by_name = by_name
         self._launch = launch
         self._controls = controls
         self._quarantine = Quarantine(by_name, settings)
-        self._excused: set[str] = set()
-        self._ending: dict[str, asyncio.Task[None]] = {}
+        self._expected_exits: set[str] = set()
+        self._restarting: dict[str, asyncio.Task[None]] = {}
         self._hung: dict[WorkerProcess, asyncio.Task[None]] = {}
-        self._held: dict[WorkerSlot, float] = {}
+        self._postponed: dict[WorkerSlot, float] = {}
         self._watch: DeviceWatch | None = None
 
     def start(self) -> None:
-        """Have the devices of the partitions watched, if there are any."""
-        partitions = [post.spec.partition for post in self._by_name.values()]
+        """Start watching the GPUs of the partitions, if there are any."""
+        partitions = [slot.spec.partition for slot in self._by_name.values()]
         devices = {each.uuid for each in partitions if not isinstance(each, CpuPartition)}
         if devices:
             self._watch = DeviceWatch(devices, self.device_lost)
@@ -53,126 +52,125 @@ class Recovery:
 
     @property
     def quarantined(self) -> Mapping[str, Quarantined]:
-        """The partitions that are left alone now, by name."""
-        return self._quarantine.present
+        """The partitions in quarantine, by name."""
+        return self._quarantine.partitions
 
-    def ready(self, partition: str) -> None:
-        """The worker of a partition is up."""
-        self._quarantine.ready(partition, time.monotonic())
+    def worker_ready(self, partition: str) -> None:
+        """The worker of a partition is ready."""
+        self._quarantine.worker_ready(partition, time.monotonic())
 
-    def excuse(self, partition: str) -> None:
-        """The worker of a partition is about to be ended on purpose: that is not held against the partition."""
-        self._excused.add(partition)
+    def expect_exit(self, partition: str) -> None:
+        """The worker of a partition is about to be ended on purpose: its loss does not count against the partition."""
+        self._expected_exits.add(partition)
 
-    def lost(self, post: WorkerSlot, reason: str) -> str:
-        """A worker is gone: have another one started in time; returns the reason, and what else comes of it."""
+    def worker_lost(self, slot: WorkerSlot, reason: str) -> str:
+        """A worker's process has ended: schedule its restart. Returns the reason, extended by the consequences."""
         now_s = time.monotonic()
-        delay_s = post.back_off.lost(now_s)
-        excused = post.name in self._excused
-        self._excused.discard(post.name)
-        if _daemon(post) in self._ending:
-            self._held[post] = delay_s
+        delay_s = slot.back_off.lost(now_s)
+        expected = slot.name in self._expected_exits
+        self._expected_exits.discard(slot.name)
+        if _daemon(slot) in self._restarting:
+            self._postponed[slot] = delay_s
             return reason
-        alone = self._quarantine.present.get(post.name)
-        if alone is None and not excused:
-            self._quarantine.faulted(post.name, reason, now_s)
-            alone = self._quarantine.present.get(post.name)
+        alone = self._quarantine.partitions.get(slot.name)
+        if alone is None and not expected:
+            self._quarantine.worker_lost(slot.name, reason, now_s)
+            alone = self._quarantine.partitions.get(slot.name)
         if alone is not None:
             delay_s = alone.for_s
-        post.wait(delay_s, lambda: self._start(post))
-        return self._told(post.name, reason)
+        slot.call_later(delay_s, lambda: self._start(slot))
+        return self._explain(slot.name, reason)
 
-    def end(self, partition: str, process: WorkerProcess, reason: str) -> None:
-        """Have a worker of a partition ended that does not end by itself; a client of MPS loses its contexts first.
+    def end_worker(self, partition: str, process: WorkerProcess, reason: str) -> None:
+        """End a worker that does not exit by itself; the contexts of an MPS client are destroyed first.
 
-        `process` as for `context_lost`.
+        `process` is as for `context_lost`.
         """
         control = self._controls.get(_daemon(self._by_name[partition]))
         if control is None:
             process.kill(reason)
         elif process not in self._hung:
-            task = asyncio.get_running_loop().create_task(_end(process, control, reason))
+            task = asyncio.get_running_loop().create_task(_end_client(process, control, reason))
             self._hung[process] = task
             task.add_done_callback(lambda _: self._hung.pop(process))
 
     def context_lost(self, partition: str, process: WorkerProcess, reason: str) -> dict[str, str]:
-        """The context of a worker is of no use any more: have it ended, with all workers of its daemon if it has one.
+        """A worker's CUDA context is lost: end the worker and, on an MPS daemon, all the daemon's workers.
 
-        `process` is the partition's worker, or one that another has taken the place of.
-
-        Returns the partitions whose workers go together, if they do, with the reasons; each is also told as `lost`.
+        `process` is the partition's worker or one that it has replaced. Returns the partitions whose workers end
+        together, if they do, with the reasons; `worker_lost` follows for each.
         """
-        post = self._by_name[partition]
-        device = _daemon(post)
+        slot = self._by_name[partition]
+        device = _daemon(slot)
         control = self._controls.get(device)
         if control is None:
             process.kill(reason)
             return {}
-        if device in self._ending or process in self._hung:
+        if device in self._restarting or process in self._hung:
             return {}
-        self._quarantine.faulted(partition, reason, time.monotonic())
+        self._quarantine.worker_lost(partition, reason, time.monotonic())
         domain = [other for other in self._by_name.values() if _daemon(other) == device]
         for other in domain:
-            if other.process is None and other.name not in self._quarantine.present:
-                other.stop_waiting()
-                self._held[other] = 0.0
-        self._ending[device] = asyncio.get_running_loop().create_task(self._renew(device, control, reason))
-        return {other.name: self._told(other.name, reason) for other in domain if other.process is not None}
+            if other.process is None and other.name not in self._quarantine.partitions:
+                other.cancel_timer()
+                self._postponed[other] = 0.0
+        self._restarting[device] = asyncio.get_running_loop().create_task(self._renew(device, control, reason))
+        return {other.name: self._explain(other.name, reason) for other in domain if other.process is not None}
 
     def device_lost(self, devices: Collection[str], reason: str) -> None:
-        """Devices run nothing any more: their partitions are left alone, the longer the more often that happens."""
-        for name, post in self._by_name.items():
-            partition = post.spec.partition
+        """Devices have failed: their partitions are quarantined, longer each time."""
+        for name, slot in self._by_name.items():
+            partition = slot.spec.partition
             if isinstance(partition, CpuPartition) or partition.uuid not in devices:
                 continue
-            if name in self._quarantine.present:
+            if name in self._quarantine.partitions:
                 continue
             for_s = self._quarantine.device_lost(name, reason)
-            if post.process is not None:
-                post.process.kill(reason)
+            if slot.process is not None:
+                slot.process.kill(reason)
             else:
-                post.wait(for_s, lambda post=post: self._start(post))  # type: ignore[misc]
+                slot.call_later(for_s, lambda slot=slot: self._start(slot))  # type: ignore[misc]
 
     async def close(self) -> None:
-        """Start nothing any more, and watch no longer."""
-        for task in self._ending.values():
+        """Stop restarting workers and watching devices."""
+        for task in self._restarting.values():
             task.cancel()
         if self._watch is not None:
             await self._watch.close()
 
     async def _renew(self, device: str, control: MpsControl, reason: str) -> None:
-        processes = [post.process for post in self._posts if _daemon(post) == device and post.process is not None]
+        processes = [slot.process for slot in self._slots if _daemon(slot) == device and slot.process is not None]
         try:
             await end_clients(processes, control, reason)
-            # A worker that is started while the daemon is not there would run without MPS, and not be told.
-            await answering(control)
-        except Exception:  # whatever it is, partitions are not to stay without workers for ever
-            logger.exception("the clients of %s could not be ended in order", device)
-        del self._ending[device]
-        for post in [each for each in self._held if _daemon(each) == device]:
-            alone = self._quarantine.present.get(post.name)
-            delay_s = self._held.pop(post)
-            post.wait(delay_s if alone is None else alone.for_s, lambda post=post: self._start(post))  # type: ignore[misc]
+            # A worker that starts while the daemon is away would silently run without MPS.
+            await wait_until_answering(control)
+        except Exception:  # no error may leave partitions without workers for good
+            logger.exception("the MPS clients of %s could not be ended in order", device)
+        del self._restarting[device]
+        for slot in [each for each in self._postponed if _daemon(each) == device]:
+            alone = self._quarantine.partitions.get(slot.name)
+            delay_s = self._postponed.pop(slot)
+            slot.call_later(delay_s if alone is None else alone.for_s, lambda slot=slot: self._start(slot))  # type: ignore[misc]
 
-    def _told(self, partition: str, reason: str) -> str:
-        """Why a worker is lost, and that its partition is left alone, if it is."""
-        alone = self._quarantine.present.get(partition)
+    def _explain(self, partition: str, reason: str) -> str:
+        """The reason for a loss, with the quarantine that follows, if one does."""
+        alone = self._quarantine.partitions.get(partition)
         if alone is None:
             return reason
         return f"{reason}; the partition is in quarantine for {alone.for_s:g} s: {alone.reason}"
 
-    def _start(self, post: WorkerSlot) -> None:
-        self._quarantine.over(post.name)
-        self._launch(post)
+    def _start(self, slot: WorkerSlot) -> None:
+        self._quarantine.release(slot.name)
+        self._launch(slot)
 
 
-async def _end(process: WorkerProcess, control: MpsControl, reason: str) -> None:
+async def _end_client(process: WorkerProcess, control: MpsControl, reason: str) -> None:
     await end_client(process, control, reason)
-    # Before it was killed it may have said that its context is lost, which it is on purpose.
-    await process.gone.wait()
+    # Before it was killed it may have reported its context as lost, which was intended.
+    await process.exited.wait()
 
 
-def _daemon(post: WorkerSlot) -> str:
-    """The device whose MPS daemon a worker is a client of; "" where there is none."""
-    partition = post.spec.partition
+def _daemon(slot: WorkerSlot) -> str:
+    """The device whose MPS daemon the worker is a client of; "" if there is none."""
+    partition = slot.spec.partition
     return partition.uuid if isinstance(partition, MpsPartition) else ""

@@ -1,35 +1,35 @@
-"""A partition's post, which one worker after the other holds."""
+"""The worker slot of a partition, which one worker after the other fills."""
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.mps.ipc.messages import AddModel, DropModel, LoadedModel, ModelFile, StartWorker, ToWorker
+from sluice.mps.ipc.messages import AddModel, DropModel, LoadResult, ModelFile, StartWorker, ToWorker
 from sluice.mps.isolation.back_off import BackOff
 from sluice.mps.supervisor.process import WorkerProcess
-
-if TYPE_CHECKING:
-    from sluice.mps.supervisor.supervisor import WorkerSpec
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 
 
 class WorkerSlot:
-    """One partition over all the workers that come and go on it; one that takes `limit_s` to load is ended, by `end`.
+    """One partition over all its successive workers.
 
-    `models` are what the next worker is to hold: what this one holds now, but for what it was told to give up. `tables`
-    are of the models that it holds, `shortfalls` why it does not have the partition that it should.
+    A worker that takes longer than `limit_s` to load is ended by `end`.
+
+    `models` are those that the next worker is to hold: the models of this one except those that it was ordered to
+    unload. `tables` are the latency tables of the models that it holds; `violations` are the reasons why its partition
+    is not enforced.
     """
 
-    def __init__(self, spec: "WorkerSpec", limit_s: float, end: Callable[[str, WorkerProcess, str], None]) -> None:
+    def __init__(self, spec: WorkerSpec, limit_s: float, end: Callable[[str, WorkerProcess, str], None]) -> None:
         self.spec = spec
         self.name = spec.partition.name
         self.kind = spec.partition.profile_kind
         self.models = {file.key: file for file in spec.models if spec.initial is None or file.key in spec.initial}
         self.tables: dict[str, LatencyTable] = {}
-        self.shortfalls: list[str] = []
+        self.violations: list[str] = []
         self.process: WorkerProcess | None = None
         self.output_region = 0
         self.ready = False
@@ -40,56 +40,56 @@ class WorkerSlot:
         self._changes: deque[AddModel | DropModel] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
-    def another(self, spec: "WorkerSpec") -> "WorkerSlot":
-        """The post of a worker that is to take the place of this one's."""
+    def for_replacement(self, spec: WorkerSpec) -> "WorkerSlot":
+        """A slot for a worker that is to replace this slot's worker."""
         return WorkerSlot(spec, self._limit_s, self._end)
 
     @property
-    def changing(self) -> bool:
-        """Whether the worker is to load or to unload something."""
+    def has_pending_changes(self) -> bool:
+        """Return whether ordered loads or unloads are still unanswered."""
         return bool(self._changes)
 
-    def wait(self, delay_s: float, then: Callable[[], None]) -> None:
-        """Call `then` later, in place of what waited before: the restart, or the end of what takes too long."""
-        self.stop_waiting()
+    def call_later(self, delay_s: float, then: Callable[[], None]) -> None:
+        """Call `then` later, replacing an earlier call: a restart, or the end of a worker that takes too long."""
+        self.cancel_timer()
         self._timer = asyncio.get_running_loop().call_later(delay_s, then)
 
-    def stop_waiting(self) -> None:
-        """Call nothing later."""
+    def cancel_timer(self) -> None:
+        """Cancel the pending call."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def send(self, message: ToWorker, fds: Sequence[int] = ()) -> None:
-        """Send to the worker, if one is ready: while it starts it reads nothing."""
+        """Send to the worker if it is ready: it reads nothing while it starts."""
         if self.ready and self.process:
             self.process.send(message, fds)
 
-    def started(self, process: WorkerProcess) -> None:
-        """Give a new worker its first message; it is to be ready in time."""
+    def process_started(self, process: WorkerProcess) -> None:
+        """Send a new worker its first message, and limit the time until it is ready."""
         self.process = process
         self._limit(f"not ready within {self._limit_s:g} s")
         models = tuple(self.models.values())
         process.send(StartWorker(self.spec.partition, self.output_region, self.spec.output_bytes, models))
 
     def end(self, reason: str) -> None:
-        """Have the worker ended, if there is one, which may be in the middle of something; returns at once."""
+        """End the worker, if there is one, whatever it is doing; returns at once."""
         if self.process is not None:
             self._end(self.name, self.process, reason)
 
-    def lost(self) -> None:
-        """Note that the worker is gone, and its changes with it."""
+    def process_lost(self) -> None:
+        """The worker has exited, and its pending changes with it."""
         self.process = None
         self.ready = False
         self.tables.clear()
         self._changes.clear()
-        self.stop_waiting()
+        self.cancel_timer()
 
-    def keep(self, file: ModelFile, table: LatencyTable | None) -> None:
-        """Note that the next worker is to hold a model, too; what this one measured, that one need not."""
+    def remember_model(self, file: ModelFile, table: LatencyTable | None) -> None:
+        """The next worker is to hold this model as well; it need not time it again."""
         self.models[file.key] = msgspec.structs.replace(file, table=table or file.table)
 
-    def change(self, change: AddModel | DropModel) -> None:
+    def request_change(self, change: AddModel | DropModel) -> None:
         """Order a change, if a worker is ready to take it."""
         if not self.ready:
             return
@@ -100,36 +100,36 @@ class WorkerSlot:
         if len(self._changes) == 1:
             self._limit_change()
 
-    def loaded(self, model: LoadedModel) -> None:
-        """Note how the first change ended: the model is held, or did not load."""
+    def model_loaded(self, model: LoadResult) -> None:
+        """The first pending change has finished: the model is loaded, or failed to load."""
         change = self._changes.popleft()
         assert isinstance(change, AddModel), "changes are answered in order"
         if model.table is not None:
             self.tables[model.key] = model.table
-            self.keep(change.file, model.table)
+            self.remember_model(change.file, model.table)
         self._limit_change()
 
-    def unloaded(self, key: str) -> None:
-        """Note that the first change ended: the model is not held any more."""
+    def model_unloaded(self, key: str) -> None:
+        """The first pending change has finished: the model is unloaded."""
         self._changes.popleft()
         self.tables.pop(key, None)
-        self.models.pop(key, None)  # Once more: it may still have been loading when that was ordered.
+        self.models.pop(key, None)  # Again: the model may still have been loading when its unloading was ordered.
         self._limit_change()
 
     def _limit_change(self) -> None:
-        """Bound the time of the change that is under way now."""
-        self.stop_waiting()
+        """Limit the time of the change that is under way now."""
+        self.cancel_timer()
         if self._changes:
             what = "load" if isinstance(self._changes[0], AddModel) else "unload"
             self._limit(f"it did not {what} a model within {self._limit_s:g} s")
 
     def _limit(self, reason: str) -> None:
-        """Have the worker ended for a reason, unless something else is waited for by then, or nothing any more."""
-        self.wait(self._limit_s, lambda: self._expired(reason))
+        """End the worker for a reason after `limit_s`, unless another timer was set or this one cancelled by then."""
+        self.call_later(self._limit_s, lambda: self._expired(reason))
 
     def _expired(self, reason: str) -> None:
         timer = self._timer
         if self.process is not None:
-            self.process.take_in()  # what is missing may be there, since loops look at timers before they read
+            self.process.deliver_pending()  # the answer may have arrived: an event loop fires timers before it reads
         if self._timer is timer:
             self.end(reason)

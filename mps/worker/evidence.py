@@ -1,4 +1,4 @@
-"""What a worker finds of itself: threads and limits as the kernel tells them, the GPU as CUDA does."""
+"""The evidence of a worker about itself: threads and limits from the kernel, the GPU from CUDA."""
 
 import os
 import resource
@@ -11,33 +11,33 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sluice.models.backends.process_family import family, threads_of
 from sluice.models.errors import ControlFailed
+from sluice.models.processes import process_tree, threads_of
 from sluice.mps.daemon.channel import MpsChannel
-from sluice.mps.daemon.inventory import answering_control
+from sluice.mps.daemon.inventory import connect_control
 from sluice.mps.isolation.launch import module_environment
 from sluice.mps.isolation.mps_environment import NO_DAEMON
 from sluice.mps.nvidia.cuda import visible_gpu
-from sluice.mps.partitions.isolation_report import Evidence, MpsFacts, ThreadPlace, VisibleGpu
+from sluice.mps.partitions.isolation_report import Evidence, MpsFacts, ThreadAffinity, VisibleGpu
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition, Partition
 
 if TYPE_CHECKING:
     from sluice.mps.worker.runner import Runner
 
-MAX_PLACES = 16
-"""Threads that are told of one by one."""
+MAX_STRAY_THREADS = 16
+"""Stray threads that are listed one by one."""
 MAX_REFUSALS = 16
-"""Models of late that are told of because they would have run elsewhere."""
+"""Latest models listed as refused because they would have run outside the partition."""
 PROBE_TIMEOUT_S = 20.0
-"""How long a process may take to look at the device without MPS."""
+"""Time limit of the process that looks at the device without MPS."""
 
 _PROC = Path("/proc")
 
 
-def gather(partition: Partition, models: "Runner | None" = None, before: Evidence | None = None) -> Evidence:
-    """The evidence of this process, which has just loaded `models`; of its device it may have been found `before`."""
+def gather_evidence(partition: Partition, models: "Runner | None" = None, before: Evidence | None = None) -> Evidence:
+    """Return the evidence of this process, which has just loaded `models`; its device's is taken from `before`."""
     cores = tuple(sorted(os.sched_getaffinity(0)))
-    processes = tuple(family(os.getpid()))
+    processes = tuple(process_tree(os.getpid()))
     threads = [(pid, tid) for pid in processes for tid in threads_of(pid)]
     strays = _strays(threads, frozenset(partition.cores or cores))
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
@@ -51,7 +51,7 @@ def gather(partition: Partition, models: "Runner | None" = None, before: Evidenc
         cores,
         processes,
         len(threads),
-        tuple(islice(strays, MAX_PLACES)),
+        tuple(islice(strays, MAX_STRAY_THREADS)),
         None if limit == resource.RLIM_INFINITY else limit,
         {} if models is None else models.providers,
         () if models is None else models.refusals[-MAX_REFUSALS:],
@@ -62,9 +62,9 @@ def gather(partition: Partition, models: "Runner | None" = None, before: Evidenc
 
 
 def mps_facts(processes: Sequence[int]) -> MpsFacts:
-    """What the daemon that this process was told says of it; asked once it has a context."""
+    """Ask the MPS daemon of this process's environment about this process, which must already have a context."""
     try:
-        clients = answering_control(MpsChannel(Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"]))).clients()
+        clients = connect_control(MpsChannel(Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"]))).clients()
     except ControlFailed as error:
         return MpsFacts(trouble=str(error))
     whole = whole_device()
@@ -72,7 +72,7 @@ def mps_facts(processes: Sequence[int]) -> MpsFacts:
 
 
 def whole_device() -> VisibleGpu:
-    """The device that this process sees, as a process sees it that is no client of MPS."""
+    """Return the device of this process as a process sees it that is no MPS client."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "sluice.mps.nvidia.cuda"],
@@ -87,20 +87,20 @@ def whole_device() -> VisibleGpu:
     except (OSError, subprocess.TimeoutExpired) as error:
         return VisibleGpu(error=str(error))
     except msgspec.DecodeError:
-        return VisibleGpu(error=f"the process that asks ended with status {done.returncode}")
+        return VisibleGpu(error=f"the probe exited with status {done.returncode}")
 
 
 def _task(pid: int, tid: int) -> Path:
     return _PROC / str(pid) / "task" / str(tid)
 
 
-def _strays(threads: Iterable[tuple[int, int]], allowed: frozenset[int]) -> Iterator[ThreadPlace]:
-    """Those that may run elsewhere; there may be thousands of threads, and batches wait meanwhile."""
+def _strays(threads: Iterable[tuple[int, int]], allowed: frozenset[int]) -> Iterator[ThreadAffinity]:
+    """Yield threads that may run on other cores; there may be thousands of threads, and batches wait meanwhile."""
     for pid, tid in threads:
         try:
             cores = os.sched_getaffinity(tid)
             if not cores <= allowed:
                 name = (_task(pid, tid) / "comm").read_text(encoding="utf-8", errors="replace")
-                yield ThreadPlace(name.strip(), tid, tuple(sorted(cores)))
-        except OSError:  # it has just ended
+                yield ThreadAffinity(name.strip(), tid, tuple(sorted(cores)))
+        except OSError:  # the thread has just ended
             continue

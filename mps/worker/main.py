@@ -1,7 +1,7 @@
-"""The process main of a worker: started by `sluice.mps.supervisor.process` by way of `sluice.mps.worker.start`.
+"""The main program of a worker: the supervisor starts it by way of `sluice.mps.worker.start`.
 
-The order matters: array libraries start threads when they are imported, so nothing that imports them is imported
-before the process is pinned.
+The order matters: array libraries start threads when they are imported, so nothing that imports them is imported before
+the process is pinned.
 """
 
 import argparse
@@ -24,26 +24,26 @@ from sluice.mps.ipc.channel import Channel
 from sluice.mps.ipc.messages import (
     AddModel,
     BatchRefused,
+    BatchWithdrawn,
     DropModel,
     MapRegion,
-    Measured,
     MeasureModel,
     ModelAdded,
     ModelDropped,
     ModelFile,
-    Ready,
-    Revoke,
-    Revoked,
+    ModelMeasured,
     RunBatch,
     StartWorker,
     ToWorker,
     UnmapRegion,
+    WithdrawBatch,
+    WorkerReady,
 )
 from sluice.mps.isolation.mps_environment import await_daemon
-from sluice.mps.isolation.pinning import bind
+from sluice.mps.isolation.pinning import bind_to_partition
 from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition, Partition
-from sluice.mps.worker.evidence import gather
+from sluice.mps.worker.evidence import gather_evidence
 
 if TYPE_CHECKING:
     from sluice.mps.worker.loader import Loader
@@ -51,15 +51,15 @@ if TYPE_CHECKING:
     from sluice.mps.worker.tensors import WorkerTensors
 
 QUEUE_LIMIT = 2
-"""Batches that may wait here; the gateway sends the second at the last moment and no third."""
+"""Batches that may wait here: the gateway sends the second at the last moment, and no third."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 class Worker:
-    """Takes the gateway's messages in turn; between two batches it reads what came, so that a batch can be revoked.
+    """Handles the gateway's messages in turn; between two batches it reads new ones, so that a batch can be withdrawn.
 
-    While there are models to load or unload, one step of that follows each batch. `evidence` is that of `partition` at
+    While models are to be loaded or unloaded, one step of that follows each batch. `evidence` is that of `partition` at
     the start.
     """
 
@@ -88,16 +88,16 @@ class Worker:
                 self._loader.wait(self._channel)
                 idle = False
             for message, fds in self._channel.receive(wait=idle):
-                self.take(message, fds)
+                self.handle(message, fds)
             if self._queue:
                 answer, overflow = self._runner.run(self._queue.popleft())
                 if overflow:
                     self._channel.send(overflow[0], [overflow[1].fd])
                 self._channel.send(answer)
             if self._loader.busy and (change := self._loader.step({run.model for run in self._queue})):
-                self._channel.send(self._proved(change))
+                self._channel.send(self._with_evidence(change))
 
-    def take(self, message: ToWorker, fds: tuple[int, ...]) -> None:
+    def handle(self, message: ToWorker, fds: tuple[int, ...]) -> None:
         """Handle one message; a batch is queued."""
         match message:
             case RunBatch():
@@ -106,57 +106,61 @@ class Worker:
                 if len(self._queue) < QUEUE_LIMIT:
                     self._queue.append(message)
                 else:
-                    self._channel.send(BatchRefused(message.batch, f"more than {QUEUE_LIMIT} batches are waiting"))
-            case Revoke():
-                self._revoke(message.batch)
+                    self._channel.send(
+                        BatchRefused(message.batch, f"worker: expected at most {QUEUE_LIMIT} waiting batches")
+                    )
+            case WithdrawBatch():
+                self._withdraw(message.batch)
             case MapRegion():
                 self._tensors.map(message.region, Region.attach(fds[0], message.nbytes))
             case UnmapRegion():
                 self._tensors.unmap(message.region)
             case AddModel() | DropModel():
-                self._loader.take(message)
+                self._loader.submit(message)
             case MeasureModel():
-                self._channel.send(self._measured(message.file))
+                self._channel.send(self._measure(message.file))
             case StartWorker():
-                raise PartitionError("worker: the partition is set up once, expected no second Load")
+                raise PartitionError("worker: expected no second StartWorker: a worker is bound to its partition once")
 
-    def _measured(self, file: ModelFile) -> Measured:
-        """What measuring comes to, with the proof of the partition; between two runs it looks whether it is to end."""
+    def _measure(self, file: ModelFile) -> ModelMeasured:
+        """Measure a model and add the evidence of the partition; between two runs, look whether to exit."""
         from sluice.mps.nvidia.device_memory import memory_meter
 
-        steps = self._runner.profiling(file, partial(memory_meter, self._partition))
+        steps = self._runner.profile_steps(file, partial(memory_meter, self._partition))
         while True:
             try:
                 next(steps)
             except StopIteration as end:
-                measured: Measured = end.value
+                measured: ModelMeasured = end.value
                 break
             for message, fds in self._channel.receive():
-                self.take(message, fds)
-        return msgspec.structs.replace(measured, evidence=gather(self._partition, self._runner, self._evidence))
+                self.handle(message, fds)
+        return msgspec.structs.replace(
+            measured, evidence=gather_evidence(self._partition, self._runner, self._evidence)
+        )
 
-    def _proved(self, change: ModelAdded | ModelDropped) -> ModelAdded | ModelDropped:
-        """What changed, with the proof that the partition still holds: a model may place threads as it likes."""
+    def _with_evidence(self, change: ModelAdded | ModelDropped) -> ModelAdded | ModelDropped:
+        """Add new evidence to a load result, since a model may place its threads as it likes."""
         if isinstance(change, ModelDropped):
             return change
-        evidence = gather(self._partition, self._runner, self._evidence)
+        evidence = gather_evidence(self._partition, self._runner, self._evidence)
         return ModelAdded(msgspec.structs.replace(change.model, evidence=evidence))
 
-    def _revoke(self, batch: int) -> None:
+    def _withdraw(self, batch: int) -> None:
         for run in self._queue:
             if run.batch == batch:
                 self._queue.remove(run)
-                self._channel.send(Revoked(batch))
+                self._channel.send(BatchWithdrawn(batch))
                 return
 
 
 def start(channel: Channel[ToWorker]) -> Worker:
-    """Bind to the partition, load and report ready; what is sent meanwhile waits in the channel."""
+    """Bind to the partition, load the models and report ready; messages sent meanwhile wait in the channel."""
     load, _ = next(channel.receive(wait=True))
     if not isinstance(load, StartWorker):
-        raise PartitionError(f"worker: the first message is {type(load).__name__}, expected Load")
+        raise PartitionError(f"worker: first message: expected StartWorker, got {type(load).__name__}")
     partition = load.partition
-    cores = bind(partition)
+    cores = bind_to_partition(partition)
     if isinstance(partition, MpsPartition):
         await_daemon(partition)
 
@@ -175,15 +179,15 @@ def start(channel: Channel[ToWorker]) -> Worker:
         threads = len(partition.cores) or 1  # the work is the GPU's
         runner = Runner(tensors, threads, gpu=GpuOptions(partition.memory_bytes), meter=meter)
     models = runner.load(load.models)
-    evidence = gather(partition, runner)
+    evidence = gather_evidence(partition, runner)
     gc.collect()
     gc.freeze()
-    channel.send(Ready(os.getpid(), evidence.cores, threads, models, evidence), [tensors.output.fd])
+    channel.send(WorkerReady(os.getpid(), evidence.cores, threads, models, evidence), [tensors.output.fd])
     return Worker(channel, tensors, runner, Loader(runner), partition, evidence)
 
 
 def main() -> int:
-    """Serve until the gateway closes the channel or is gone; returns the exit status."""
+    """Serve until the gateway closes the channel or exits; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="sluice.mps.worker.main", description="A worker process, started by the gateway."
     )
@@ -192,7 +196,7 @@ def main() -> int:
     # The gateway drains its workers: a signal to the process group must not end them with batches in flight.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # Second line behind the end of the channel, for a gateway that dies while a batch is running.
+    # In addition to the end of the channel, for a gateway that dies while a batch is running.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.set_inheritable(arguments.socket, False)
     share_one_arena()
@@ -204,6 +208,6 @@ def main() -> int:
         print(f"worker {os.getpid()}: {error}", file=sys.stderr)
         return 1
     except MemoryError:
-        print(f"worker {os.getpid()}: the memory of its partition is not enough to start", file=sys.stderr)
+        print(f"worker {os.getpid()}: the partition has too little memory to start", file=sys.stderr)
         return 1
     return 0

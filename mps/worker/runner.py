@@ -1,4 +1,4 @@
-"""Runs batches: holds the models of a worker, turns one `RunBatch` into its answer."""
+"""Runs batches: holds the models of a worker and turns each `RunBatch` into its answer."""
 
 import gc
 import time
@@ -9,22 +9,31 @@ from typing import NamedTuple
 from sluice.models.backends.base import Backend, GpuOptions
 from sluice.models.backends.configured import load_backend, prepare, warm_up_runs, warm_up_shapes
 from sluice.models.backends.device_errors import is_context_lost, is_out_of_memory
-from sluice.models.backends.timed import Slowed
-from sluice.models.errors import BackendFailed, PartitionError
+from sluice.models.backends.timed import SlowedBackend
+from sluice.models.errors import BackendFailed, PartitionError, first_line
 from sluice.models.measuring.memory_meter import MemoryMeter, trim
 from sluice.models.measuring.memory_peaks import MemoryPeaks
-from sluice.models.measuring.quick import finish, measuring, warming
-from sluice.models.measuring.thorough import profiling
+from sluice.models.measuring.quick import measure_steps, run_to_end, warm_up_steps
+from sluice.models.measuring.thorough import profile_steps
 from sluice.models.pipelines.confidence import confidence
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.tensors.arrays import Array
 from sluice.mps.ipc.arena import Region
-from sluice.mps.ipc.messages import BatchRefused, Blame, Done, LoadedModel, Measured, ModelFile, Overflow, RunBatch
+from sluice.mps.ipc.messages import (
+    BatchFault,
+    BatchFinished,
+    BatchRefused,
+    LoadResult,
+    ModelFile,
+    ModelMeasured,
+    OverflowCreated,
+    RunBatch,
+)
 from sluice.mps.worker.tensors import WorkerTensors
 
 
-class Made(NamedTuple):
-    """A cold backend, and the meter whose base is what was taken before it was made; None without one."""
+class ColdBackend(NamedTuple):
+    """A backend that has not run yet, and a meter whose base was taken before it was created; None without one."""
 
     backend: Backend
     memory: MemoryMeter | None = None
@@ -37,7 +46,7 @@ class _Model(NamedTuple):
 
 
 class Runner:
-    """The models of one worker over its `tensors`; each runs `slowdown` times as long as it could.
+    """The models of one worker over its `tensors`; every run takes `slowdown` times as long as it would.
 
     `gpu` is None on a partition of cores. `meter` makes a meter of the memory that models take there.
     """
@@ -58,46 +67,48 @@ class Runner:
         self._refusals: dict[str, str] = {}
         self._models: dict[str, _Model] = {}
 
-    def load(self, files: Sequence[ModelFile]) -> tuple[LoadedModel, ...]:
-        """Load, warm and time models; one that fails is reported and does not keep the others from serving."""
-        return tuple(finish(self.loading(file, partial(self.make, file, weigh=True))) for file in files)
+    def load(self, files: Sequence[ModelFile]) -> tuple[LoadResult, ...]:
+        """Load, warm up and time models; a model that fails is reported and does not stop the others."""
+        return tuple(
+            run_to_end(self.load_steps(file, partial(self.create_backend, file, measure_memory=True))) for file in files
+        )
 
-    def make(self, file: ModelFile, *, weigh: bool) -> Made:
-        """The `backend` of a model; if it is to be weighed, with a meter, and without what loading it has left."""
-        if not weigh:
-            return Made(self.backend(file))
+    def create_backend(self, file: ModelFile, *, measure_memory: bool) -> ColdBackend:
+        """Create the backend of a model; with `measure_memory` also a meter, which excludes the garbage of loading."""
+        if not measure_memory:
+            return ColdBackend(self.backend(file))
         prepare(file.backend, self._gpu)
         memory = self._meter()
         backend = self.backend(file)
         if memory is not None:
             memory.restart()
-        return Made(backend, memory)
+        return ColdBackend(backend, memory)
 
     def backend(self, file: ModelFile) -> Backend:
-        """The backend of a model, cold; any thread may make it. Raises whatever its module does."""
+        """Load the backend of a model, cold; any thread may call it. Raises whatever the backend's module raises."""
         backend = load_backend(file.backend, file.path, self._threads, file.config, self._gpu)
-        return backend if self._slowdown == 1 else Slowed(backend, self._slowdown)
+        return backend if self._slowdown == 1 else SlowedBackend(backend, self._slowdown)
 
-    def loading(self, file: ModelFile, make: Callable[[], Made]) -> Generator[None, None, LoadedModel]:
-        """Take what `make` returns, warm, time and weigh it, a run a step, and hold it; never raises."""
+    def load_steps(self, file: ModelFile, make: Callable[[], ColdBackend]) -> Generator[None, None, LoadResult]:
+        """Take the backend of `make`; warm up, time and measure it, one run a step, and hold it; never raises."""
         try:
             (backend, memory), table, shapes = make(), file.table, warm_up_shapes(file.config)
             peaks = MemoryPeaks(memory)
             yield from warm_up_runs(backend, file.config)
             if table is None:
-                table = yield from measuring(backend, file.batchable, file.menu, shapes=shapes, peaks=peaks)
+                table = yield from measure_steps(backend, file.batchable, file.menu, shapes=shapes, peaks=peaks)
             else:
-                yield from warming(backend, file.batchable, file.menu, shapes, peaks)
+                yield from warm_up_steps(backend, file.batchable, file.menu, shapes, peaks)
         except Exception as error:
             if isinstance(error, PartitionError):
-                self._refusals[file.key] = f"model {file.key}: {_first_line(error)}"
-            return LoadedModel(file.key, None, _first_line(error))
+                self._refusals[file.key] = f"model {file.key}: {first_line(error)}"
+            return LoadResult(file.key, None, first_line(error))
         self._models[file.key] = _Model(file, backend, table)
         self._refusals.pop(file.key, None)
-        return LoadedModel(file.key, table, memory=peaks.line())
+        return LoadResult(file.key, table, memory=peaks.model_memory())
 
-    def profiling(self, file: ModelFile, meter: Callable[[], MemoryMeter]) -> Generator[None, None, Measured]:
-        """Load and measure a model, a run a step, and hold it; never raises. It is to be the first one."""
+    def profile_steps(self, file: ModelFile, meter: Callable[[], MemoryMeter]) -> Generator[None, None, ModelMeasured]:
+        """Load and measure a model thoroughly, a run a step, and hold it; never raises. It must be the first model."""
         made = []
 
         def load() -> Backend:
@@ -107,52 +118,52 @@ class Runner:
         try:
             shapes = warm_up_shapes(file.config)
             prepare(file.backend, self._gpu)
-            measurement = yield from profiling(load, file.batchable, file.menu, meter(), shapes)
+            measurement = yield from profile_steps(load, file.batchable, file.menu, meter(), shapes)
         except Exception as error:
-            return Measured(error=_first_line(error))
+            return ModelMeasured(error=first_line(error))
         self._models[file.key] = _Model(file, made[0], measurement.table(50))
-        return Measured(measurement)
+        return ModelMeasured(measurement)
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """Why models are not held that would run elsewhere than on the partition."""
+        """The reasons why models were not loaded that would have run outside the partition."""
         return tuple(self._refusals.values())
 
     @property
     def providers(self) -> dict[str, str]:
-        """What runs the models that are held, by key; those are left out that choose by themselves."""
+        """ONNX Runtime's provider of each loaded model by key, without models that choose it by themselves."""
         return {key: provider for key, model in self._models.items() if (provider := model.backend.provider)}
 
     @property
     def threads(self) -> dict[str, int]:
-        """How many threads run a batch of the models that are held, by key; those are left out that do not tell."""
+        """The number of threads that run a batch of each loaded model by key, without models that do not report it."""
         return {key: threads for key, model in self._models.items() if (threads := model.backend.threads)}
 
-    def held(self, key: str) -> LoadedModel | None:
-        """What was said of a model when it was loaded; None when it is not held."""
+    def loaded(self, key: str) -> LoadResult | None:
+        """Return the load result of a loaded model, None if it is not loaded."""
         model = self._models.get(key)
-        return model and LoadedModel(key, model.table)
+        return model and LoadResult(key, model.table)
 
     def unload(self, key: str) -> None:
-        """Forget a model, if it is held, and give its memory back to the system."""
+        """Unload a model, if it is loaded, and return its memory to the system."""
         if self._models.pop(key, None):
             gc.collect()
             trim()
 
-    def run(self, run: RunBatch) -> tuple[Done | BatchRefused, tuple[Overflow, Region] | None]:
-        """Run a batch; the overflow region, where there is one, is to be sent before the answer."""
+    def run(self, run: RunBatch) -> tuple[BatchFinished | BatchRefused, tuple[OverflowCreated, Region] | None]:
+        """Run a batch; the overflow region, if there is one, is to be sent before the answer."""
         try:
             return self._run(run)
-        except Exception as error:  # Whatever a backend raises, MemoryError included, ends this batch alone.
-            return BatchRefused(run.batch, f"{run.model}: {_first_line(error)}", self._blame(error)), None
+        except Exception as error:  # An error of the backend, MemoryError included, fails this batch alone.
+            return BatchRefused(run.batch, f"{run.model}: {first_line(error)}", self._fault(error)), None
 
-    def _blame(self, error: Exception) -> Blame:
+    def _fault(self, error: Exception) -> BatchFault:
         if is_out_of_memory(error):
-            return Blame.MEMORY
-        # On cores there is no context: a text that says so, which may come out of a request, is no reason to end.
-        return Blame.DEVICE if self._gpu is not None and is_context_lost(error) else Blame.BATCH
+            return BatchFault.MEMORY
+        # On cores there is no context to lose: such a text may come from a request, and the worker goes on.
+        return BatchFault.DEVICE if self._gpu is not None and is_context_lost(error) else BatchFault.BATCH
 
-    def _run(self, run: RunBatch) -> tuple[Done, tuple[Overflow, Region] | None]:
+    def _run(self, run: RunBatch) -> tuple[BatchFinished, tuple[OverflowCreated, Region] | None]:
         if run.model not in self._models:
             raise BackendFailed("the model is not loaded on this worker")
         file, backend, _ = self._models[run.model]
@@ -160,18 +171,13 @@ class Runner:
         outputs = backend.run({tensor.name: self._tensors.read(tensor) for tensor in run.inputs})
         if file.batchable:
             _check_rows(outputs, run.inputs[0].shape[0])
-        verdicts = tuple(tuple(confidence(outputs[name], kind).tolist()) for name, kind in file.verdicts)
+        confidences = tuple(tuple(confidence(outputs[name], kind).tolist()) for name, kind in file.confidences)
         written, slot, region = self._tensors.write(outputs, file.batchable)
-        done = Done(run.batch, started_ns, time.monotonic_ns(), written, slot, verdicts)
-        return done, (Overflow(written[0].region, region.nbytes), region) if region else None
+        done = BatchFinished(run.batch, started_ns, time.monotonic_ns(), written, slot, confidences)
+        return done, (OverflowCreated(written[0].region, region.nbytes), region) if region else None
 
 
 def _check_rows(outputs: dict[str, Array], rows: int) -> None:
     for name, array in outputs.items():
         if not array.ndim or array.shape[0] != rows:
             raise BackendFailed(f"output {name} has shape {list(array.shape)}, expected {rows} rows as in the batch")
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

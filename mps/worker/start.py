@@ -1,4 +1,4 @@
-"""What a worker process runs first: it keeps to its cores before it imports what takes long.
+"""The entry point of a worker process: it keeps to its cores before it imports slow modules.
 
 `python -m sluice.mps.worker.start CORES …`: `sluice.mps.worker.main` gets the other arguments.
 """
@@ -11,7 +11,7 @@ from contextlib import suppress
 def main() -> int:
     """Become a worker on the cores of the first argument, such as 0,1 ("": any); returns the exit status."""
     if cores := sys.argv.pop(1):
-        with suppress(OSError):  # `sluice.mps.partitions.isolation_report` tells
+        with suppress(OSError):  # the isolation report finds it
             os.sched_setaffinity(0, map(int, cores.split(",")))
     from sluice.mps.worker.main import main
 

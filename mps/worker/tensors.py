@@ -19,7 +19,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class WorkerTensors:
-    """The regions that this worker has mapped, and the arena of its output region, whose number is `output_region`."""
+    """The regions that this worker has mapped, and the arena of its output region, numbered `output_region`."""
 
     def __init__(self, output_region: int, output_bytes: int) -> None:
         self.output = Region.create(f"sluice-out-{output_region}", output_bytes)
@@ -31,35 +31,35 @@ class WorkerTensors:
         self._overflows = itertools.count(1)
 
     def map(self, number: int, region: Region) -> None:
-        """Make a region known under its number; owned from now on."""
+        """Register a region under its number; the worker owns it from now on."""
         self._regions[number] = region
         self._bytes[number] = np.frombuffer(region.view, np.uint8)
 
     def unmap(self, number: int) -> None:
-        """Forget a region; unknown numbers are ignored."""
+        """Unmap a region; unknown numbers are ignored."""
         self._bytes.pop(number, None)
         if region := self._regions.pop(number, None):
             region.close()
 
     def free(self, slot: int) -> None:
-        """Give back a slot of the output region."""
+        """Free a slot of the output region."""
         self._arena.free(slot)
 
     def read(self, tensor: InputTensor) -> Array:
-        """The tensor as an array: a view when it is one segment, else gathered; BYTES are decoded.
+        """Return the tensor as an array: a view if it is one segment, else a copy; BYTES are decoded.
 
-        Valid until the next `read` of an input of that name.
+        It is valid until the next `read` of an input of that name.
         """
         if tensor.datatype is DataType.BYTES:
             return decode_bytes(self._joined(tensor).data, tensor.shape, tensor.name)
         return self._joined(tensor).view(numpy_dtype(tensor.datatype)).reshape(tensor.shape)
 
     def write(self, outputs: dict[str, Array], batchable: bool) -> tuple[tuple[OutputTensor, ...], int, Region | None]:
-        """Copy outputs into one slot; returns their places, the slot, and a new region with slot -1 if none was free.
+        """Copy outputs into one slot; returns the outputs, the slot, and a new region with slot -1 if no slot was free.
 
         The overflow region stays mapped here until `unmap`. Raises PartitionError when there are too many of them.
         """
-        # (name, datatype, shape, data, row offsets) of each output, and where it goes from the slot's start.
+        # (name, datatype, shape, data, row offsets) of each output, and its offset from the slot's start.
         pieces: list[tuple[str, DataType, tuple[int, ...], Bytes, tuple[int, ...] | None]] = []
         starts: list[int] = []
         end = 0
@@ -91,7 +91,7 @@ class WorkerTensors:
             return self._output_region, slot, None
         if sum(number < 0 for number in self._regions) >= OVERFLOW_LIMIT:
             raise PartitionError(f"no room for {nbytes} bytes of outputs: {OVERFLOW_LIMIT} overflow regions are in use")
-        # The output region's number is never used twice, so neither is one made of it and a counter.
+        # The output region's number is never used twice, so neither is its combination with a counter.
         number = -((self._output_region << 32) + next(self._overflows))
         overflow = Region.create(f"sluice-overflow-{self._output_region}", nbytes)
         self.map(number, overflow)

@@ -10,7 +10,7 @@ from sluice.mps.daemon.channel import MpsChannel
 from sluice.mps.daemon.control import MpsControl
 from sluice.mps.daemon.daemon import MpsDaemon
 from sluice.mps.daemon.protocol2 import Protocol2
-from sluice.mps.supervisor.hung_client import end_client
+from sluice.mps.supervisor.fault_domain import end_client
 from sluice.mps.supervisor.process import WorkerProcess
 from tests.support import fake_mps
 from tests.support.cuda_process import CudaProcess

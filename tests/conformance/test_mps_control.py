@@ -13,7 +13,7 @@ from sluice.mps.daemon import inventory as mps_inventory
 from sluice.mps.daemon.channel import MpsChannel, NoAnswer
 from sluice.mps.daemon.control import MpsClient
 from sluice.mps.daemon.daemon import MpsDaemon
-from sluice.mps.daemon.inventory import found_daemons
+from sluice.mps.daemon.inventory import running_daemons
 from sluice.mps.daemon.processes import PROGRAM
 from sluice.mps.daemon.protocol2 import Protocol2
 from sluice.mps.isolation.mps_environment import static_set
@@ -116,7 +116,9 @@ def test_daemons_are_found_with_their_clients(
 ) -> None:
     monkeypatch.setattr(mps_inventory, "LOOK_S", 30.0)
     client = clients(daemon)
-    (found,) = (each for each in found_daemons(program if daemon.device == GPU else PROGRAM) if each.pid == daemon.pid)
+    (found,) = (
+        each for each in running_daemons(program if daemon.device == GPU else PROGRAM) if each.pid == daemon.pid
+    )
     assert (found.pipes, found.devices, found.trouble) == (daemon.pipes, daemon.device, "")
     assert [each.pid for each in found.clients] == [client.pid]
 
@@ -138,7 +140,7 @@ def test_a_fatal_error_is_everybodys_until_all_are_gone(fake: MpsDaemon, clients
     assert fake.control.servers()[0].status == "FAULT"
     assert (culprit.ask("check"), victim.ask("check")) == (ILLEGAL_ADDRESS, ILLEGAL_ADDRESS)
     assert clients(fake).hello["error"] == SERVER_NOT_READY
-    with pytest.raises(ControlFailed, match="is in FAULT until the clients that it has are gone"):
+    with pytest.raises(ControlFailed, match="is in FAULT until its clients have exited"):
         fake.control.start_server()
     culprit.close()
     victim.close()

@@ -14,12 +14,11 @@ import pytest
 
 from sluice.models.errors import ControlFailed, PartitionError
 from sluice.mps.daemon import daemon as mps_daemon
-from sluice.mps.daemon import log_files
 from sluice.mps.daemon.channel import MpsChannel
 from sluice.mps.daemon.daemon import MpsDaemon
-from sluice.mps.daemon.keeper import MpsKeeper
 from sluice.mps.daemon.processes import mps_processes
 from sluice.mps.daemon.protocol2 import Protocol2
+from sluice.mps.daemon.watchdog import MpsWatchdog
 from tests.support import fake_mps
 from tests.support.cuda_process import CudaProcess
 from tests.support.fake_mps import GPU
@@ -111,7 +110,7 @@ def test_a_daemon_ends_with_the_process_that_started_it(root: Path, program: str
     assert owner.stdout is not None
     pids = [int(word) for word in owner.stdout.readline().split()]
     daemon = MpsDaemon(GPU, root, program=program)
-    with pytest.raises(ControlFailed, match=rf"of {GPU} is kept by another process \(pid {owner.pid}\)"):
+    with pytest.raises(ControlFailed, match=rf"of {GPU} is run by another process \(pid {owner.pid}\)"):
         daemon.start()
     descriptors = [os.pidfd_open(pid) for pid in pids]
     owner.kill()
@@ -140,12 +139,12 @@ def test_a_daemon_that_does_not_start_is_told_with_what_it_said(
     daemon = MpsDaemon(GPU, root, program=program)
     monkeypatch.setenv("FAKE_MPS", '{"start": "die"}')
     with pytest.raises(
-        ControlFailed, match=rf"the MPS daemon of {GPU} ended with status 1, and said 'Failed to start : invalid arg"
+        ControlFailed, match=rf"the MPS daemon of {GPU} ended with status 1, and printed 'Failed to start : invalid arg"
     ):
         daemon.start()
     monkeypatch.setenv("FAKE_MPS", '{"start": "hang"}')
     monkeypatch.setattr(mps_daemon, "READY_S", 0.3)
-    with pytest.raises(ControlFailed, match=r"does not answer within 0\.3 s, and said nothing"):
+    with pytest.raises(ControlFailed, match=r"does not answer within 0\.3 s, and printed nothing"):
         daemon.start()
     assert daemon.pid is None
 
@@ -158,7 +157,7 @@ def test_what_is_started_is_ended_even_if_it_does_not_look_like_mps(
     other.write_text('#!/bin/sh\n[ "$1" = -f ] && exec sleep 600\nexit 1\n')
     other.chmod(0o755)
     daemon = MpsDaemon(GPU, root, program=str(other))
-    with pytest.raises(ControlFailed, match=r"does not answer within 0\.3 s, and said nothing"):
+    with pytest.raises(ControlFailed, match=r"does not answer within 0\.3 s, and printed nothing"):
         daemon.start()
     assert daemon.pid is None
 
@@ -166,7 +165,9 @@ def test_what_is_started_is_ended_even_if_it_does_not_look_like_mps(
 def test_a_directory_that_others_may_enter_is_refused(root: Path, program: str) -> None:
     root.chmod(0o755)
     daemon = MpsDaemon(GPU, root, program=program)
-    with pytest.raises(ControlFailed, match=rf"in {root}: it is drwxr-xr-x of user .*, expected a directory of user"):
+    with pytest.raises(
+        ControlFailed, match=rf"in {root}: it is drwxr-xr-x of user .*, expected a directory that only user"
+    ):
         daemon.start()
     file = root / "file"
     file.touch()
@@ -177,7 +178,7 @@ def test_a_directory_that_others_may_enter_is_refused(root: Path, program: str) 
 def test_a_machine_without_mps_is_told_in_one_sentence(root: Path) -> None:
     daemon = MpsDaemon(GPU, root, program=str(root / "nothing"))
     with pytest.raises(
-        ControlFailed, match=r"ended with status 127, and said 'cannot start .*/nothing: .*No such file"
+        ControlFailed, match=r"ended with status 127, and printed 'cannot start .*/nothing: .*No such file"
     ):
         daemon.start()
 
@@ -200,11 +201,11 @@ def test_a_directory_that_is_too_long_for_a_socket_is_refused(root: Path) -> Non
 def test_a_daemon_that_is_killed_is_kept_running(root: Path, program: str) -> None:
     daemon = MpsDaemon(GPU, root, program=program)
     told: queue.Queue[str] = queue.Queue()
-    keeper = MpsKeeper(daemon, told.put)
+    keeper = MpsWatchdog(daemon, told.put)
     keeper.start()
     first = daemon.pid
     os.kill(first or 0, signal.SIGKILL)
-    assert told.get(timeout=60) == f"the MPS daemon of {GPU} has ended and is started again"
+    assert told.get(timeout=60) == f"the MPS daemon of {GPU} has ended; restarting it"
     assert told.get(timeout=60) == f"the MPS daemon of {GPU} runs again (pid {daemon.pid})"
     assert daemon.control.start_server().status == "ACTIVE"
     keeper.stop()
@@ -224,13 +225,13 @@ def test_a_daemon_that_hangs_is_ended_with_its_server_and_started_again(
 
     daemon = Daemon(GPU, root, program=program)
     told: queue.Queue[str] = queue.Queue()
-    keeper = MpsKeeper(daemon, told.put, heartbeat_s=0.1, answer_s=0.5)
+    keeper = MpsWatchdog(daemon, told.put, heartbeat_s=0.1, answer_s=0.5)
     keeper.start()
     client = clients(daemon)
     first = mps_processes(daemon.pipes)
     fake_mps.inject(daemon.pipes, "hang")
     daemon.hung = True
-    assert told.get(timeout=60) == f"the MPS daemon of {GPU} does not answer and is started again"
+    assert told.get(timeout=60) == f"the MPS daemon of {GPU} does not answer; restarting it"
     assert told.get(timeout=60).startswith(f"the MPS daemon of {GPU} runs again (pid ")
     assert client.ask("check") == RPC_FAILURE
     keeper.stop()
@@ -243,7 +244,7 @@ def test_a_daemon_that_nobody_can_reach_is_started_again_also_when_it_does_not_e
 ) -> None:
     daemon = MpsDaemon(GPU, root, program=program)
     told: queue.Queue[str] = queue.Queue()
-    keeper = MpsKeeper(daemon, told.put, heartbeat_s=0.1)
+    keeper = MpsWatchdog(daemon, told.put, heartbeat_s=0.1)
     keeper.start()
     process, waits = daemon._process, [0]
     assert process is not None
@@ -259,8 +260,8 @@ def test_a_daemon_that_nobody_can_reach_is_started_again_also_when_it_does_not_e
     process.wait = in_the_driver  # type: ignore[method-assign]
     pid = daemon.pid
     (daemon.pipes / "control").unlink()
-    assert told.get(timeout=60) == f"the MPS daemon of {GPU} does not answer and is started again"
-    assert told.get(timeout=60) == f"the MPS daemon of {GPU} (pid {pid}) does not end"
+    assert told.get(timeout=60) == f"the MPS daemon of {GPU} does not answer; restarting it"
+    assert told.get(timeout=60) == f"the MPS daemon of {GPU} (pid {pid}) does not exit"
     assert told.get(timeout=60) == f"the MPS daemon of {GPU} runs again (pid {daemon.pid})"
     keeper.stop()
 
@@ -271,7 +272,7 @@ def test_a_daemon_that_answers_is_left_alone_whatever_it_answers(fake: MpsDaemon
 
     fake.stop()
     told: queue.Queue[str] = queue.Queue()
-    keeper = MpsKeeper(fake, told.put, heartbeat_s=0.01)
+    keeper = MpsWatchdog(fake, told.put, heartbeat_s=0.01)
     keeper.start()
     pid, log = fake.pid, fake.logs / "control.log"
     until(lambda: questions() > 3)
@@ -283,13 +284,13 @@ def test_a_daemon_that_answers_is_left_alone_whatever_it_answers(fake: MpsDaemon
 
 
 def test_logs_do_not_grow_for_ever(fake: MpsDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_files, "LIMIT_BYTES", 1 << 16)
-    monkeypatch.setattr(log_files, "KEPT_BYTES", 1 << 10)
+    monkeypatch.setattr(mps_daemon, "LOG_LIMIT_BYTES", 1 << 16)
+    monkeypatch.setattr(mps_daemon, "LOG_KEPT_BYTES", 1 << 10)
     log = fake.logs / "control.log"
     with log.open("ab") as file:
         file.write(b"x" * (1 << 17))
     (fake.logs / "server.log").write_bytes(b"short")
-    fake.bound_logs()
+    fake.truncate_logs()
     assert (fake.logs / "control.log.old").read_bytes() == b"x" * (1 << 10)
     assert fake.control.start_server().status == "ACTIVE"
     assert b"Starting new server" in log.read_bytes(), "the daemon writes on"
@@ -306,7 +307,7 @@ def test_a_daemon_is_kept_in_a_process_with_very_many_descriptors(root: Path, pr
     descriptors = [os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC) for _ in range(many)]
     daemon = MpsDaemon(GPU, root, program=program)
     told: queue.Queue[str] = queue.Queue()
-    keeper = MpsKeeper(daemon, told.put)
+    keeper = MpsWatchdog(daemon, told.put)
     keeper.start()
     server = daemon.control.start_server()
     os.kill(daemon.pid or 0, signal.SIGKILL)
@@ -335,7 +336,7 @@ def test_who_asks_for_the_process_as_its_keeper_forgets_it_is_told(fake: MpsDaem
 
 
 def test_a_daemon_that_does_not_start_is_not_kept(root: Path) -> None:
-    keeper = MpsKeeper(MpsDaemon(GPU, root, program=str(root / "nothing")), print)
+    keeper = MpsWatchdog(MpsDaemon(GPU, root, program=str(root / "nothing")), print)
     with pytest.raises(ControlFailed, match="ended with status 127"):
         keeper.start()
     keeper.stop()

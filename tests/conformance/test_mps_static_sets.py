@@ -28,14 +28,17 @@ def test_shares_can_have_multiprocessors_of_their_own(
     shares = [MpsPartition(name, GPU, percent, mode=ShareMode.STATIC) for name, percent in (("a", 25), ("b/c", 75))]
     sets = {each.name: each.share_percent for each in shares}
     daemon = MpsDaemon(GPU, root, sets=sets, program=program, protocol=protocol)
-    with pytest.raises(PartitionError, match="partition a: no server has made a static set of multiprocessors for it"):
+    with pytest.raises(
+        PartitionError,
+        match="partition a: no static set of multiprocessors; expected a running server that has made it",
+    ):
         static_set(shares[0], root)
     daemon.start()
     assert daemon.control.free_chunks() == 0
     names = [static_set(share, root) for share in shares]
     assert [clients(daemon, CUDA_MPS_SM_PARTITION=name).hello["sms"] for name in names] == [32, 96]
     daemon.stop()
-    with pytest.raises(PartitionError, match="no server has made"):
+    with pytest.raises(PartitionError, match="no static set of multiprocessors"):
         static_set(shares[0], root)
 
 

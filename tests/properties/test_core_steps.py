@@ -1,4 +1,4 @@
-"""A constant load never has cores go to and fro, whatever models, objectives and partitions there are."""
+"""Under a constant load cores never move back and forth, for random models, objectives and partitions."""
 
 import itertools
 
@@ -11,7 +11,7 @@ from sluice.batcher.interface.plan_data import Observed
 from sluice.batcher.planner.core_steps import Ask, Cores, StepChoice, steps
 from sluice.batcher.planner.splits import Split, best_step
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.mps.partitions.balance import LOOKS, BalanceSettings
+from sluice.mps.partitions.balance import SAMPLES_IN_A_ROW, BalanceSettings
 from tests.support.scheduling import MS, model, single, spec_of
 
 CORES = 5
@@ -36,7 +36,7 @@ objectives = st.fixed_dictionaries({name: st.sampled_from((0, 10, 30, 100)) for 
 
 @settings(max_examples=80, deadline=None)
 @given(tables, rates, objectives, st.integers(1, 3), st.integers(0, 2))
-def test_no_split_is_come_back_to_under_a_constant_load(
+def test_no_split_recurs_under_a_constant_load(
     tables: dict[str, dict[str, LatencyTable]],
     rates: dict[str, float],
     objectives: dict[str, int],
@@ -55,7 +55,7 @@ def test_no_split_is_come_back_to_under_a_constant_load(
         models = [model("m", 4), model("n", 4)]
         present = spec_of(models, pipelines, partitions=tuple(map(config, held, held.values())))
         asked = ask(present, tables, rates, held, own)
-        done = [choice.look(5.0 * next(looks), asked) for _ in range(LOOKS)]
+        done = [choice.look(5.0 * next(looks), asked) for _ in range(SAMPLES_IN_A_ROW)]
         if asked is None:
             break
         assert done == [None, None, asked]

@@ -1,10 +1,10 @@
-"""A model repository for a real Triton whose models are ONNX files, run by its Python backend."""
+"""A model repository for a real Triton whose Python backend runs ONNX files."""
 
 import shutil
 from pathlib import Path
 
 from sluice.models.tensors.spec import DataType, TensorSpec
-from sluice.models.triton_config.onnx_file import read_spec
+from tests.support.onnx_models import read_spec
 
 _MODEL = """\
 import json

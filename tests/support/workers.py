@@ -1,4 +1,4 @@
-"""The gateway's side of real workers for tests, cut down to what drives them."""
+"""A minimal gateway that drives real worker processes, for tests."""
 
 import asyncio
 import gc
@@ -21,20 +21,21 @@ from sluice.models.tensors.arrays import Array, decode_bytes, encode_bytes, nump
 from sluice.models.tensors.spec import DataType
 from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.messages import (
+    BatchFinished,
     BatchRefused,
-    Done,
+    BatchWithdrawn,
     InputTensor,
-    LoadedModel,
+    LoadResult,
     ModelFile,
     OutputTensor,
-    Ready,
-    Revoked,
     Segment,
+    WorkerReady,
 )
 from sluice.mps.partitions.cpu import default_partitions
 from sluice.mps.partitions.partition import CpuPartition
 from sluice.mps.supervisor.process import WorkerProcess
-from sluice.mps.supervisor.supervisor import Supervisor, WorkerSpec
+from sluice.mps.supervisor.supervisor import Supervisor
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 from tests.support.processes import memory_files
 
 _ENDS = [{"name": name, "data_type": "TYPE_FP32", "dims": [8]} for name in "xy"]
@@ -61,17 +62,19 @@ def infer(inputs):
 
 
 class Gateway:
-    """What the gateway does with its supervisor, cut down to one region of inputs and a queue of what was reported."""
+    """A minimal gateway around a supervisor: one region of inputs and a queue of reports."""
 
     def __init__(self, specs: list[WorkerSpec], ready_timeout_s: float = 60.0) -> None:
-        self.reports: asyncio.Queue[Ready | LoadedModel | Done | BatchRefused | Revoked | str] = asyncio.Queue()
+        self.reports: asyncio.Queue[WorkerReady | LoadResult | BatchFinished | BatchRefused | BatchWithdrawn | str] = (
+            asyncio.Queue()
+        )
         self.workers: dict[str, WorkerProcess] = {}
         self.output_regions: dict[str, int] = {}
         self.supervisor = Supervisor(specs, self, ready_timeout_s)
         self.inputs = Region.create("sluice-test-inputs", 1 << 20)
         self.input_region = self.supervisor.share_region(self.inputs)
 
-    def worker_ready(self, partition: str, worker: WorkerProcess, ready: Ready, output_region: int) -> None:
+    def worker_ready(self, partition: str, worker: WorkerProcess, ready: WorkerReady, output_region: int) -> None:
         self.workers[partition] = worker
         self.output_regions[partition] = output_region
         self.reports.put_nowait(ready)
@@ -81,7 +84,12 @@ class Gateway:
         self.reports.put_nowait(f"{partition}: {reason}")
 
     def worker_replaced(
-        self, partition: str, worker: WorkerProcess, ready: Ready, output_region: int, tables: dict[str, LatencyTable]
+        self,
+        partition: str,
+        worker: WorkerProcess,
+        ready: WorkerReady,
+        output_region: int,
+        tables: dict[str, LatencyTable],
     ) -> None:
         self.workers[partition] = worker
         self.output_regions[partition] = output_region
@@ -90,13 +98,13 @@ class Gateway:
     def worker_gone(self, worker: WorkerProcess, reason: str) -> None:
         self.reports.put_nowait(f"{worker.partition.name} replaced: {reason}")
 
-    def model_loaded(self, partition: str, model: LoadedModel) -> None:
+    def model_loaded(self, partition: str, model: LoadResult) -> None:
         self.reports.put_nowait(msgspec.structs.replace(model, evidence=None))
 
     def model_unloaded(self, partition: str, key: str) -> None:
         self.reports.put_nowait(f"{partition}: {key} unloaded")
 
-    def message(self, partition: str, message: Done | BatchRefused | Revoked) -> None:
+    def message(self, partition: str, message: BatchFinished | BatchRefused | BatchWithdrawn) -> None:
         self.reports.put_nowait(message)
 
     async def next(self) -> Any:
@@ -104,7 +112,7 @@ class Gateway:
             return await self.reports.get()
 
     def place(self, array: Array, offset: int = 0, segment_bytes: int | None = None) -> InputTensor:
-        """Copy an input `x` into the input region, cut into segments with gaps between them."""
+        """Copy an input `x` into the input region, in segments with gaps between them."""
         is_bytes = array.dtype == np.object_
         data = encode_bytes(array)[0] if is_bytes else array.tobytes()
         segments = []
@@ -125,12 +133,12 @@ class Gateway:
 
 @asynccontextmanager
 async def serving(*specs: WorkerSpec) -> AsyncIterator[Gateway]:
-    """A gateway whose workers are ready; drained at the end."""
+    """A gateway with ready workers, drained at the end of the block."""
     gateway = Gateway(list(specs))
     gateway.supervisor.start()
     try:
         for _ in specs:
-            assert isinstance(await gateway.next(), Ready)
+            assert isinstance(await gateway.next(), WorkerReady)
         yield gateway
     finally:
         await gateway.supervisor.drain()
@@ -149,13 +157,13 @@ def partition(index: int = 0) -> CpuPartition:
 
 
 def model(
-    path: Path, key: str = "m:1", menu: tuple[int, ...] = (1, 4), verdicts: tuple[tuple[str, Confidence], ...] = ()
+    path: Path, key: str = "m:1", menu: tuple[int, ...] = (1, 4), confidences: tuple[tuple[str, Confidence], ...] = ()
 ) -> ModelFile:
-    return ModelFile(key, str(path), "onnxruntime", menu, batchable=True, verdicts=verdicts)
+    return ModelFile(key, str(path), "onnxruntime", menu, batchable=True, confidences=confidences)
 
 
 def held(directory: Path, key: str, at_load: bool = False) -> ModelFile:
-    """A model of 8 columns that waits, as it is loaded or runs, for a file `go` beside it; `waiting` is there then."""
+    """A model of 8 columns that waits at its load or run for a file `go` beside it, and creates `waiting` meanwhile."""
     directory.mkdir()
     (directory / "model.py").write_text(_HELD.format(at_load=at_load))
     config = {"name": "held", "max_batch_size": 4, "input": _ENDS[:1], "output": _ENDS[1:]}
@@ -176,6 +184,6 @@ def direct(path: Path, x: Array) -> npt.NDArray[Any]:
 
 
 def own_memory_files() -> list[str]:
-    """The memory files that this process still has when its garbage is collected."""
+    """The memory files of this process after a garbage collection."""
     gc.collect()
     return memory_files(os.getpid(), "sluice")

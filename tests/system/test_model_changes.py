@@ -29,10 +29,10 @@ from sluice.models.pipelines.memory import OutputMemory
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import DataType, TensorSpec
-from sluice.mps.ipc.messages import BatchRefused, Done, LoadedModel, ModelFile, Ready, RunBatch
+from sluice.mps.ipc.messages import BatchFinished, BatchRefused, LoadResult, ModelFile, RunBatch, WorkerReady
 from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import Partition
-from sluice.mps.supervisor.supervisor import WorkerSpec
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 from tests.support.onnx_models import save_mlp
 from tests.support.processes import children, until
 from tests.support.workers import Gateway, direct, held, in_loop, model, partition, rows, serving, worker
@@ -65,17 +65,17 @@ def resident_bytes(pid: int) -> int:
 
 async def change_under_traffic(
     gateway: Gateway, file: ModelFile, *orders: Callable[[], None]
-) -> tuple[list[Done], Any]:
+) -> tuple[list[BatchFinished], Any]:
     """Batches of a model, two at a time, until a change is reported; both. After each ten of them an order is given."""
     x, send, waiting = gateway.place(rows(4)), gateway.workers["cpu0"].send, list(orders)
-    done: list[Done] = []
+    done: list[BatchFinished] = []
     sent, change = 0, None
     while change is None or len(done) < sent:
         while sent < len(done) + 2 and change is None:
             sent += 1
             send(RunBatch(sent, file.key, (x,), tuple(each.slot for each in done[-1:])))
         report = await gateway.next()
-        if isinstance(report, Done):
+        if isinstance(report, BatchFinished):
             done.append(report)
             if waiting and len(done) % 10 == 0:
                 waiting.pop(0)()
@@ -136,7 +136,7 @@ async def test_a_table_that_is_known_is_taken_for_timing(tmp_path: Path, small: 
     known = LatencyTable.from_ms({1: 7.0, 4: 9.0})
     async with serving(worker(small)) as gateway:
         gateway.supervisor.load("cpu0", timed(tmp_path / "timed.json", 1, table=known))
-        assert msgspec.structs.replace(await gateway.next(), memory=None) == LoadedModel("timed:1", known)
+        assert msgspec.structs.replace(await gateway.next(), memory=None) == LoadResult("timed:1", known)
         gateway.supervisor.load("cpu0", small)
         held = await gateway.next()
         assert (held.key, held.error) == ("small:1", "")
@@ -220,13 +220,13 @@ async def test_a_slowed_partition_takes_a_multiple_of_the_time(tmp_path: Path) -
 class Quiet:
     """Is told how the workers are, and does nothing about it."""
 
-    def worker_ready(self, partition: str, ready: Ready) -> None: ...
+    def worker_ready(self, partition: str, ready: WorkerReady) -> None: ...
 
     def worker_lost(self, partition: str, reason: str) -> None: ...
 
     def worker_retired(self, partition: str, reason: str) -> None: ...
 
-    def worker_replaced(self, partition: Partition, ready: Ready) -> None: ...
+    def worker_replaced(self, partition: Partition, ready: WorkerReady) -> None: ...
 
     def partition_proved(self, partition: str, evidence: Evidence) -> None: ...
 

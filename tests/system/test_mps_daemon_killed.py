@@ -50,6 +50,6 @@ def test_a_daemon_that_is_killed_is_started_again_and_every_request_is_answered(
         until(runs_again, REVIVED_S)
         assert set(answers) == {200}
         assert daemon() != first
-        assert f"the MPS daemon of {GPU} has ended and is started again" in server.log.read_text()
+        assert f"the MPS daemon of {GPU} has ended; restarting it" in server.log.read_text()
     # Whoever lists the daemons of this machine just now may still ask this one.
     until(lambda: mps_processes(pipe_directory(GPU)) == ())

@@ -44,7 +44,7 @@ def test_the_daemon_lives_as_long_as_the_server_and_the_other_partitions_serve(
         }
         refusal, unseen = states[1]["reasons"]
         assert "CUDAExecutionProvider" in refusal
-        assert unseen.startswith("CUDA does not tell which device the worker sees: libcuda.so.1")
+        assert unseen.startswith("CUDA does not report the worker's device: libcuda.so.1")
         variables = Path(f"/proc/{states[1]['worker']}/environ").read_bytes().split(b"\0")
         assert f"CUDA_VISIBLE_DEVICES={GPU}".encode() in variables
         assert b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25" in variables

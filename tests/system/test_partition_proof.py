@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 from sluice.models.tensors.spec import DataType
-from sluice.mps.ipc.messages import BatchRefused, Done, LoadedModel, RunBatch
+from sluice.mps.ipc.messages import BatchFinished, BatchRefused, LoadResult, RunBatch
 from sluice.mps.partitions.cpu import available_cores
-from sluice.mps.partitions.isolation_report import CUDA, Evidence, shortfalls
+from sluice.mps.partitions.isolation_report import CUDA, Evidence, isolation_violations
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, Partition
-from sluice.mps.supervisor.supervisor import WorkerSpec
-from sluice.mps.worker.proving import try_out
+from sluice.mps.supervisor.worker_spec import WorkerSpec
+from sluice.mps.worker.isolation_probe import probe_partition
 from tests.support.onnx_models import save_identity, save_mlp
 from tests.support.processes import until
 from tests.support.server import GatewayServer, gateway_server
@@ -64,11 +64,11 @@ async def evidence_of(partition: Partition, *files: Path) -> Evidence:
 async def test_a_worker_tells_its_cores_its_limit_and_what_runs_its_models(tmp_path: Path) -> None:
     partition = CpuPartition("cpu0", CORES[:1], hard_memory_mb=HARD_MEMORY_MB)
     evidence = await evidence_of(partition, save_mlp(tmp_path / "mlp.onnx", (8, 16, 3)))
-    assert (evidence.cores, evidence.places) == (CORES[:1], ())
+    assert (evidence.cores, evidence.stray_threads) == (CORES[:1], ())
     assert evidence.data_limit_bytes == HARD_MEMORY_MB << 20
     assert evidence.providers == {"m:1": "CPUExecutionProvider"}
     assert evidence.threads == {"m:1": 1}
-    assert shortfalls(partition, evidence) == []
+    assert isolation_violations(partition, evidence) == []
 
 
 @needs_two_cores
@@ -91,7 +91,7 @@ async def test_what_takes_more_than_the_wall_fails_alone_and_the_worker_goes_on(
     for number, count in enumerate((1, 128, 1)):
         gateway.workers["cpu0"].send(RunBatch(number, "m:1", (gateway.place(rows(count)),)))
         answers.append(await gateway.next())
-    assert [type(answer) for answer in answers] == [Done, BatchRefused, Done]
+    assert [type(answer) for answer in answers] == [BatchFinished, BatchRefused, BatchFinished]
     assert "Failed to allocate memory" in answers[1].message
     await gateway.supervisor.drain()
 
@@ -99,14 +99,14 @@ async def test_what_takes_more_than_the_wall_fails_alone_and_the_worker_goes_on(
 def test_cores_that_the_kernel_does_not_grant_are_missed() -> None:
     """It says nothing where some of the cores can be had, as in a container with fewer of them."""
     partition = CpuPartition("cpu0", (CORES[0], ABSENT_CORE))
-    reasons = shortfalls(partition, try_out(partition))
+    reasons = isolation_violations(partition, probe_partition(partition))
     assert reasons == [f"the worker runs on cores {CORES[0]}, expected {CORES[0]}, {ABSENT_CORE}"]
 
 
 class Proved(Gateway):
     """A gateway that keeps the evidence of models that were loaded later."""
 
-    def model_loaded(self, partition: str, model: LoadedModel) -> None:
+    def model_loaded(self, partition: str, model: LoadResult) -> None:
         self.reports.put_nowait(model)
 
 
@@ -133,11 +133,11 @@ async def test_a_container_that_moves_a_worker_to_other_cores_is_found_out(tmp_p
     gateway = Proved([WorkerSpec(partition, (model(mlp),), 1 << 20, initial=())])
     gateway.supervisor.start()
     ready = await gateway.next()
-    assert shortfalls(partition, ready.evidence) == []
+    assert isolation_violations(partition, ready.evidence) == []
     (cpuset / "cgroup.procs").write_text(str(ready.pid))
     gateway.supervisor.load("cpu0", model(mlp))
     evidence = (await gateway.next()).evidence
-    assert shortfalls(partition, evidence) == [f"the worker runs on cores {CORES[0]}, expected {CORES[1]}"]
+    assert isolation_violations(partition, evidence) == [f"the worker runs on cores {CORES[0]}, expected {CORES[1]}"]
     await gateway.supervisor.drain()
 
 
@@ -146,10 +146,10 @@ async def test_a_container_that_moves_a_worker_to_other_cores_is_found_out(tmp_p
 async def test_a_gpu_that_is_not_there_is_proved_to_be_missing(tmp_path: Path) -> None:
     partition = MigPartition("mig0", UUID, "1g.10gb")
     evidence = await evidence_of(partition, save_mlp(tmp_path / "mlp.onnx", (8, 16, 3)))
-    refusal, unseen = shortfalls(partition, evidence)
+    refusal, unseen = isolation_violations(partition, evidence)
     assert refusal.startswith("model m:1: ")
     assert CUDA in refusal
-    assert unseen.startswith("CUDA does not tell which device the worker sees: libcuda.so.1")
+    assert unseen.startswith("CUDA does not report the worker's device: libcuda.so.1")
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def test_an_agent_that_was_there_before_the_worker_is_found(tmp_path: Path, monk
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
     partition = CpuPartition("cpu0", CORES[:1])
     evidence = asyncio.run(evidence_of(partition))
-    (reason,) = shortfalls(partition, evidence)
+    (reason,) = isolation_violations(partition, evidence)
     assert reason.endswith(f"may run on cores {', '.join(map(str, CORES))}, expected {CORES[0]}")
 
 

@@ -17,7 +17,7 @@ from sluice.models.profiles.file import (
     read_profile,
     write_profile,
 )
-from sluice.models.profiles.hardware import fingerprint
+from sluice.models.profiles.hardware import hardware_id
 from sluice.models.profiles.measurement import Cell
 from sluice.models.repository.scan import Repository
 from sluice.mps.partitions.cpu import available_cores
@@ -56,7 +56,7 @@ def test_a_model_is_measured_and_its_profile_lies_beside_it(profile: Profiling, 
     assert done.status == 0, done.err
     assert "spin:1: cpu1: p50 " in done.out
     (entry,) = read_profile(tmp_path / "spin" / "1" / "profile.json").entries
-    assert (entry.kind, entry.source, entry.fingerprint) == ("cpu1", FigureSource.MEASURED, fingerprint())
+    assert (entry.kind, entry.source, entry.fingerprint) == ("cpu1", FigureSource.MEASURED, hardware_id())
     assert entry.sha256 == model_hash(tmp_path / "spin" / "1" / "model.onnx")
     assert [cell.batch for cell in entry.cells] == [1, 8]
     assert all(5 <= cell.samples <= 1000 for cell in entry.cells)
@@ -85,13 +85,13 @@ def test_measuring_again_keeps_what_other_hardware_said(profile: Profiling, tmp_
         ProfileEntry(
             fingerprint=hardware, kind="cpu1", source=FigureSource.MEASURED, sha256="00", cells=(Cell(1, 7, 8, 9, 5),)
         )
-        for hardware in ("another machine", fingerprint())
+        for hardware in ("another machine", hardware_id())
     )
     write_profile(stored, ModelProfile(entries=(there, here)))
     assert profile(model, "--partitions", "cpu1").status == 0
     entries = {entry.fingerprint: entry for entry in read_profile(stored).entries}
     assert entries["another machine"] == there
-    assert entries[fingerprint()].sha256 == model_hash(model)
+    assert entries[hardware_id()].sha256 == model_hash(model)
 
 
 def test_the_partitions_of_the_configuration_are_measured_as_they_are_served(
@@ -173,7 +173,7 @@ def test_what_is_stale_is_shown_as_such(profile: Profiling, tmp_path: Path) -> N
         (["mlp.onnx", "--partitions", "cpu512"], "--partitions: cpu512 has more than the"),
         (["mlp.onnx", "--batches", "128"], "mlp:1: --batches: 128 is more than the model's largest batch, 64"),
         (["mlp.onnx", "--simulate", "bert"], "--simulate: expected --partitions with the kinds to compute"),
-        (["mlp.onnx", "--simulate", "bert", "--partitions", "mps-20"], "model bert: on mps-20 these can be simulated"),
+        (["mlp.onnx", "--simulate", "bert", "--partitions", "mps-20"], "model bert: cannot be simulated on mps-20"),
         (["show", "mlp.onnx"], "mlp.profile.json: there is no profile; `sluice profile` makes one"),
         (["show", "--repository", ".", "other"], "no model 'other'; there are none"),
         (["export", "--csv", "x.csv", "mlp.onnx"], "mlp.profile.json: there is no profile"),

@@ -104,7 +104,7 @@ def test_every_kind_of_partition_is_measured_as_it_is_served(models: Path, capsy
 
 def test_what_was_not_enforced_is_said_and_taken_by_no_server(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert profile(models, SHARE) == 0
-    reason = "CUDA does not tell which device the worker sees: libcuda.so.1"
+    reason = "CUDA does not report the worker's device: libcuda.so.1"
     out = capsys.readouterr().out
     assert "taker:1: mps-25 UNENFORCED: p50 " in out
     assert f"warning: mps-25 UNENFORCED: the partition did not hold: {reason}" in out
@@ -119,7 +119,7 @@ def test_what_was_not_enforced_is_said_and_taken_by_no_server(models: Path, caps
 
 def test_with_strict_it_is_refused(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert profile(models, SHARE, strict=True) == 1
-    assert "sluice: taker:1: partition share is not enforced: CUDA does not tell" in capsys.readouterr().err
+    assert "sluice: taker:1: partition share is not enforced: CUDA does not report" in capsys.readouterr().err
     assert entries(models) == {}
 
 
@@ -129,7 +129,7 @@ def test_the_daemon_of_a_server_is_used(models: Path, capsys: pytest.CaptureFixt
     daemon.start()
     try:
         assert profile(models, SHARE, strict=True) == 0
-        assert f"sluice: the MPS daemon of {GPU} is kept by another process" in capsys.readouterr().err
+        assert f"sluice: the MPS daemon of {GPU} is run by another process" in capsys.readouterr().err
         assert entries(models).keys() == {"mps-25"}
         assert daemon.pid is not None
     finally:

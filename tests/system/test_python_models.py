@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -70,3 +71,21 @@ def test_the_process_has_the_cores_of_its_partition(server: GatewayServer) -> No
     (worker,) = children(server.process.pid)
     (process,) = children(worker)
     assert allowed_cores(process) == allowed_cores(worker)
+
+
+def test_a_model_may_have_packages_of_any_name_beside_it(tmp_path: Path) -> None:
+    """Those of Sluice are all in one package, `sluice`, so that a model's own `models` or `gateway` is the model's."""
+    names = ("models", "mps", "batcher", "gateway", "loadgen")
+    version = tmp_path / "models" / "named" / "1"
+    for number, name in enumerate(names):
+        (version / name).mkdir(parents=True)
+        (version / name / "__init__.py").write_text(f"from {name}.inner import NUMBER\n")
+        (version / name / "inner.py").write_text(f"NUMBER = {10**number}\n")
+    (version.parent / "config.pbtxt").write_text(CONFIG)
+    (version / "model.py").write_text(
+        f"import {', '.join(names)}\n\n"
+        "def infer(inputs):\n"
+        f"    return {{'y': inputs['x'] + {' + '.join(f'{name}.NUMBER' for name in names)}}}\n"
+    )
+    with gateway_server(tmp_path / "models", tmp_path, {"partitions": 1}) as server:
+        assert infer(server, "named", 0.5) == 11111.5

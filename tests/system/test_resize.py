@@ -93,7 +93,7 @@ def test_what_cannot_be_had_is_refused_and_the_partition_serves_on(repository: P
     with gateway_server(repository, tmp_path, config(partitions=both)) as server:
         before = workers(server)
         status, refusal = resize(server, "cpu0", cores=list(CORES))
-        reason = f"partition cpu0: core {CORES[1]} belongs to partition cpu1 already"
+        reason = f"partition cpu0: core {CORES[1]} already belongs to partition cpu1"
         assert (status, refusal) == (400, {"error": reason})
         assert workers(server) == before
 

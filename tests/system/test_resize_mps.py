@@ -50,4 +50,4 @@ def test_a_share_grows_while_it_serves_but_not_beyond_the_device(
     assert load.failures == []
     told = capsys.readouterr()
     assert told.out == "a: serves on mps-60\n"
-    assert told.err.endswith(f"{GPU}: a share of 101 % is asked (40 % for b, 61 % for a), 100 % is free\n")
+    assert told.err.endswith(f"{GPU}: 101 % are requested (40 % for b, 61 % for a), 100 % are free\n")

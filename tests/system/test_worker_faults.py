@@ -12,7 +12,7 @@ import pytest
 
 from sluice.models.tensors.spec import DataType
 from sluice.mps.ipc.arena import Region
-from sluice.mps.ipc.messages import InputTensor, Ready, RunBatch, Segment
+from sluice.mps.ipc.messages import InputTensor, RunBatch, Segment, WorkerReady
 from tests.support.onnx_models import save_mlp
 from tests.support.processes import alive, memory_files
 from tests.support.workers import Gateway, direct, held, in_loop, model, own_memory_files, rows, serving, worker
@@ -97,7 +97,7 @@ async def test_regions_that_come_and_go_while_a_worker_loads_do_not_burden_it(ml
     assert memory_files(os.getpid(), "sluice-passing") == []
     gateway.inputs = Region.create("sluice-test-inputs", 1 << 20)
     gateway.input_region = gateway.supervisor.share_region(gateway.inputs)
-    assert isinstance(await gateway.next(), Ready)
+    assert isinstance(await gateway.next(), WorkerReady)
     gateway.workers["cpu0"].send(RunBatch(1, "m:1", (gateway.place(rows(1)),)))
     assert (await gateway.next()).batch == 1
     await gateway.supervisor.drain()
@@ -117,9 +117,9 @@ async def test_a_worker_that_cannot_be_sent_a_region_is_replaced(mlp: Path) -> N
             gateway.supervisor.share_region(region)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        reason = "cpu0: the worker cannot be sent its messages: [Errno 24] Too many open files"
+        reason = "cpu0: messages cannot be sent to the worker: [Errno 24] Too many open files"
         assert await gateway.next() == reason
-        assert isinstance(await gateway.next(), Ready)
+        assert isinstance(await gateway.next(), WorkerReady)
 
 
 @in_loop
@@ -131,5 +131,5 @@ async def test_the_end_of_a_worker_is_seen_though_its_socket_is_held_open(mlp: P
         held = take_descriptor(pid, number)  # ... but what it forks does.
         os.kill(pid, signal.SIGKILL)
         assert await gateway.next() == "cpu0: the worker was killed by SIGKILL"
-        assert isinstance(await gateway.next(), Ready)
+        assert isinstance(await gateway.next(), WorkerReady)
         os.close(held)

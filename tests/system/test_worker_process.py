@@ -20,7 +20,7 @@ async def test_a_worker_keeps_to_its_cores_before_it_is_told_anything() -> None:
     process = WorkerProcess(PARTITION, lambda message, fds: None, lambda reason: None)
     await asyncio.to_thread(until, lambda: allowed_cores(process.pid) == {str(CORE)})
     process.close()
-    await process.gone.wait()
+    await process.exited.wait()
 
 
 @in_loop
@@ -37,5 +37,5 @@ async def test_one_that_is_ended_as_it_answers_is_gone_without_an_error() -> Non
     process = WorkerProcess(PARTITION, end, reasons.append)
     process.send(StartWorker(PARTITION, 1, 4096, ()))
     async with asyncio.timeout(60):
-        await process.gone.wait()
+        await process.exited.wait()
     assert (reasons, troubles) == (["the worker exited with status 0"], [])

@@ -15,7 +15,15 @@ from onnx import helper
 
 from sluice.models.pipelines.pipeline import Confidence
 from sluice.models.tensors.spec import DataType
-from sluice.mps.ipc.messages import BatchRefused, Done, InputTensor, Revoke, Revoked, RunBatch, Segment
+from sluice.mps.ipc.messages import (
+    BatchFinished,
+    BatchRefused,
+    BatchWithdrawn,
+    InputTensor,
+    RunBatch,
+    Segment,
+    WithdrawBatch,
+)
 from sluice.mps.partitions.cpu import available_cores
 from tests.support.onnx_models import save_identity, save_mlp, save_model, save_spin, value
 from tests.support.processes import alive, allowed_cores, memory_files, until
@@ -54,8 +62,8 @@ async def test_a_worker_is_pinned_and_has_timed_its_menu(mlp: Path) -> None:
 
 @in_loop
 async def test_a_batch_runs_on_one_segment_and_on_many(mlp: Path) -> None:
-    verdicts = (("y", Confidence.MAX), ("y", Confidence.MARGIN))
-    async with serving(worker(model(mlp, verdicts=verdicts))) as gateway:
+    confidences = (("y", Confidence.MAX), ("y", Confidence.MARGIN))
+    async with serving(worker(model(mlp, confidences=confidences))) as gateway:
         x = rows(4)
         expected = direct(mlp, x)
         gateway.workers["cpu0"].send(RunBatch(1, "m:1", (gateway.place(x),)))
@@ -69,8 +77,8 @@ async def test_a_batch_runs_on_one_segment_and_on_many(mlp: Path) -> None:
             assert output.region == gateway.output_regions["cpu0"]
             np.testing.assert_array_equal(gateway.read(output), expected)
             ordered = np.sort(expected, axis=1)
-            np.testing.assert_allclose(done.verdicts[0], ordered[:, 2], rtol=1e-6)
-            np.testing.assert_allclose(done.verdicts[1], ordered[:, 2] - ordered[:, 1], rtol=1e-5)
+            np.testing.assert_allclose(done.confidences[0], ordered[:, 2], rtol=1e-6)
+            np.testing.assert_allclose(done.confidences[1], ordered[:, 2] - ordered[:, 1], rtol=1e-5)
             assert 0 < done.started_ns < done.ended_ns <= time.monotonic_ns()
         assert [whole.batch, in_parts.batch] == [1, 2]
         assert whole.slot != in_parts.slot
@@ -95,12 +103,16 @@ async def test_a_batch_that_waits_can_be_revoked_and_one_that_runs_cannot(tmp_pa
         send(RunBatch(1, "m:1", (x,)))
         await asyncio.to_thread(until, (tmp_path / "held" / "waiting").exists)
         send(RunBatch(2, "m:1", (x,)))
-        send(Revoke(1))
-        send(Revoke(2))
+        send(WithdrawBatch(1))
+        send(WithdrawBatch(2))
         send(RunBatch(3, "m:1", (x,)))
         (tmp_path / "held" / "go").touch()
         answers = [await gateway.next() for _ in range(3)]
-        assert [(type(answer), answer.batch) for answer in answers] == [(Done, 1), (Revoked, 2), (Done, 3)]
+        assert [(type(answer), answer.batch) for answer in answers] == [
+            (BatchFinished, 1),
+            (BatchWithdrawn, 2),
+            (BatchFinished, 3),
+        ]
         assert gateway.reports.empty()
 
 

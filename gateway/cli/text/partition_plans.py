@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from sluice.models.errors import ConfigError
-from sluice.mps.mig.desired import GpuPlan, Present, plan_gpu
+from sluice.mps.mig.desired import GpuPlan, GpuState, plan_gpu
 from sluice.mps.mig.geometry import GEOMETRIES, Geometry, find_geometry
 from sluice.mps.mig.inventory import Gpu
 from sluice.mps.mig.layout_file import LayoutFile
@@ -20,7 +20,7 @@ def plans_here(file: LayoutFile, there: Sequence[Gpu]) -> list[tuple[str, GpuPla
         gpu, geometry = _find(file, index, there)
         if gpu.uuid in dict(plans):
             raise ConfigError(f"{file.path}: gpus.{index}.device: GPU {gpu.index} is there twice")
-        present = Present(bool(gpu.mig), gpu.present, gpu.users, gpu.unusable)
+        present = GpuState(bool(gpu.mig), gpu.present, gpu.users, gpu.unusable)
         plans.append((gpu.uuid, plan_gpu(file, index, geometry, present)))
     return plans
 
@@ -33,7 +33,7 @@ def plans_elsewhere(file: LayoutFile, present: LayoutFile | None = None) -> list
     plans = []
     at = {} if present is None else {gpu.device: index for index, gpu in enumerate(present.gpus)}
     for index, wanted in enumerate(file.gpus):
-        name, state = wanted.gpu, Present()
+        name, state = wanted.gpu, GpuState()
         if present is not None and wanted.device in at:
             there = at[wanted.device]
             model = present.gpus[there].gpu
@@ -41,7 +41,7 @@ def plans_elsewhere(file: LayoutFile, present: LayoutFile | None = None) -> list
                 raise ConfigError(f"{file.path}: gpus.{index}.gpu: it is {model} in {present.path}, not {name}")
             name = name or model
             if name is not None:
-                state = Present(present.gpus[there].mig, present.present(there, find_geometry(name)))
+                state = GpuState(present.gpus[there].mig, present.present(there, find_geometry(name)))
         if name is None:
             raise ConfigError(f"{file.path}: gpus.{index}: expected `gpu`, the model to plan for")
         plans.append((str(wanted.device), plan_gpu(file, index, find_geometry(name), state)))

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from sluice.mps.daemon.inventory import FoundDaemon
-from sluice.mps.daemon.processes import process_name
+from sluice.models.processes import process_name
+from sluice.mps.daemon.inventory import RunningDaemon
 from sluice.mps.mig.desired import GpuPlan
 from sluice.mps.mig.inventory import Gpu
 from sluice.mps.mig.packer import counted
-from sluice.mps.mig.placements import Layout, largest_first, room
+from sluice.mps.mig.placements import Layout, free_placements, largest_first
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, Partition
 
 
@@ -50,7 +50,7 @@ def gpu_lines(gpu: Gpu) -> list[str]:
         lines.append(f"  {', '.join([str(each.placement), *sizes, name])}{_used(each.users)}")
     lines += [f"  {uuid}, whose profile and place the driver tells to root only" for uuid in gpu.unplaced]
     if gpu.geometry is not None and not gpu.unplaced:
-        free = [each.profile.name for each in room(gpu.geometry, gpu.layout)]
+        free = [each.profile.name for each in free_placements(gpu.geometry, gpu.layout)]
         if gpu.mig:
             lines.append(f"  room for one of: {', '.join(dict.fromkeys(free)) or 'nothing'}")
         else:
@@ -58,7 +58,7 @@ def gpu_lines(gpu: Gpu) -> list[str]:
     return lines
 
 
-def mps_lines(daemon: FoundDaemon) -> list[str]:
+def mps_lines(daemon: RunningDaemon) -> list[str]:
     """An MPS daemon, then its servers, each with its clients."""
     devices = daemon.devices or "all devices"
     trouble = f": {daemon.trouble}" if daemon.trouble else ""

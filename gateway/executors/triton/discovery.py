@@ -15,7 +15,7 @@ from sluice.gateway.executors.triton.client import LOAD_TIMEOUT_S, OPTIONS, PROB
 from sluice.gateway.executors.triton.errors import ServerLost
 from sluice.gateway.executors.triton.process import TritonProcess
 from sluice.models.errors import ConfigError, UnsupportedModel
-from sluice.models.repository.scan import Broken
+from sluice.models.repository.scan import BrokenEntry
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import DataType, TensorSpec
 
@@ -33,7 +33,7 @@ class Discovery:
 
     holds: dict[str, tuple[str, ...]] = field(default_factory=dict)
     specs: dict[str, ModelSpec] = field(default_factory=dict)
-    broken: dict[str, Broken] = field(default_factory=dict)
+    broken: dict[str, BrokenEntry] = field(default_factory=dict)
     unreachable: dict[str, str] = field(default_factory=dict)
 
     def may_hold(self, server: TritonSettings, specs: Mapping[str, ModelSpec]) -> dict[str, ModelSpec]:
@@ -43,12 +43,12 @@ class Discovery:
             keys = tuple(key for key, spec in specs.items() if spec.name in (server.models or ()))
         return {key: specs[key] for key in keys}
 
-    def unknown(self, servers: Iterable[TritonSettings], known: Collection[str]) -> list[Broken]:
+    def unknown(self, servers: Iterable[TritonSettings], known: Collection[str]) -> list[BrokenEntry]:
         """The models that servers should hold of which nothing is known, but for those whose names are `known`."""
         broken = dict(self.broken)
         for server in servers:
             if (reason := self.unreachable.get(server.name)) is not None:
-                broken |= {name: Broken(name, None, reason) for name in server.models or ()}
+                broken |= {name: BrokenEntry(name, None, reason) for name in server.models or ()}
         return [each for name, each in broken.items() if name not in known]
 
 
@@ -90,13 +90,13 @@ def _ask(server: TritonSettings, largest_batch: Callable[[str], int], process: T
         except (grpc.RpcError, ServerLost) as error:
             return Discovery(unreachable={server.name: f"triton {server.name} at {server.url}: {_unreachable(error)}"})
         specs: dict[str, ModelSpec] = {}
-        broken: dict[str, Broken] = {}
+        broken: dict[str, BrokenEntry] = {}
         for name in names:
             try:
                 specs |= {spec.key: spec for spec in _specs(service, name, largest_batch(name))}
             except (grpc.RpcError, ConfigError) as error:
                 reason = f"triton {server.name}: {name}: {_reason(error)}"
-                broken[name] = Broken(name, None, reason, isinstance(error, UnsupportedModel))
+                broken[name] = BrokenEntry(name, None, reason, isinstance(error, UnsupportedModel))
         return Discovery({server.name: tuple(specs)}, specs, broken)
 
 

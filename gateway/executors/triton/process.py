@@ -13,8 +13,8 @@ from contextlib import contextmanager
 
 from sluice.gateway.config.triton_settings import TritonSettings
 from sluice.gateway.executors.triton.errors import ServerLost
-from sluice.mps.isolation.launch import launcher
-from sluice.mps.isolation.pinning import environment
+from sluice.mps.isolation.launch import launch_command
+from sluice.mps.isolation.pinning import worker_environment
 from sluice.mps.partitions.partition import CpuPartition
 
 STOP_TIMEOUT_S = 10.0
@@ -55,12 +55,12 @@ class TritonProcess:
         assert self._process is None
         self._head, self._tail = [], deque(maxlen=_TAIL_LINES)
         settings = self._settings
-        pinned = environment(CpuPartition(settings.name, settings.cores)) if settings.cores else {}
+        pinned = worker_environment(CpuPartition(settings.name, settings.cores)) if settings.cores else {}
         output, self._output = os.pipe()
         try:
             # A session of its own: a terminal's interrupt reaches the gateway alone, and all can be killed together.
             process = subprocess.Popen(
-                [*launcher(settings.cores), *settings.command],
+                [*launch_command(settings.cores), *settings.command],
                 env=os.environ | pinned | settings.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from sluice.mps.ipc.messages import Ready
+from sluice.mps.ipc.messages import WorkerReady
 from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import Partition
 
@@ -10,7 +10,7 @@ from sluice.mps.partitions.partition import Partition
 class Watcher(Protocol):
     """Is told how the workers are."""
 
-    def worker_ready(self, partition: str, ready: Ready) -> None:
+    def worker_ready(self, partition: str, ready: WorkerReady) -> None:
         """A worker is up and has loaded what it could."""
         ...
 
@@ -22,7 +22,7 @@ class Watcher(Protocol):
         """A worker gets no more batches, as was planned; another one will be started."""
         ...
 
-    def worker_replaced(self, partition: Partition, ready: Ready) -> None:
+    def worker_replaced(self, partition: Partition, ready: WorkerReady) -> None:
         """A worker on another share serves in place of the one before, with the same models."""
         ...
 

@@ -34,26 +34,27 @@ from sluice.gateway.tensors.stage_cache import StageCache
 from sluice.models.errors import PartitionError
 from sluice.models.pipelines.pipeline import batch_key
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.models.profiles.model_memory import ModelMemory
+from sluice.models.profiles.measurement import ModelMemory
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.arrays import WireBytes, numpy_dtype
 from sluice.mps.daemon.control import MpsControl
 from sluice.mps.ipc.messages import (
+    BatchFault,
+    BatchFinished,
     BatchRefused,
-    Blame,
-    Done,
-    LoadedModel,
+    BatchWithdrawn,
+    LoadResult,
     ModelFile,
     OutputTensor,
-    Ready,
-    Revoke,
-    Revoked,
     RunBatch,
+    WithdrawBatch,
+    WorkerReady,
 )
 from sluice.mps.partitions.partition import Partition
 from sluice.mps.supervisor.process import WorkerProcess
-from sluice.mps.supervisor.quarantine import USUAL, QuarantineSettings
-from sluice.mps.supervisor.supervisor import Supervisor, WorkerSpec
+from sluice.mps.supervisor.quarantine import DEFAULT_QUARANTINE, QuarantineSettings
+from sluice.mps.supervisor.supervisor import Supervisor
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 
 
 class WorkerExecutor:
@@ -73,7 +74,7 @@ class WorkerExecutor:
         input_bytes: int,
         watcher: Watcher,
         batch_timeout_s: float = BATCH_TIMEOUT_S,
-        quarantine: QuarantineSettings = USUAL,
+        quarantine: QuarantineSettings = DEFAULT_QUARANTINE,
         controls: Mapping[str, MpsControl] = {},
         cache: StageCache | None = None,
     ) -> None:
@@ -119,7 +120,7 @@ class WorkerExecutor:
             self._first_dimension.pop(key, None)
             for files in self._files.values():
                 files.pop(key, None)
-            self._supervisor.forget(key)
+            self._supervisor.forget_model(key)
 
     def recycle(self, partition: str) -> None:
         """Have a new worker take the place of that of a partition, which gives all its memory back to the system.
@@ -131,7 +132,7 @@ class WorkerExecutor:
         if worker is None or worker.retired:
             return
         reason = "another one takes its place, so that its memory returns"
-        self._supervisor.keep(partition, "the worker is given up, so that its memory returns")
+        self._supervisor.cancel_replacement(partition, "the worker is given up, so that its memory returns")
         self._watcher.worker_retired(partition, reason)
         self._post(PartitionLost(partition, reason))
         # After the scheduler has been told: until then it may send a batch.
@@ -158,7 +159,7 @@ class WorkerExecutor:
             raise
         finally:
             # Unless it is done, be it in this very moment.
-            self._supervisor.keep(name, f"the new worker did not take over within {timeout_s:g} s")
+            self._supervisor.cancel_replacement(name, f"the new worker did not take over within {timeout_s:g} s")
             del self._resizing[name]
         await taken_over
 
@@ -205,7 +206,7 @@ class WorkerExecutor:
         """Ask the worker to take a batch back; too late is no error."""
         for worker in (*self._workers.values(), *self._replaced.values()):
             if batch in worker.batches:
-                worker.process.send(Revoke(batch))
+                worker.process.send(WithdrawBatch(batch))
 
     def load(self, order: LoadModel) -> None:
         """Have a worker load a model; to one that is gone nothing is sent, since its loss has been reported."""
@@ -223,7 +224,7 @@ class WorkerExecutor:
         """Join the answers of an ensemble, in this process."""
         return self._assembly.combine(member)
 
-    def worker_ready(self, partition: str, worker: WorkerProcess, ready: Ready, output_region: int) -> None:
+    def worker_ready(self, partition: str, worker: WorkerProcess, ready: WorkerReady, output_region: int) -> None:
         """Take a new worker into service."""
         tables = {model.key: model.table for model in ready.models if model.table is not None}
         self._workers[partition] = self._record(partition, worker, output_region, tables)
@@ -249,7 +250,7 @@ class WorkerExecutor:
         self,
         partition: str,
         worker: WorkerProcess,
-        ready: Ready,
+        ready: WorkerReady,
         output_region: int,
         tables: dict[str, LatencyTable],
     ) -> None:
@@ -283,7 +284,7 @@ class WorkerExecutor:
         if not worker.slots_in_use:
             self._supervisor.drop_region(worker.region)
 
-    def model_loaded(self, partition: str, model: LoadedModel) -> None:
+    def model_loaded(self, partition: str, model: LoadResult) -> None:
         """Report that a worker loaded a model, or could not; of one that is retired there is nothing to report."""
         worker = self._workers[partition]
         worker.loading.pop(model.key, None)
@@ -308,12 +309,12 @@ class WorkerExecutor:
         self._watcher.model_unloaded(partition, key)
         self._post(ModelUnloaded(partition, key))
 
-    def message(self, partition: str, message: Done | BatchRefused | Revoked) -> None:
+    def message(self, partition: str, message: BatchFinished | BatchRefused | BatchWithdrawn) -> None:
         """Take a worker's answer."""
         worker = self._workers.get(partition)
         if worker is None or message.batch not in worker.batches:
             worker = next(each for each in self._replaced.values() if message.batch in each.batches)
-        if isinstance(message, BatchRefused) and message.blame is Blame.DEVICE:
+        if isinstance(message, BatchRefused) and message.fault is BatchFault.DEVICE:
             self._context_lost(partition, worker.process, message.message)
             return
         batch = worker.batches.pop(message.batch)
@@ -322,17 +323,17 @@ class WorkerExecutor:
         elif worker.retired is not None:
             worker.retired()
         match message:
-            case Done():
+            case BatchFinished():
                 located = {output.name: output for output in message.outputs}
                 tensors = {output.name: self._view(output) for output in message.outputs}
                 self._assembly.complete(batch.batch, Outputs(tensors, located, self._free(worker, message)))
                 key = self._output_key(batch.model, message.outputs)
-                self._post(BatchCompleted(batch.batch, message.started_ns, message.ended_ns, message.verdicts, key))
+                self._post(BatchCompleted(batch.batch, message.started_ns, message.ended_ns, message.confidences, key))
             case BatchRefused():
                 self._assembly.abandon(batch.batch)
-                cause = FailureCause.OUT_OF_MEMORY if message.blame is Blame.MEMORY else FailureCause.BACKEND
+                cause = FailureCause.OUT_OF_MEMORY if message.fault is BatchFault.MEMORY else FailureCause.BACKEND
                 self._post(BatchFailed(batch.batch, cause, message.message))
-            case Revoked():
+            case BatchWithdrawn():
                 self._assembly.abandon(batch.batch)
                 self._post(BatchRevoked(batch.batch))
 
@@ -345,14 +346,14 @@ class WorkerExecutor:
             worker = self._workers.get(name)
             if worker is not None and worker.retired is None:
                 worker.retired = lambda: None
-                self._supervisor.keep(name, why)
+                self._supervisor.cancel_replacement(name, why)
                 self._watcher.worker_lost(name, why)
                 self._post(PartitionLost(name, why))
 
     def _record(
         self, partition: str, worker: WorkerProcess, region: int, tables: Mapping[str, LatencyTable]
     ) -> WorkerRecord:
-        overdue = partial(self.recovery.end, partition, worker)
+        overdue = partial(self.recovery.end_worker, partition, worker)
         return WorkerRecord(worker, region, tables, self._batch_timeout_s, overdue)
 
     def _retire(self, partition: str, worker: WorkerRecord) -> None:
@@ -367,7 +368,7 @@ class WorkerExecutor:
             return WireBytes(content, output.shape, np.array(output.row_offsets, np.int64))
         return np.ndarray(output.shape, numpy_dtype(output.datatype), memory, output.offset)
 
-    def _free(self, worker: WorkerRecord, done: Done) -> Callable[[], None]:
+    def _free(self, worker: WorkerRecord, done: BatchFinished) -> Callable[[], None]:
         """What gives the memory of a batch's outputs back: it is told to the worker with the next batch."""
         if done.slot < 0:
             region = done.outputs[0].region
@@ -383,6 +384,6 @@ class WorkerExecutor:
         return batch_key((output.name, output.shape[first:]) for output in outputs if output.name in variable)
 
 
-def _memory(ready: Ready) -> dict[str, ModelMemory]:
+def _memory(ready: WorkerReady) -> dict[str, ModelMemory]:
     """What the models that a worker began with take, as far as it could tell."""
     return {model.key: model.memory for model in ready.models if model.memory is not None}

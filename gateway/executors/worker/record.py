@@ -29,7 +29,9 @@ class WorkerRecord:
         self.batches: dict[int, DispatchBatch] = {}
         self.tables = dict(tables)
         self.loading: dict[str, None] = {}
-        self.watch = BatchWatch(self.batches, self.tables, self.loading, batch_timeout_s, process.take_in, overdue)
+        self.watch = BatchWatch(
+            self.batches, self.tables, self.loading, batch_timeout_s, process.deliver_pending, overdue
+        )
         self.slots_in_use = 0
         self.freed: list[int] = []
         self.retired: Callable[[], None] | None = None

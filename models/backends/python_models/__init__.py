@@ -1,1 +1,1 @@
-"""TODO models/backends/python_models."""
+"""The process of a model written in Python: its main program, its messages, and Triton's interface for models."""

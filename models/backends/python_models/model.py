@@ -1,8 +1,8 @@
 """A model written in Python: a `model.py` with a function `infer`, or with Triton's class `TritonPythonModel`.
 
-`infer(inputs)` takes and returns a dict of arrays by tensor name, whole batches with the batch dimension in front. A
-function `load(config)`, where there is one, is called once before, with the model's configuration as Triton prints it.
-The arrays that go in cannot be written to: other stages may read the same memory.
+`infer(inputs)` takes and returns a dict of arrays by tensor name, whole batches with the batch dimension first. An
+optional function `load(config)` is called once before, with the model's configuration as Triton prints it. Input arrays
+are read-only: other stages may read the same memory.
 """
 
 import json
@@ -25,7 +25,7 @@ Infer = Callable[[dict[str, Array]], Mapping[str, Any]]
 
 
 class PythonModel:
-    """The functions of a `model.py`, in this process; see `Backend`. `finish` tells it that it is no longer needed."""
+    """The functions of a `model.py`, in this process; see `Backend`. `finish` is called when it is no longer needed."""
 
     def __init__(self, config: TritonModelConfig, path: str, infer: Infer, finish: Callable[[], object]) -> None:
         self.inputs, self.outputs = tensors_of(config)
@@ -34,7 +34,7 @@ class PythonModel:
         self._infer = infer
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run one batch; raises BackendFailed with the last line of the traceback and its place in `model.py`."""
+        """Run one batch; raises BackendFailed with the last line of the traceback and its line in `model.py`."""
         feed = {name: array.view() for name, array in inputs.items()}
         for array in feed.values():
             array.flags.writeable = False
@@ -48,7 +48,7 @@ class PythonModel:
             raise BackendFailed(f"{self._path}: infer: expected a dict of arrays by name, got {type(answer).__name__}")
         unknown = answer.keys() - {tensor.name for tensor in self.outputs}
         if unknown:
-            raise BackendFailed(f"output '{min(map(str, unknown))}' is not one of those that the model is to have")
+            raise BackendFailed(f"output '{min(map(str, unknown))}': the configuration has no such output")
         return {tensor.name: _checked(tensor, answer) for tensor in self.outputs}
 
 
@@ -59,9 +59,9 @@ def tensors_of(config: TritonModelConfig) -> tuple[tuple[TensorSpec, ...], tuple
 
 
 def load(path: str, threads: int, config: str) -> PythonModel:
-    """The model of a `model.py` with the configuration `config`, in JSON.
+    """Load the model of a `model.py` with the configuration `config`, in JSON.
 
-    `threads` is how many cores there are, which is for the model to heed. Raises BackendFailed.
+    `threads` is the number of cores, which the model itself has to respect. Raises BackendFailed.
     """
     del threads
     form = decode_config(config)
@@ -80,9 +80,9 @@ def load(path: str, threads: int, config: str) -> PythonModel:
 
 
 def _import(path: str, name: str) -> ModuleType:
-    """The module of a file; modules beside it, and beside its version directory, can be imported by it meanwhile.
+    """Run a file as a module; meanwhile it can import modules beside it, and beside its version directory.
 
-    Of the file nothing is kept compiled: it would be taken for a text of the same size that is saved in that second.
+    The compiled file is not kept: it would be reused for a text of the same size that is saved in the same second.
     """
     module = ModuleType(f"sluice_model_{name}")
     module.__file__ = path
@@ -118,7 +118,7 @@ def _checked(tensor: TensorSpec, answer: Mapping[str, Any]) -> Array:
 
 
 def _last_line(error: BaseException, path: str) -> str:
-    """The last line of a traceback, and where in the file `path` it came from."""
+    """The last line of a traceback, and its line number in the file `path`."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     said = traceback.format_exception_only(error)[-1].strip()
     return f"{said} ({Path(path).name}:{lines[-1]})" if lines else said

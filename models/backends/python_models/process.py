@@ -8,25 +8,31 @@ import socket
 import sys
 
 from sluice.models.backends.python_models import model as python_model
-from sluice.models.backends.python_models.wire import Link, Memory, ModelFailed, Start, Tensors
+from sluice.models.backends.python_models.wire import (
+    LoadPythonModel,
+    MessageLink,
+    ModelFailed,
+    TensorBatch,
+    TensorMemory,
+)
 from sluice.models.errors import BackendFailed
 
 
-def serve(link: Link, inputs: Memory, outputs: Memory) -> None:
-    """Load the model that the first message names, and run batches until the other end is gone."""
-    start: Start = link.receive()
+def serve(link: MessageLink, inputs: TensorMemory, outputs: TensorMemory) -> None:
+    """Load the model that the first message names, then run batches until the other end closes."""
+    start: LoadPythonModel = link.receive()
     try:
         model = python_model.load(start.path, start.threads, start.config)
     except BackendFailed as error:
         link.send(ModelFailed(str(error)))
         return
-    link.send(Tensors())
+    link.send(TensorBatch())
     try:
         while True:
-            batch: Tensors = link.receive()
+            batch: TensorBatch = link.receive()
             try:
-                answer: Tensors | ModelFailed = outputs.write(model.run(inputs.read(batch)))
-            except Exception as error:  # whatever it is, it is this batch's failure alone
+                answer: TensorBatch | ModelFailed = outputs.write(model.run(inputs.read(batch)))
+            except Exception as error:  # any error fails this batch alone
                 answer = ModelFailed(str(error) or type(error).__name__)
             link.send(answer)
     except (EOFError, ConnectionError):
@@ -34,23 +40,23 @@ def serve(link: Link, inputs: Memory, outputs: Memory) -> None:
 
 
 def main() -> None:
-    """Serve; ends without the work that an interpreter does at its end."""
+    """Serve, then exit without the interpreter's own clean-up."""
     parser = argparse.ArgumentParser(prog="sluice.models.backends.python_models.process")
     for name in ("socket", "inputs", "outputs", "life"):
         parser.add_argument(f"--{name}", type=int, required=True, metavar="FD")
     options = parser.parse_args()
     for fd in (options.socket, options.inputs, options.outputs, options.life):
         os.set_inheritable(fd, False)
-    # When the other end of the pipe is gone, SIGIO ends this process whatever the model is busy with. A signal at the
+    # When the other end of the pipe closes, SIGIO ends this process whatever the model is doing. A signal at the
     # parent's death would come when the thread that made the process ends.
     fcntl.fcntl(options.life, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(options.life, fcntl.F_SETFL, fcntl.fcntl(options.life, fcntl.F_GETFL) | os.O_ASYNC)
     gone = select.poll()
     gone.register(options.life, 0)
-    if gone.poll(0):  # it went before there could be a signal
+    if gone.poll(0):  # it closed before there could be a signal
         return
-    link = Link(socket.socket(fileno=options.socket), Start | Tensors)
-    serve(link, Memory(options.inputs), Memory(options.outputs))
+    link = MessageLink(socket.socket(fileno=options.socket), LoadPythonModel | TensorBatch)
+    serve(link, TensorMemory(options.inputs), TensorMemory(options.outputs))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -1,7 +1,7 @@
-"""What Triton's Python models use of its `triton_python_backend_utils`: tensors, requests and responses.
+"""Triton's `triton_python_backend_utils` for its Python models: tensors, requests and responses.
 
-Models import this module under that name; its names are therefore Triton's. Calls of other models, decoupled
-responses and shared memory of the GPU are not there.
+Models import this module under that name; its names are therefore Triton's. Calls of other models, decoupled responses
+and GPU shared memory are not supported.
 """
 
 import json
@@ -25,7 +25,7 @@ _TRITON = {dtype: name for name, dtype in _NUMPY.items()}
 
 
 class TritonError:
-    """What went wrong with a request, in a response."""
+    """The error of a request, in a response."""
 
     UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS, CANCELLED = range(8)
 
@@ -34,7 +34,7 @@ class TritonError:
         self._code = code
 
     def message(self) -> str:
-        """What a client is told."""
+        """The message for clients."""
         return self._message
 
     def code(self) -> int:
@@ -43,7 +43,7 @@ class TritonError:
 
 
 class TritonModelException(Exception):
-    """Raised by models."""
+    """Raised by and for models."""
 
 
 class Tensor:
@@ -57,11 +57,11 @@ class Tensor:
 
     @classmethod
     def from_dlpack(cls, name: str, tensor: Any) -> "Tensor":
-        """A tensor of whatever speaks DLPack and lies in the memory of the CPU."""
+        """A tensor of any object in CPU memory that speaks DLPack."""
         return cls(name, np.from_dlpack(tensor))
 
     def to_dlpack(self) -> Any:
-        """The array for libraries that speak DLPack; those refuse one that cannot be written to."""
+        """The array for libraries that speak DLPack; they refuse a read-only one."""
         array: Any = self._array
         return array.__dlpack__()
 
@@ -70,11 +70,11 @@ class Tensor:
         return self._name
 
     def as_numpy(self) -> Array:
-        """The array; one of a request cannot be written to."""
+        """The array; one of a request is read-only."""
         return self._array
 
     def triton_dtype(self) -> str:
-        """The datatype as configurations call it."""
+        """The datatype's name in configurations."""
         return numpy_to_triton_type(self._array.dtype.type)
 
     def shape(self) -> list[int]:
@@ -87,7 +87,7 @@ class Tensor:
 
 
 class InferenceRequest:
-    """A batch: to a model, it is one request with the rows of all that are in it."""
+    """A batch: a model sees the rows of all its requests as one request."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class InferenceRequest:
         return self._inputs
 
     def requested_output_names(self) -> list[str]:
-        """All outputs: those that clients do not want are left out later."""
+        """All outputs: those that clients do not want are dropped later."""
         return self._requested
 
     def request_id(self) -> str:
@@ -148,7 +148,7 @@ class InferenceResponse:
         return self._tensors
 
     def has_error(self) -> bool:
-        """Whether it is an error."""
+        """Return whether it is an error."""
         return self._error is not None
 
     def error(self) -> TritonError | None:
@@ -178,12 +178,12 @@ def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) 
 
 
 def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> Any:
-    """What a configuration says of an input, None if nothing."""
+    """The configuration of an input, None if there is none."""
     return next((tensor for tensor in model_config["input"] if tensor["name"] == name), None)
 
 
 def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> Any:
-    """What a configuration says of an output, None if nothing."""
+    """The configuration of an output, None if there is none."""
     return next((tensor for tensor in model_config["output"] if tensor["name"] == name), None)
 
 
@@ -194,12 +194,12 @@ def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) ->
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:
-    """The numpy type of a datatype such as `TYPE_FP32`, None for one that there is not."""
+    """The numpy type of a datatype such as `TYPE_FP32`, None for an unknown one."""
     return _NUMPY.get(triton_type_string)
 
 
 def numpy_to_triton_type(data_type: Any) -> str:
-    """The reverse; what is no number is a string."""
+    """The reverse; a type that is not numeric is a string."""
     return _TRITON.get(np.dtype(data_type).type, "TYPE_STRING")
 
 
@@ -210,7 +210,7 @@ class _Executes(Protocol):
 
 
 class TritonModel:
-    """An instance of a `TritonPythonModel`, initialized with its configuration in JSON form and the file it is in."""
+    """An instance of a `TritonPythonModel`, initialized with its configuration in JSON and the file that it is in."""
 
     def __init__(self, model: _Executes, config: dict[str, Any], path: Path) -> None:
         self._model = model
@@ -219,20 +219,20 @@ class TritonModel:
             model.initialize(_arguments(config, path))
 
     def infer(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """Have a batch executed as one request; raises BackendFailed for a response that is none, or an error."""
+        """Execute a batch as one request; raises BackendFailed for a missing response or an error."""
         tensors = [Tensor(name, array) for name, array in inputs.items()]
         responses = self._model.execute([InferenceRequest(tensors, self._outputs)])
         if not isinstance(responses, Sequence) or len(responses) != 1:
             raise BackendFailed("execute: expected a list of one response for one request")
         response = responses[0]
         if response is None:
-            raise BackendFailed("execute: expected a response, got None: decoupled models are not served")
+            raise BackendFailed("execute: expected a response, got None: decoupled models are not supported")
         if (error := response.error()) is not None:
             raise BackendFailed(error.message())
         return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
 
     def finalize(self) -> None:
-        """Tell the model that it is no longer needed."""
+        """Tell the model that it is no longer needed, if it wants to know."""
         if hasattr(self._model, "finalize"):
             self._model.finalize()
 

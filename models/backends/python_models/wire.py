@@ -1,4 +1,4 @@
-"""How a worker and the process of a model in Python pass tensors: small messages, and memory that both have."""
+"""Messages and shared memory between a worker and the process of a model written in Python."""
 
 import mmap
 import os
@@ -19,7 +19,7 @@ _MAX_MESSAGE = 4000
 
 
 class MemorySpan(msgspec.Struct, frozen=True, array_like=True):
-    """Where a tensor lies, BYTES in wire form."""
+    """The position of a tensor, BYTES in wire form."""
 
     name: str
     datatype: DataType
@@ -28,28 +28,31 @@ class MemorySpan(msgspec.Struct, frozen=True, array_like=True):
     nbytes: int
 
 
-class Start(msgspec.Struct, frozen=True, tag=True):
-    """Load the model of a `model.py` with its configuration in JSON; answered by no `Tensors`, or `ModelFailed`."""
+class LoadPythonModel(msgspec.Struct, frozen=True, tag=True):
+    """Load the model of a `model.py` with its configuration in JSON.
+
+    Answered by an empty `TensorBatch`, or by `ModelFailed`.
+    """
 
     path: str
     threads: int
     config: str
 
 
-class Tensors(msgspec.Struct, frozen=True, tag=True):
-    """A batch, or what became of it; `size` is what the memory has to have."""
+class TensorBatch(msgspec.Struct, frozen=True, tag=True):
+    """The tensors of a batch, inputs or outputs; `size` is the memory that they need."""
 
     places: tuple[MemorySpan, ...] = ()
     size: int = 0
 
 
 class ModelFailed(msgspec.Struct, frozen=True, tag=True):
-    """Why there is no answer."""
+    """The reason why there is no answer."""
 
     message: str
 
 
-class Memory:
+class TensorMemory:
     """An anonymous file that one side writes tensors to and the other reads them from; it grows with them."""
 
     def __init__(self, fd: int) -> None:
@@ -57,8 +60,8 @@ class Memory:
         self._size = 0
         self._bytes = np.empty(0, np.uint8)
 
-    def write(self, arrays: Mapping[str, Array]) -> Tensors:
-        """Copy tensors, over those that were there before."""
+    def write(self, arrays: Mapping[str, Array]) -> TensorBatch:
+        """Copy tensors over the previous ones."""
         places: list[MemorySpan] = []
         contents: list[Array] = []
         end = 0
@@ -78,10 +81,10 @@ class Memory:
         for place, content in zip(places, contents, strict=True):
             if place.nbytes:
                 np.ndarray(content.shape, content.dtype, self._bytes.data, place.offset)[...] = content
-        return Tensors(tuple(places), end)
+        return TensorBatch(tuple(places), end)
 
-    def read(self, tensors: Tensors) -> dict[str, Array]:
-        """The tensors as views, which hold until the next ones are written."""
+    def read(self, tensors: TensorBatch) -> dict[str, Array]:
+        """Return the tensors as views, which are valid until the next ones are written."""
         if tensors.size > self._size:
             self._map(tensors.size)
         return {place.name: self._read(place) for place in tensors.places}
@@ -94,14 +97,15 @@ class Memory:
         return np.ndarray(place.shape, numpy_dtype(place.datatype), self._bytes.data, place.offset)
 
     def _map(self, size: int) -> None:
-        """Map the whole file, which has at least `size` bytes; what there is of the old mapping stays valid."""
+        """Map the whole file, which has at least `size` bytes; views of the old mapping stay valid."""
         self._size = os.fstat(self.fd).st_size
-        assert size <= self._size, "the other side makes room before it tells"
+        assert size <= self._size, "the writer grows the file before it sends the message"
+
         self._bytes = np.frombuffer(mmap.mmap(self.fd, self._size), np.uint8)
 
 
-class Link:
-    """One end of a connected SEQPACKET socket; `incoming` is the union of messages that may come."""
+class MessageLink:
+    """One end of a connected SEQPACKET socket; `incoming` is the union of messages that may arrive."""
 
     def __init__(self, sock: socket.socket, incoming: Any) -> None:
         self._socket = sock
@@ -109,7 +113,7 @@ class Link:
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(incoming).decode
 
-    def send(self, message: Start | Tensors | ModelFailed) -> None:
+    def send(self, message: LoadPythonModel | TensorBatch | ModelFailed) -> None:
         """Send a message; raises ConnectionError when the other end is gone."""
         if isinstance(message, ModelFailed):
             message = ModelFailed(message.message[:_MAX_MESSAGE])
@@ -120,7 +124,7 @@ class Link:
         return self._socket.fileno()
 
     def receive(self) -> Any:
-        """The next message, when it comes; raises EOFError when the other end is gone."""
+        """Wait for the next message and return it; raises EOFError when the other end is gone."""
         try:
             packet = self._socket.recv(PACKET_BYTES)
         except ConnectionError as error:
@@ -130,5 +134,5 @@ class Link:
         return self._decode(packet)
 
     def close(self) -> None:
-        """Let the other end read what was sent, and then the end."""
+        """Close it: the other end reads the messages that were sent, then the end."""
         self._socket.close()

@@ -34,7 +34,7 @@ from sluice.gateway.resizing.resizing import Resizing
 from sluice.gateway.runtime.driver import Runtime
 from sluice.gateway.runtime.submission import Submission
 from sluice.models.pipelines.pipeline import Pipeline, Stage, TensorSource
-from sluice.models.repository.scan import Broken
+from sluice.models.repository.scan import BrokenEntry
 from sluice.models.tensors.spec import DataType, TensorSpec
 
 ARRIVED_NS = 1_000_000_000
@@ -167,7 +167,7 @@ def front(
     restrictions: Restrictions | None = None,
     resizing: object = None,
 ) -> Front:
-    catalogue = ModelRegistry("1.2.3", pipelines, [Broken("broken", None, "model.onnx is empty")], ["cpu0"])
+    catalogue = ModelRegistry("1.2.3", pipelines, [BrokenEntry("broken", None, "model.onnx is empty")], ["cpu0"])
     catalogue.partition_ready("cpu0", [f"{pipeline.name}:{pipeline.version}" for pipeline in pipelines], {})
     runtime = InstantRuntime()
     shared_memory = SharedMemory(allow_client_shm, 1 << 20)

@@ -1,9 +1,9 @@
 """Which steps there are from one split of the cores to another, and when the one that the plan asks for is done."""
 
 from sluice.batcher.planner.core_steps import Ask, CoreStep, Judgement, Reason, StepChoice, steps
-from sluice.mps.partitions.balance import BalanceSettings, Change
+from sluice.mps.partitions.balance import BalanceSettings, LoadChange
 
-FIRST, SECOND = CoreStep((Change("a", (0, 2)),), 1), CoreStep((Change("b", (1, 2)),), 1)
+FIRST, SECOND = CoreStep((LoadChange("a", (0, 2)),), 1), CoreStep((LoadChange("b", (1, 2)),), 1)
 SHORT, FINE = Judgement(("m:1",), 1.2, 4 / 3, 2.0), Judgement((), 0.6, 1.0, 2.0)
 
 
@@ -13,23 +13,23 @@ def ask(step: CoreStep, reason: Reason = Reason.OBJECTIVE) -> Ask:
 
 def test_a_core_is_given_taken_back_or_moved() -> None:
     assert list(steps({"a": (0, 1), "b": (2,)}, {"a": (0,), "b": (2,)}, (3, 4))) == [
-        CoreStep((Change("a", (0, 1, 3)),), 1),
-        CoreStep((Change("b", (2, 3)),), 1),
-        CoreStep((Change("a", (0,)),), -1),
-        CoreStep((Change("a", (0,)), Change("b", (1, 2))), 0),
+        CoreStep((LoadChange("a", (0, 1, 3)),), 1),
+        CoreStep((LoadChange("b", (2, 3)),), 1),
+        CoreStep((LoadChange("a", (0,)),), -1),
+        CoreStep((LoadChange("a", (0,)), LoadChange("b", (1, 2))), 0),
     ]
 
 
 def test_of_its_own_cores_a_partition_loses_one_to_another_only_and_never_the_last() -> None:
     assert list(steps({"a": (0, 1), "b": (2,)}, {"a": (0, 1), "b": (2,)}, ())) == [
-        CoreStep((Change("a", (0,)), Change("b", (1, 2))), 0, free=False)
+        CoreStep((LoadChange("a", (0,)), LoadChange("b", (1, 2))), 0, free=False)
     ]
     assert list(steps({"a": (0,), "b": (2,)}, {"a": (0,), "b": (2,)}, ())) == []
 
 
 def test_what_it_was_lent_goes_first() -> None:
     (taken,) = steps({"a": (0, 1, 5)}, {"a": (1, 5)}, ())
-    assert taken == CoreStep((Change("a", (1, 5)),), -1)
+    assert taken == CoreStep((LoadChange("a", (1, 5)),), -1)
 
 
 def test_the_third_time_in_a_row_it_is_done() -> None:

@@ -7,7 +7,7 @@ from sluice.batcher.interface.plan_data import Observed
 from sluice.batcher.planner.core_steps import Ask, Cores, CoreStep, Judgement, Reason, steps
 from sluice.batcher.planner.splits import MAX_STEPS, Split, best_step, judge
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.mps.partitions.balance import Change
+from sluice.mps.partitions.balance import LoadChange
 from tests.support.scheduling import MS, cascade, model, single, spec_of
 
 TABLES = {
@@ -47,7 +47,7 @@ def asked(
 def test_a_rate_beyond_the_cap_asks_for_a_core_that_is_nobodys() -> None:
     found = asked(spec(a=1), 95, {"a": (0,)}, {"a": (0,)}, (1,))
     assert found is not None
-    assert (found.step, found.reason) == (CoreStep((Change("a", (0, 1)),), 1), Reason.OBJECTIVE)
+    assert (found.step, found.reason) == (CoreStep((LoadChange("a", (0, 1)),), 1), Reason.OBJECTIVE)
     assert (found.before.missed, found.after.missed) == (("m",), ())
     # A hand-off of 0.15 ms is part of every batch: 95 rows a second take 95 x 10.15 ms of each second, or 95 x 6.15 ms.
     assert (found.before.busiest, found.after.busiest) == pytest.approx((0.96425, 0.58425))
@@ -85,7 +85,7 @@ def test_without_a_spare_core_one_is_moved_where_all_objectives_are_met_then() -
     rates = {"m": 95.0, "n": 10.0}
     found = best_step(both, Observed(tables, rates, {}), rates, splits)
     assert found is not None
-    assert found.step == CoreStep((Change("b", (1,)), Change("a", (0, 2))), 0, free=False)
+    assert found.step == CoreStep((LoadChange("b", (1,)), LoadChange("a", (0, 2))), 0, free=False)
     assert best_step(both, Observed(tables, rates | {"m": 50.0}, {}), rates, splits) is None
 
 
@@ -100,7 +100,7 @@ def test_a_lent_core_that_costs_more_than_it_brings_is_given_back_if_more_traffi
     held: dict[str, Cores] = {"a": (0, 1)}
     found = asked(spec(a=2), 60, held, {"a": (0,)})
     assert found is not None
-    assert (found.step, found.reason) == (CoreStep((Change("a", (0,)),), -1), Reason.COST)
+    assert (found.step, found.reason) == (CoreStep((LoadChange("a", (0,)),), -1), Reason.COST)
     assert (found.before.cost, found.after.cost) == pytest.approx((0.72, 0.6))
     # A quarter more than 75 rows a second take 95 % of the time of one core.
     assert asked(spec(a=2), 75, held, {"a": (0,)}) is None

@@ -18,7 +18,7 @@ from sluice.batcher.interface.residency_config import Eviction, Footprint
 from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.models.profiles.model_memory import ModelMemory
+from sluice.models.profiles.measurement import ModelMemory
 from tests.support.scheduling import MS, ONE, S, arrival, completed, model, spec_of, step
 from tests.unit.batcher.residency.test_on_demand import demanded, up
 

@@ -154,7 +154,7 @@ def test_the_command_exits_with_1_when_something_is_wrong(
     assert main(["doctor", "--config", str(config)]) == 1
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith(
-        "wrong  partitions  host: 1000000000 MiB of memory are asked by hard_memory_mb (1000000000 MiB for a), "
+        "wrong  partitions  host: 1000000000 MiB of memory are requested by hard_memory_mb (1000000000 MiB for a), "
     )
 
 

@@ -44,8 +44,8 @@ def test_what_has_no_place_is_told_why(file: str, capsys: pytest.CaptureFixture[
     assert lines[0] == "best_fit: 3 of 4 models on 2 devices"
     assert lines[-3:] == [
         "no place for vgg19:",
-        "  gpu0: takes 8192 MiB, and 0 of 16384 are not promised",
-        "  gpu1: takes 8192 MiB, and 0 of 16384 are not promised",
+        "  gpu0: takes 8192 MiB, and 0 of 16384 are not reserved",
+        "  gpu1: takes 8192 MiB, and 0 of 16384 are not reserved",
     ]
 
 
@@ -56,7 +56,7 @@ def test_programs_read_json(file: str, capsys: pytest.CaptureFixture[str]) -> No
     assert document["devices"][0] == {
         "name": "gpu0",
         "memory_mib": 16384,
-        "highest_mib": 15200,
+        "peak_mib": 15200,
         "models": [{"name": "llama", "counts_for_mib": 16384, "request_mib": 16384, "share": 0.0}],
     }
     assert list(document["refused"]) == ["vgg19"]
@@ -82,7 +82,7 @@ def test_a_profile_tells_what_a_model_takes(tmp_path: Path, capsys: pytest.Captu
     assert "109 of 1000 MiB" in capsys.readouterr().out
     for kind, reason in (
         ("cpu2", "the memory on partitions of kind cpu2 was not measured"),
-        ("cpu4", "there is no profile for partitions of kind cpu4; there are cpu1, cpu2"),
+        ("cpu4", "there is no profile for partitions of kind cpu4; the profile has cpu1, cpu2"),
     ):
         path.write_text(text.format(kind), encoding="utf-8")
         assert main(["partitions", "pack", str(path)]) == 2
@@ -98,7 +98,7 @@ def test_compute_is_not_promised_twice(tmp_path: Path, capsys: pytest.CaptureFix
     path.write_text(f"{{devices: {{gpu: 1000}}, models: {models}}}", encoding="utf-8")
     assert main(["partitions", "pack", str(path)]) == 1
     told = capsys.readouterr().out.splitlines()[-1]
-    assert told == "  gpu: asks for 37.6% of the compute, and 37.5% is not promised (a 50%, b 12.5%)"
+    assert told == "  gpu: requests 37.6% of the compute, and 37.5% is not reserved (a 50%, b 12.5%)"
 
 
 def test_a_device_that_can_run_out_of_memory_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +120,7 @@ def test_the_policy_of_the_file_has_its_parameters(tmp_path: Path, capsys: pytes
     path.write_text(text.format(101), encoding="utf-8")
     capsys.readouterr()
     assert main(["partitions", "pack", str(path), "--policy", "peak_safe"]) == 1
-    assert "gpu: all would come to 900 MiB, of 1000 less 101 of head-room" in capsys.readouterr().out
+    assert "gpu: all would come to 900 MiB, of 1000 less 101 of headroom" in capsys.readouterr().out
 
 
 def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from sluice.gateway.cli.main import main
 from sluice.mps.mig.geometry import GEOMETRIES
-from sluice.mps.mig.placements import place
+from sluice.mps.mig.placements import parse_placement
 from sluice.mps.nvidia.nvml import open_nvml
 from tests.support.fake_nvml import FakeGpu, FakeNvml, installed
 
@@ -21,7 +21,7 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def no_mps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of other tests run on this machine too."""
-    monkeypatch.setattr("sluice.gateway.cli.partitions.found_daemons", lambda: ())
+    monkeypatch.setattr("sluice.gateway.cli.partitions.running_daemons", lambda: ())
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def fake(gpu: FakeGpu) -> Iterator[FakeNvml]:
 def lay_out(gpu: FakeGpu, *places: str) -> None:
     with open_nvml() as control:
         for each in places:
-            control.create(gpu.uuid, place(H100, each))
+            control.create(gpu.uuid, parse_placement(H100, each))
 
 
 def write(directory: Path, text: str, name: str = "gpus.yaml") -> str:
@@ -100,7 +100,7 @@ def test_a_gpu_that_is_lost_is_told_and_the_others_are_there(
 @pytest.mark.usefixtures("fake")
 def test_gpus_are_listed_with_their_instances(gpu: FakeGpu, capsys: pytest.CaptureFixture[str]) -> None:
     lay_out(gpu, "4g@0", "2g@4")
-    gpu.hold(place(H100, "2g@4"), 4194301)
+    gpu.hold(parse_placement(H100, "2g@4"), 4194301)
     assert main(["partitions", "list"]) == 0
     assert told(capsys)[2:] == [
         "GPU 0: NVIDIA H100 80GB HBM3, 81152 MiB, GPU-00000000-0000-0000-0000-000000000000, MIG on",
@@ -180,7 +180,7 @@ def test_a_4g_and_a_3g_are_planned_for_what_a_whole_gpu_does_not_serve(
 ) -> None:
     text = "gpus: [{{gpu: A100-80, demands: {{resnet50: {{rate: 3000, rates: {{{}}}}}}}}}]"
     assert main(["partitions", "plan", write(tmp_path, text.format("7g: 2796"))]) == 2
-    assert "resnet50 cannot be served on one A100-80; 93% of these rates could be" in capsys.readouterr().err
+    assert "resnet50: one A100-80 is not enough; it could serve 93% of these rates" in capsys.readouterr().err
     assert main(["partitions", "plan", write(tmp_path, text.format("3g: 1423, 4g: 1620, 7g: 2796"))]) == 0
     assert told(capsys)[3:5] == ["wanted:  4g.40gb@0, 3g.40gb@4", "resnet50: 4g.40gb, 3g.40gb"]
 
@@ -233,7 +233,10 @@ def test_two_halves_are_planned_from_what_another_file_says(
     ("text", "reason"),
     [
         ("gpus: [{gpu: H100-80, instances: {3g: 3}}]", "they take 9 compute slices of 7 and 12 memory slices of 8"),
-        ("gpus: [{gpu: A30, instances: {3g: 1}}]", "gpus.0.instances: '3g' is no profile of A30; there are 4g.24gb, "),
+        (
+            "gpus: [{gpu: A30, instances: {3g: 1}}]",
+            "gpus.0.instances: '3g' is not a profile of A30; expected one of 4g.24gb, ",
+        ),
         ("gpus: [{instances: {3g: 1}}]", "no NVIDIA driver answers on this machine"),
     ],
 )
@@ -252,7 +255,7 @@ def test_the_present_of_this_machine_is_planned_from(
     lay_out(gpu, "3g@0", "1g@4")
     assert main(["partitions", "plan", write(tmp_path, "gpus: [{instances: [3g, 3g]}]")]) == 0
     assert told(capsys)[3:] == ["1. destroy 1g.10gb@4", "2. create 3g.40gb@4"]
-    assert gpu.layout == {place(H100, "3g@0"), place(H100, "1g@4")}
+    assert gpu.layout == {parse_placement(H100, "3g@0"), parse_placement(H100, "1g@4")}
 
 
 @pytest.mark.usefixtures("fake")
@@ -278,7 +281,7 @@ def test_a_layout_is_applied_and_holds(gpu: FakeGpu, tmp_path: Path, capsys: pyt
         "done: create 1g.10gb@0: MIG-00000002-0000-0000-0000-000000000000",
     ]
     assert main(["partitions", "assert", file]) == 0
-    assert gpu.layout == {place(H100, "3g@4"), place(H100, "1g@0")}
+    assert gpu.layout == {parse_placement(H100, "3g@4"), parse_placement(H100, "1g@0")}
 
 
 @pytest.mark.usefixtures("fake")
@@ -292,17 +295,17 @@ def test_an_instance_that_programs_do_not_see_is_made_anew(
     assert told(capsys) == [f"GPU 0 is not as in {file}: destroy 3g.40gb@0; create 3g.40gb@0"]
     assert main(["partitions", "apply", file, "--allow-mig"]) == 0
     assert main(["partitions", "assert", file]) == 0
-    assert gpu.compute(place(H100, "3g@0")).uuid == "MIG-00000003-0000-0000-0000-000000000000"
+    assert gpu.compute(parse_placement(H100, "3g@0")).uuid == "MIG-00000003-0000-0000-0000-000000000000"
 
 
 @pytest.mark.usefixtures("fake")
 def test_what_is_in_use_is_not_taken_away(gpu: FakeGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lay_out(gpu, "3g@0", "1g@4")
-    gpu.hold(place(H100, "1g@4"), 4194301)
+    gpu.hold(parse_placement(H100, "1g@4"), 4194301)
     file = write(tmp_path, "gpus: [{instances: [3g, 3g]}]")
     assert main(["partitions", "apply", file, "--allow-mig"]) == 1
     assert told(capsys)[-1] == "refused: 1g.10gb@4 is in use by pid 4194301"
-    assert gpu.layout == {place(H100, "3g@0"), place(H100, "1g@4")}
+    assert gpu.layout == {parse_placement(H100, "3g@0"), parse_placement(H100, "1g@4")}
 
 
 @pytest.mark.usefixtures("fake")
@@ -321,7 +324,7 @@ def test_a_step_that_fails_ends_it_and_the_next_try_goes_on(
     assert "3g.40gb@4 cannot be created on GPU-" in capsys.readouterr().err
     fake.fail.clear()
     assert main(["partitions", "apply", file, "--allow-mig"]) == 0
-    assert gpu.layout == {place(H100, "3g@4"), place(H100, "1g@0")}
+    assert gpu.layout == {parse_placement(H100, "3g@4"), parse_placement(H100, "1g@0")}
 
 
 @pytest.mark.parametrize(
@@ -424,13 +427,13 @@ def test_a_watch_puts_right_what_it_may_and_tells_once_what_it_may_not(
     file = write(tmp_path, "gpus: [{device: 0, instances: [3g]}, {device: 1, instances: [3g]}]")
     with installed(FakeNvml(busy, idle)):
         lay_out(busy, "7g@0")
-        busy.hold(place(H100, "7g@0"), 4194301)
+        busy.hold(parse_placement(H100, "7g@0"), 4194301)
         assert main(["partitions", "watch", file, "--allow-mig"]) == 0
     assert told(capsys) == [
         f"GPU 0 is not as in {file}: destroy 7g.80gb@0; create 3g.40gb@4",
         f"GPU 1 is not as in {file}: create 3g.40gb@4",
         "done: create 3g.40gb@4: MIG-00000002-0000-0000-0000-000000000000",
-        f"GPU {busy.uuid} is left as it is: 7g.80gb@0 is in use by pid 4194301",
+        f"GPU {busy.uuid}: nothing was changed: 7g.80gb@0 is in use by pid 4194301",
         "",
     ]
-    assert idle.layout == {place(H100, "3g@4")}
+    assert idle.layout == {parse_placement(H100, "3g@4")}

@@ -244,7 +244,7 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
         (
             f"partitions: [{{kind: mps, name: a, uuid: {GPU}, share_percent: 70, memory_mb: 1000}}, "
             f"{{kind: mps, name: b, uuid: {GPU}, share_percent: 40, memory_mb: 1000}}]",
-            f"{GPU}: a share of 110 % is asked (70 % for a, 40 % for b), 100 % is free",
+            f"{GPU}: 110 % are requested (70 % for a, 40 % for b), 100 % are free",
         ),
         ("triton: [{name: t, url: here}]", "triton[0]: expected a name and a url such as 127.0.0.1:8001, got 't'"),
         ("triton: [{name: t, url: 'a:1', models: []}]", "triton[0]: triton t: expected names of models"),

@@ -34,7 +34,7 @@ from sluice.gateway.runtime.driver import Runtime
 from sluice.gateway.server.server import PartitionWatch
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.repository.scan import Repository, Selection
-from sluice.mps.ipc.messages import Ready
+from sluice.mps.ipc.messages import WorkerReady
 from sluice.mps.partitions.partition import CpuPartition
 from tests.unit.gateway.deployment.test_deployer import save
 
@@ -63,7 +63,7 @@ class InstantExecutor:
     def start(self, post: Post) -> None:
         self.post = post
         for partition in self.partitions:
-            self.watch.worker_ready(partition, Ready(1, (0,), 1, ()))
+            self.watch.worker_ready(partition, WorkerReady(1, (0,), 1, ()))
             post(PartitionReady(partition, {}))
 
     def add(self, plans: Mapping[str, Any], models: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> None:

@@ -6,7 +6,7 @@ import pytest
 from sluice.gateway.deployment.registry import ModelRegistry, VersionStatus
 from sluice.models.errors import BackendUnavailable, ModelNotFound, UnsupportedRequest, VersionNotFound
 from sluice.models.pipelines.pipeline import Pipeline, Stage
-from sluice.models.repository.scan import Broken
+from sluice.models.repository.scan import BrokenEntry
 
 WORKERS = ("cpu0", "cpu1")
 
@@ -22,8 +22,8 @@ PIPELINES = [
     pipeline("cascade", 1, "mlp:1", "big:1"),
 ]
 BROKEN = [
-    Broken("torn", None, "torn/model.onnx: not a model"),
-    Broken("mlp", 3, "mlp/3/model.onnx: not a model"),
+    BrokenEntry("torn", None, "torn/model.onnx: not a model"),
+    BrokenEntry("mlp", 3, "mlp/3/model.onnx: not a model"),
 ]
 
 
@@ -140,7 +140,7 @@ def test_the_server_is_not_ready_when_nothing_that_was_to_be_served_did_load() -
     empty = ModelRegistry("1.2.3", [], [], ["cpu0"])
     empty.partition_ready("cpu0", [], {})
     assert empty.server_ready()
-    unreadable = ModelRegistry("1.2.3", [], [Broken("torn", None, "torn/model.onnx: not a model")], ["cpu0"])
+    unreadable = ModelRegistry("1.2.3", [], [BrokenEntry("torn", None, "torn/model.onnx: not a model")], ["cpu0"])
     unreadable.partition_ready("cpu0", [], {})
     assert not unreadable.server_ready()
 
@@ -170,7 +170,7 @@ def test_a_strict_server_is_ready_while_all_is_served() -> None:
 
 
 def test_a_model_of_a_kind_that_is_not_served_is_told_from_one_that_is_broken() -> None:
-    kind = Broken("many", None, "many/config.pbtxt: a request has exactly one answer", unsupported=True)
+    kind = BrokenEntry("many", None, "many/config.pbtxt: a request has exactly one answer", unsupported=True)
     catalogue = ModelRegistry("1.2.3", [], [*BROKEN, kind], WORKERS)
     with pytest.raises(UnsupportedRequest, match=r"'many' cannot be served: .*: a request has exactly"):
         catalogue.pipeline("many", "")

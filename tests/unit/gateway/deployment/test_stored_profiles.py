@@ -5,7 +5,7 @@ import pytest
 
 from sluice.gateway.deployment.stored_profiles import model_memory, stored_entries, stored_tables
 from sluice.models.profiles.file import FigureSource, ModelProfile, ProfileEntry, model_hash, write_profile
-from sluice.models.profiles.hardware import fingerprint
+from sluice.models.profiles.hardware import hardware_id
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.measurement import Cell
 from sluice.models.repository.scan import ModelEntry, entry_of_file
@@ -25,7 +25,7 @@ def store(
     model: ModelEntry,
     kind: str = "cpu1",
     cells: tuple[Cell, ...] = CELLS,
-    hardware: str = fingerprint(),
+    hardware: str = hardware_id(),
     sha256: str | None = None,
     memory: tuple[int | None, int | None] = (None, None),
 ) -> None:
@@ -63,7 +63,7 @@ def test_a_profile_of_other_hardware_is_not_used(model: ModelEntry, caplog: pyte
     assert stored_tables(model, stored_entries(model, ["cpu1"])) == {}
     assert reasons(caplog) == [
         f"{model.path.with_name('mlp.profile.json')}: cpu1: it was measured on other hardware (another machine), "
-        f"this is {fingerprint()}"
+        f"this is {hardware_id()}"
     ]
 
 
@@ -84,7 +84,7 @@ def test_a_stale_entry_is_told_of_beside_a_simulated_one(model: ModelEntry, capl
     )
     write_profile(path, ModelProfile(entries=(there, simulated)))
     assert stored_entries(model, ["cpu1", "mps-20"]) == {"mps-20": simulated}
-    assert reasons(caplog) == [f"{path}: cpu1: it was measured on other hardware (there), this is {fingerprint()}"]
+    assert reasons(caplog) == [f"{path}: cpu1: it was measured on other hardware (there), this is {hardware_id()}"]
 
 
 def test_a_simulated_profile_is_not_used(model: ModelEntry, caplog: pytest.LogCaptureFixture) -> None:

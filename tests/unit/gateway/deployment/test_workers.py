@@ -4,7 +4,7 @@ import asyncio
 
 from sluice.batcher.interface.decisions import LoadModel, UnloadModel
 from sluice.batcher.interface.events import BatchCompleted, PartitionLost
-from sluice.mps.ipc.messages import LoadedModel
+from sluice.mps.ipc.messages import LoadResult
 from tests.unit.gateway.executors.worker.test_executor import TABLE, Bench, benched
 
 REASON = "another one takes its place, so that its memory returns"
@@ -30,7 +30,7 @@ async def test_a_worker_goes_when_it_has_done_what_it_was_sent(bench: Bench) -> 
     bench.done(2)
     assert told == ["cpu0"]
     assert bench.events[2:] == [BatchCompleted(1, 5, 9, (), "y=3"), BatchCompleted(2, 5, 9, (), "y=3")]
-    bench.executor.worker_lost("cpu0", "its memory is given back")
+    bench.executor.worker_lost("cpu0", "it is recycled to free its memory")
     assert bench.told == ["cpu0 ready", f"cpu0 retired: {REASON}"]
     assert len(bench.events) == 4
 
@@ -43,7 +43,7 @@ async def test_an_idle_worker_goes_once_and_takes_no_orders(bench: Bench) -> Non
     bench.executor.recycle("cpu0")
     bench.executor.load(LoadModel("cpu0", "big:1"))
     bench.executor.unload(UnloadModel("cpu0", "mlp:1"))
-    bench.executor.model_loaded("cpu0", LoadedModel("big:1", TABLE))
+    bench.executor.model_loaded("cpu0", LoadResult("big:1", TABLE))
     bench.executor.model_unloaded("cpu0", "mlp:1")
     assert (told, bench.worker.sent) == (["cpu0"], [])
     assert bench.told == ["cpu0 ready", f"cpu0 retired: {REASON}"]

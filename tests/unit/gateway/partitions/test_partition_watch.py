@@ -9,7 +9,7 @@ from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.partitions.states import PartitionStates
 from sluice.gateway.server.server import PartitionWatch
-from sluice.mps.ipc.messages import Ready
+from sluice.mps.ipc.messages import WorkerReady
 from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import CpuPartition
 
@@ -22,7 +22,7 @@ class Bench:
         self.metrics = ServerMetrics({}, ["cpu0"], queue_depths=dict, arena_bytes=lambda: 0)
         self.states = PartitionStates([CpuPartition("cpu0", (0,))])
         self.watch = PartitionWatch(self.catalogue, self.metrics, LoadWaiter(), self.states)
-        self.watch.worker_ready("cpu0", Ready(1, (0,), 1, (), Evidence((0,))))
+        self.watch.worker_ready("cpu0", WorkerReady(1, (0,), 1, (), Evidence((0,))))
 
     def figure(self, name: str) -> str:
         lines = self.metrics.exposition().decode().splitlines()
@@ -43,7 +43,7 @@ def test_a_planned_restart_is_no_loss(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_partition_that_is_resized_is_up_all_the_time(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     bench = Bench()
-    bench.watch.worker_replaced(CpuPartition("cpu0", (0, 1)), Ready(2, (0, 1), 2, (), Evidence((0, 1))))
+    bench.watch.worker_replaced(CpuPartition("cpu0", (0, 1)), WorkerReady(2, (0, 1), 2, (), Evidence((0, 1))))
     state = bench.states.all()["cpu0"]
     assert (state.profile_kind, state.worker, state.enforcement.value) == ("cpu2", 2, "enforced")
     assert (bench.figure("sluice_worker_restarts_total"), bench.figure("sluice_partition_ready")) == ("0.0", "1.0")

@@ -3,12 +3,12 @@ import json
 import msgspec
 
 from sluice.gateway.partitions.states import Enforcement, PartitionStates
-from sluice.mps.ipc.messages import Ready
-from sluice.mps.partitions.isolation_report import Evidence, ThreadPlace
+from sluice.mps.ipc.messages import WorkerReady
+from sluice.mps.partitions.isolation_report import Evidence, ThreadAffinity
 from sluice.mps.partitions.partition import CpuPartition
 
-STRAYED = Ready(7, (1,), 1, (), Evidence((1,), (7,), 1))
-HELD = Ready(8, (0,), 1, (), Evidence((0,), (8,), 1))
+STRAYED = WorkerReady(7, (1,), 1, (), Evidence((1,), (7,), 1))
+HELD = WorkerReady(8, (0,), 1, (), Evidence((0,), (8,), 1))
 
 
 def states() -> PartitionStates:
@@ -45,7 +45,7 @@ def test_a_state_is_told_in_full() -> None:
 def test_a_model_that_is_loaded_later_may_cost_a_partition_its_proof() -> None:
     known = states()
     known.ready("cpu0", HELD)
-    state = known.proved("cpu0", Evidence((0,), (8,), 2, (ThreadPlace("omp", 9, (0, 1)),)))
+    state = known.proved("cpu0", Evidence((0,), (8,), 2, (ThreadAffinity("omp", 9, (0, 1)),)))
     assert (state.worker, state.enforcement) == (8, Enforcement.UNENFORCED)
     assert state.reasons == ("thread omp (9) of 2 may run on cores 0, 1, expected 0",)
 

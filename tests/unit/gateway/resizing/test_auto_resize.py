@@ -13,8 +13,8 @@ from sluice.gateway.resizing.plan_steps import PlanSteps
 from sluice.gateway.resizing.resize_metrics import ResizeMetrics
 from sluice.gateway.resizing.resizing import BY_CLIENT, Asked, Resizing
 from sluice.models.errors import PartitionError
-from sluice.mps.ipc.messages import Ready
-from sluice.mps.partitions.balance import BalanceSettings, Change
+from sluice.mps.ipc.messages import WorkerReady
+from sluice.mps.partitions.balance import BalanceSettings, LoadChange
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, ShareMode
 from tests.support.virtual_time import VirtualLoop, run_virtual
 
@@ -68,9 +68,9 @@ class Machine:
         if self.broken:
             raise PartitionError("the new worker was killed")
         if not cores:
-            self.states.replaced(MpsPartition(name, GPU, share_percent, 1000), Ready(1, (), 1, ()))
+            self.states.replaced(MpsPartition(name, GPU, share_percent, 1000), WorkerReady(1, (), 1, ()))
             return
-        self.states.replaced(CpuPartition(name, tuple(cores)), Ready(1, tuple(cores), len(cores), ()))
+        self.states.replaced(CpuPartition(name, tuple(cores)), WorkerReady(1, tuple(cores), len(cores), ()))
 
     async def work(self, seconds: int, busy: float, name: str = "a") -> None:
         for _ in range(10 * seconds):
@@ -143,7 +143,7 @@ def test_what_is_resized_by_hand_stays_so_for_the_pause_and_three_looks() -> Non
         machine = Machine()
         running = asyncio.create_task(machine.auto.run())
         await machine.work(20, busy=0.1)
-        machine.states.replaced(CpuPartition("b", (1, 2)), Ready(1, (1, 2), 2, ()))
+        machine.states.replaced(CpuPartition("b", (1, 2)), WorkerReady(1, (1, 2), 2, ()))
         await machine.work(10, busy=0.1)
         running.cancel()
         ((changed_s, *change),) = machine.resized
@@ -169,7 +169,7 @@ def test_nothing_is_decided_while_a_partition_is_being_resized_by_hand() -> None
     run_virtual(main)
 
 
-MOVE = CoreStep((Change("b", (1,)), Change("a", (0, 2))), 0)
+MOVE = CoreStep((LoadChange("b", (1,)), LoadChange("a", (0, 2))), 0)
 ASK = Ask(
     MOVE,
     Reason.OBJECTIVE,
@@ -222,7 +222,7 @@ def test_where_the_plan_knows_no_other_sizes_it_goes_by_load() -> None:
 def test_what_was_resized_by_hand_while_the_plan_was_asked_is_not_undone() -> None:
     async def main(loop: VirtualLoop) -> None:
         def by_hand() -> None:
-            machine.states.replaced(CpuPartition("b", (1, 2)), Ready(1, (1, 2), 2, ()))
+            machine.states.replaced(CpuPartition("b", (1, 2)), WorkerReady(1, (1, 2), 2, ()))
 
         plan = Plan(ASK, meanwhile=by_hand)
         machine = Machine(plan=plan)

@@ -18,7 +18,7 @@ from sluice.gateway.deployment.known_sizes import KnownSizes, Tables
 from sluice.gateway.deployment.revision import Deployed
 from sluice.gateway.resizing.plan_steps import PlanSteps, Rates, Watched, best_step_beside, watched
 from sluice.models.profiles.file import FigureSource, ModelProfile, ProfileEntry, model_hash, write_profile
-from sluice.models.profiles.hardware import fingerprint
+from sluice.models.profiles.hardware import hardware_id
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.measurement import Cell
 from sluice.models.repository.scan import ModelEntry, entry_of_file
@@ -183,7 +183,7 @@ def profiled(directory: Path, *kinds: str) -> ModelEntry:
     cells = (Cell(1, 1000, 1100, 1200, 100),)
     stored = (
         ProfileEntry(
-            fingerprint=fingerprint(),
+            fingerprint=hardware_id(),
             kind=kind,
             source=FigureSource.MEASURED,
             sha256=model_hash(entry.path),

@@ -10,7 +10,7 @@ from sluice.batcher.interface.events import BatchCompleted, BatchFailed, Failure
 from sluice.models.errors import PartitionError
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.ipc.arena import Region
-from sluice.mps.ipc.messages import BatchRefused, Blame, Ready, RunBatch
+from sluice.mps.ipc.messages import BatchFault, BatchRefused, RunBatch, WorkerReady
 from sluice.mps.partitions.partition import CpuPartition
 from sluice.mps.supervisor.process import WorkerProcess
 from tests.unit.gateway.executors.worker.test_executor import Bench, Packets, benched
@@ -18,7 +18,7 @@ from tests.unit.gateway.executors.worker.test_executor import Bench, Packets, be
 SHARE = CpuPartition("cpu0", (0, 1))
 CONFIG = PartitionConfig("cpu0", "cpu2", 2.0, 0.5)
 FAST = LatencyTable.from_ms({1: 0.5})
-READY = Ready(2, (0, 1), 2, ())
+READY = WorkerReady(2, (0, 1), 2, ())
 
 
 class Resized:
@@ -34,12 +34,12 @@ class Resized:
         replaced: dict[str, Any] = {
             "resize": lambda partition, tables: self.done,
             "retire": self.retired.append,
-            "keep": self.keep,
+            "cancel_replacement": self.cancel_replacement,
         }
         for name, method in replaced.items():
             setattr(bench.supervisor, name, method)
 
-    def keep(self, partition: str, reason: str) -> None:
+    def cancel_replacement(self, partition: str, reason: str) -> None:
         self.kept.append(reason)
         if not self.done.done():
             self.done.set_exception(PartitionError(reason))
@@ -194,7 +194,7 @@ async def test_one_whose_context_is_lost_after_its_place_was_taken_goes_alone(be
     resized.take_over()
     await resizing
     bench.supervisor._by_name["cpu0"].process = cast("WorkerProcess", resized.successor)
-    bench.executor.message("cpu0", BatchRefused(failed, "mlp:1: CUDA failure 700", Blame.DEVICE))
+    bench.executor.message("cpu0", BatchRefused(failed, "mlp:1: CUDA failure 700", BatchFault.DEVICE))
     assert (bench.worker.killed, resized.successor.killed) == (["mlp:1: CUDA failure 700"], [])
     bench.supervisor._by_name["cpu0"].process = None
     bench.executor.worker_gone(cast("WorkerProcess", bench.worker), "mlp:1: CUDA failure 700")

@@ -19,8 +19,8 @@ from sluice.gateway.partitions.states import PartitionStates
 from sluice.gateway.resizing.resizing import BY_CLIENT, Resizing
 from sluice.models.errors import NotFoundError, PartitionError, RequestError
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.mps.ipc.messages import ModelFile, Ready
-from sluice.mps.nvidia import spare_memory
+from sluice.mps.ipc.messages import ModelFile, WorkerReady
+from sluice.mps.nvidia import free_memory
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, Partition, ShareMode
 from tests.unit.gateway.cli.test_model import answering
 from tests.unit.gateway.deployment.deployer_bench import Served, served
@@ -40,7 +40,7 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, failure: str = "", free_mb: float = 4000) -> None:
         monkeypatch.setattr("sluice.mps.partitions.cpu.available_cores", lambda: (0, 1, 2, 3))
-        monkeypatch.setattr(spare_memory, "_free_mb", lambda partition: free_mb)
+        monkeypatch.setattr(free_memory, "_free_mb", lambda partition: free_mb)
         self.failure = failure
         self.states = PartitionStates([CORES, OTHER, QUARTER, HALF, SLICE, STATIC])
         self.orders: list[tuple[Partition, PartitionConfig]] = []
@@ -84,16 +84,16 @@ def test_nothing_happens_when_it_is_so_already(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        (("cpu0", [0, 2]), "partition cpu0: core 2 belongs to partition cpu1 already"),
-        (("cpu0", [0, 3]), "partition cpu0: core 3 belongs to partition triton already"),
-        (("cpu0", [0, 4]), "partition cpu0: core 4 is not available, expected some of [0, 1, 2, 3]"),
+        (("cpu0", [0, 2]), "partition cpu0: core 2 already belongs to partition cpu1"),
+        (("cpu0", [0, 3]), "partition cpu0: core 3 already belongs to partition triton"),
+        (("cpu0", [0, 4]), "partition cpu0: core 4 is not available; expected some of [0, 1, 2, 3]"),
         (("cpu0", None, 40), "partition cpu0 is a set of cores; expected 'cores' alone, such as [0, 1]"),
         (("cpu0",), "partition cpu0 is a set of cores; expected 'cores' alone, such as [0, 1]"),
         (("quarter", [0]), "partition quarter is a share of a GPU; expected 'share_percent' alone, such as 40"),
         (("quarter", None, 101), "'share_percent' must be from 1 to 100, got 101"),
         (
             ("quarter", None, 60),
-            f"{GPU}: a share of 110 % is asked (50 % for half, 60 % for quarter), 100 % is free",
+            f"{GPU}: 110 % are requested (50 % for half, 60 % for quarter), 100 % are free",
         ),
         (("static", None, 40), "partition static is a static set of multiprocessors, which has one size"),
         (("slice", None, 40), "partition slice is a MIG instance, which has one size; apply another layout"),
@@ -116,7 +116,7 @@ def test_a_partition_of_another_name_is_not_found(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("asked", "numbers"),
-    [(("cpu0", [0, 1]), "50 MiB of memory beside the one that serves, 40 MiB"), (("quarter", None, 30), "1000 MiB")],
+    [(("cpu0", [0, 1]), "50 MiB of memory beside the running worker; 40 MiB"), (("quarter", None, 30), "1000 MiB")],
 )
 def test_a_hand_over_takes_no_memory_that_is_not_free(
     asked: tuple[Any, ...], numbers: str, monkeypatch: pytest.MonkeyPatch
@@ -141,7 +141,7 @@ async def test_a_model_that_is_prepared_meanwhile_gets_the_profiles_of_the_new_s
     def files(*arguments: Any) -> dict[str, dict[str, ModelFile]]:
         kinds.append([partition.profile_kind for partition in arguments[-1]])
         if len(kinds) == 1:
-            gateway.states.replaced(CpuPartition("cpu0", (0, 1)), Ready(1, (0, 1), 2, ()))
+            gateway.states.replaced(CpuPartition("cpu0", (0, 1)), WorkerReady(1, (0, 1), 2, ()))
         return worker_files(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -163,7 +163,7 @@ def test_clients_resize_by_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None
         ({"cores": []}, "'cores' must be a list of numbers of cores, such as [0, 1], got []"),
         ({"share_percent": 2.5}, "'share_percent' must be a whole number, such as 40, got 2.5"),
         ({"core": [0]}, "'core' is unknown; expected 'cores' or 'share_percent'"),
-        ({"cores": [2]}, "partition cpu0: core 2 belongs to partition cpu1 already"),
+        ({"cores": [2]}, "partition cpu0: core 2 already belongs to partition cpu1"),
     ):
         refused = post(served, path, body)
         assert (refused.status, refused.json) == (400, {"error": reason})
@@ -198,9 +198,9 @@ def test_the_command_tells_where_the_partition_serves(capsys: pytest.CaptureFixt
 
 
 def test_the_command_tells_why_not(capsys: pytest.CaptureFixture[str]) -> None:
-    with answering(b'{"error": "core 2 belongs to partition cpu1 already"}', 400) as url:
+    with answering(b'{"error": "core 2 already belongs to partition cpu1"}', 400) as url:
         assert main(["partitions", "resize", "cpu0", "--cores", "2", "--url", url]) == 2
-    assert capsys.readouterr().err == f"sluice: {url}: core 2 belongs to partition cpu1 already\n"
+    assert capsys.readouterr().err == f"sluice: {url}: core 2 already belongs to partition cpu1\n"
     with pytest.raises(SystemExit):
         main(["partitions", "resize", "cpu0", "--cores", "all"])
     assert "expected numbers of cores, such as 0,1; got 'all'" in capsys.readouterr().err

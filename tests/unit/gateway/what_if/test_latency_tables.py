@@ -6,7 +6,7 @@ from sluice.gateway.what_if.answer import TableSource
 from sluice.gateway.what_if.latency_tables import latency_tables, planned_partitions
 from sluice.models.errors import ConfigError
 from sluice.models.profiles.file import FigureSource, ModelProfile, ProfileEntry, model_hash, write_profile
-from sluice.models.profiles.hardware import SIMULATED, fingerprint
+from sluice.models.profiles.hardware import SIMULATED, hardware_id
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.measurement import Cell
 from sluice.models.repository.scan import ModelEntry, entry_of_file
@@ -29,7 +29,7 @@ def store(
     cells: tuple[Cell, ...] = FULL,
     *,
     kind: str = "cpu1",
-    hardware: str = fingerprint(),
+    hardware: str = hardware_id(),
     sha: str = "",
 ) -> None:
     source = FigureSource.SIMULATED if hardware == SIMULATED else FigureSource.MEASURED
@@ -75,7 +75,7 @@ def test_without_a_profile_models_are_timed_and_it_is_said(model: ModelEntry) ->
     [
         ({"sha": "00"}, "the stored profile is stale: it was measured with another model file"),
         ({"hardware": "other"}, "the stored profile is stale: it was measured on other hardware (other), this is"),
-        ({"kind": "cpu2"}, "there is no profile for partitions of kind cpu1; there are cpu2"),
+        ({"kind": "cpu2"}, "there is no profile for partitions of kind cpu1; the profile has cpu2"),
     ],
 )
 def test_a_profile_that_does_not_fit_is_said_and_models_are_timed(

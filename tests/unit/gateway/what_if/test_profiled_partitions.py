@@ -34,5 +34,5 @@ def test_what_cannot_be_measured_is_told() -> None:
         chosen("mps-20", CORE, SLICE, SMALL)
     with pytest.raises(ConfigError, match=r"mps-20 cannot be measured here, .*; GPUs need --config FILE"):
         profiled_partitions("mps-20", ServerConfig())
-    with pytest.raises(PartitionError, match=f"core {available_cores()[0]} belongs to partition core already"):
+    with pytest.raises(PartitionError, match=f"core {available_cores()[0]} already belongs to partition core"):
         chosen(None, CORE, CpuPartition("other", CORE.cores))

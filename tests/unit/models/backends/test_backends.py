@@ -11,7 +11,7 @@ from sluice.models.backends.base import GpuOptions
 from sluice.models.errors import BackendFailed, ConfigError, PartitionError
 from sluice.models.tensors.arrays import Array, numpy_dtype
 from sluice.models.tensors.spec import DataType, TensorSpec
-from sluice.models.triton_config.timed_file import read_spec
+from sluice.models.triton_config.timed_file import read_tensors
 from tests.support.onnx_models import (
     save_fixed_batch,
     save_identity,
@@ -92,7 +92,7 @@ def test_another_provider_is_never_taken_silently(tmp_path: Path) -> None:
     if "CUDAExecutionProvider" in ort.get_available_providers():
         pytest.skip("this ONNX Runtime may well have a GPU")
     path = save_mlp(tmp_path / "m.onnx", [4, 3])
-    with pytest.raises(PartitionError, match=r"no CUDAExecutionProvider, only .*CPUExec"):
+    with pytest.raises(PartitionError, match=r"a build with CUDAExecutionProvider, got .*CPUExec"):
         onnxruntime.load(str(path), 1, gpu=GpuOptions())
 
 
@@ -102,7 +102,7 @@ def test_a_session_that_fell_back_to_cores_is_refused(tmp_path: Path, monkeypatc
         pytest.skip("this ONNX Runtime may well have a GPU")
     path = save_mlp(tmp_path / "m.onnx", [4, 3])
     monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
-    expected = r"m\.onnx: CUDAExecutionProvider was asked for, but ONNX Runtime runs on CPUExecutionProvider"
+    expected = r"m\.onnx: ONNX Runtime: expected CUDAExecutionProvider, but it runs on CPUExecutionProvider"
     with pytest.warns(UserWarning, match="CUDAExecutionProvider"), pytest.raises(PartitionError, match=expected):
         onnxruntime.load(str(path), 1, gpu=GpuOptions())
 
@@ -171,7 +171,7 @@ def test_a_slowed_backend_takes_a_multiple_of_its_time(monkeypatch: pytest.Monke
             return {"y": inputs["x"]}
 
     monkeypatch.setattr("sluice.models.backends.timed.time.monotonic_ns", lambda: now_ns)
-    backend = timed.Slowed(Echo(), 3)
+    backend = timed.SlowedBackend(Echo(), 3)
     assert (backend.inputs, backend.outputs) == (Echo.inputs, Echo.outputs)
     x = np.ones((2, 2), np.float32)
     assert backend.run({"x": x})["y"] is x
@@ -183,10 +183,10 @@ def test_a_slowed_backend_takes_a_multiple_of_its_time(monkeypatch: pytest.Monke
 def test_timed_spec(tmp_path: Path) -> None:
     path = tmp_path / "model.timed.json"
     path.write_text(TIMED)
-    spec = read_spec(path, "slow", 3, 64)
+    spec = read_tensors(path).spec("slow", 3, 64)
     assert (spec.key, spec.max_batch_size, spec.platform) == ("slow:3", 4, "sluice_timed")
     assert spec.inputs == (TensorSpec("x", DataType.FP32, (2,)),)
-    assert read_spec(path, "slow", 3, 2).max_batch_size == 2
+    assert read_tensors(path).spec("slow", 3, 2).max_batch_size == 2
 
 
 @pytest.mark.parametrize(
@@ -205,5 +205,5 @@ def test_a_bad_timed_file_is_named(tmp_path: Path, old: str, new: str, message: 
     path = tmp_path / "model.timed.json"
     path.write_text(TIMED.replace(old, new, 1))
     with pytest.raises(ConfigError, match="^" + str(path)) as refused:
-        read_spec(path, "slow", 1, 64)
+        read_tensors(path).spec("slow", 1, 64)
     assert message in str(refused.value)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from sluice.models.backends.configured import Reshaped, warm_up_runs, warm_up_shapes
+from sluice.models.backends.configured import ReshapedBackend, warm_up_runs, warm_up_shapes
 from sluice.models.errors import BackendFailed
 from sluice.models.measuring.quick import blank_batch
 from sluice.models.tensors.arrays import Array
@@ -58,7 +58,7 @@ def test_without_a_configuration_there_is_no_warm_up() -> None:
 
 def test_an_output_of_another_size_cannot_be_reshaped() -> None:
     output = OutputConfig(name="x", data_type="TYPE_FP32", dims=(2, 2), reshape=Reshape((4,)))
-    backend = Reshaped(Echo((-1, 4)), TritonModelConfig(max_batch_size=8, output=(output,)))
+    backend = ReshapedBackend(Echo((-1, 4)), TritonModelConfig(max_batch_size=8, output=(output,)))
     assert backend.outputs[0].shape == (-1, 2, 2)
     with pytest.raises(BackendFailed, match="tensor 'x': cannot reshape array of size 3"):
         backend.run({"x": np.zeros((1, 3), np.float32)})

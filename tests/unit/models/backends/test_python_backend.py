@@ -145,7 +145,7 @@ def test_the_memory_of_inputs_is_not_the_models(tmp_path: Path) -> None:
         ("import sys; sys.exit(3)", r"^SystemExit: 3 \(model\.py:3\)$"),
         ("return None", "infer: expected a dict of arrays by name, got NoneType"),
         ("return {}", "^output 'y' is missing$"),
-        ("return {'y': x, 'z': x}", "^output 'z' is not one of those that the model is to have$"),
+        ("return {'y': x, 'z': x}", "^output 'z': the configuration has no such output$"),
         ("return {'y': x.astype('float64')}", "^output 'y': expected FP32, got FP64$"),
         ("return {'y': x.astype('complex64')}", "^output 'y': numpy dtype complex64 has no V2 datatype"),
         ("return {'y': x[:, :1]}", r"^output 'y': expected shape \[-1, 2\], got \[2, 1\]$"),
@@ -177,7 +177,7 @@ def test_what_cannot_be_loaded(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_a_model_needs_a_configuration(tmp_path: Path) -> None:
-    with pytest.raises(BackendFailed, match=r"model\.py: expected a config\.pbtxt that says what its inputs and"):
+    with pytest.raises(BackendFailed, match=r"model\.py: expected a config\.pbtxt with its inputs and"):
         python.load(str(tmp_path / "model.py"), 1)
 
 
@@ -195,7 +195,7 @@ def test_a_triton_model(tmp_path: Path) -> None:
     ("body", "message"),
     [
         ("return []", "execute: expected a list of one response for one request"),
-        ("return [None]", "execute: expected a response, got None: decoupled models are not served"),
+        ("return [None]", "execute: expected a response, got None: decoupled models are not supported"),
         ("requests[0].exec()", "a model cannot call other models; make them steps of an ensemble or a pipeline"),
     ],
 )

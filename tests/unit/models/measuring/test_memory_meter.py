@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from sluice.models.backends import process_family
-from sluice.models.measuring.memory_meter import HostMemory
+from sluice.models import processes
+from sluice.models.measuring.memory_meter import HostMemoryMeter
 
 MIB = 1 << 20
 TAKES = "taken = bytearray(50 << 20); print('taken', flush=True); input()"
@@ -15,7 +15,7 @@ STARTS = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {TAKES!
 
 
 def test_what_a_process_of_a_process_takes_counts() -> None:
-    meter = HostMemory()
+    meter = HostMemoryMeter()
     with subprocess.Popen([sys.executable, "-c", STARTS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"taken\n"
@@ -27,7 +27,7 @@ def test_what_a_process_of_a_process_takes_counts() -> None:
 
 def test_a_thread_that_has_just_ended_is_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = 1 << 22
-    monkeypatch.setattr(process_family, "threads_of", lambda pid: [ended, pid])
-    monkeypatch.setattr(process_family, "_has_children", lambda: True)
-    assert os.getpid() in process_family.family(os.getpid())
-    assert HostMemory().peak_bytes() is not None
+    monkeypatch.setattr(processes, "threads_of", lambda pid: [ended, pid])
+    monkeypatch.setattr(processes, "_has_children", lambda: True)
+    assert os.getpid() in processes.process_tree(os.getpid())
+    assert HostMemoryMeter().peak_bytes() is not None

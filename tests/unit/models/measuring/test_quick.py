@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from sluice.models.backends import onnxruntime
-from sluice.models.measuring.quick import finish, measure_table, measuring, warming
+from sluice.models.measuring.quick import measure_steps, measure_table, run_to_end, warm_up_steps
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.tensors.arrays import Array
 from sluice.models.tensors.spec import DataType, TensorSpec
@@ -61,7 +61,7 @@ def test_measuring_takes_one_run_a_step_and_what_happens_between_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     backend = Stepping(monkeypatch, [9 * MS] + [100 * MS] * 3)
-    steps = measuring(backend, True, (1,))
+    steps = measure_steps(backend, True, (1,))
     for runs in range(1, 5):
         next(steps)
         assert len(backend.seen) == runs
@@ -73,7 +73,7 @@ def test_measuring_takes_one_run_a_step_and_what_happens_between_does_not_count(
 
 def test_warming_runs_every_size_once(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Stepping(monkeypatch, [1, 1, 1])
-    finish(warming(backend, True, (1, 2, 4)))
+    run_to_end(warm_up_steps(backend, True, (1, 2, 4)))
     assert [run["x"].shape[0] for run in backend.seen] == [1, 2, 4]
 
 
@@ -99,7 +99,7 @@ def test_sizes_that_there_is_no_memory_for_are_left_out_but_not_the_first(monkey
     backend = Small(monkeypatch, [5 * MS] * 20)
     backend.room = 5
     assert measure_table(backend, True, (1, 4, 8, 16), repeats=1) == LatencyTable(((1, 5 * MS), (4, 5 * MS)))
-    finish(warming(backend, True, (1, 4, 8, 16)))
+    run_to_end(warm_up_steps(backend, True, (1, 4, 8, 16)))
     assert [run["x"].shape[0] for run in backend.seen] == [1, 1, 4, 4, 1, 4]
     backend.room = 0
     with pytest.raises(MemoryError):

@@ -4,8 +4,8 @@ import pytest
 
 from sluice.models.errors import BackendFailed
 from sluice.models.measuring.memory_peaks import robust_line
-from sluice.models.measuring.quick import finish
-from sluice.models.measuring.thorough import percentiles, profiling, settled
+from sluice.models.measuring.quick import run_to_end
+from sluice.models.measuring.thorough import is_settled, percentiles, profile_steps
 from sluice.models.profiles.measurement import Cell, Measurement
 from sluice.models.tensors.arrays import Array
 from sluice.models.tensors.spec import DataType, TensorSpec
@@ -51,7 +51,7 @@ class Meter:
 
 
 def measured_of(backend: Clocked, sizes: tuple[int, ...], memory: Meter | None = None) -> Measurement:
-    return finish(profiling(backend.load, True, sizes, memory or Meter()))
+    return run_to_end(profile_steps(backend.load, True, sizes, memory or Meter()))
 
 
 def test_steady_times_are_settled_after_the_least_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,10 +118,10 @@ def test_percentiles_are_times_that_occurred() -> None:
 
 
 def test_settled_asks_for_an_interval_within_two_percent() -> None:
-    assert settled([1000] * 100)
-    assert settled([980] * 30 + [1000] * 40 + [1020] * 30)
-    assert not settled([970] * 45 + [1000] * 10 + [1030] * 45)
-    assert not settled([1000] * 3)
+    assert is_settled([1000] * 100)
+    assert is_settled([980] * 30 + [1000] * 40 + [1020] * 30)
+    assert not is_settled([970] * 45 + [1000] * 10 + [1030] * 45)
+    assert not is_settled([1000] * 3)
 
 
 def test_a_line_is_not_moved_by_a_stray_point() -> None:

@@ -169,22 +169,30 @@ BAD_CASCADES = [
     (
         "model: large,",
         "model: huge,",
-        "stages.large.model: no model 'huge'; there is any, few, fixed, flat, grid, half",
+        "stages.large.model: no model 'huge'; expected one of any, few, fixed, flat, grid, half",
     ),
-    ("version: 1", "version: 2", "stages.small.version: model 'small' has no version 2; there is 1, 3"),
-    ("inputs: {raw:", "inputs: {row:", "stages.prep.inputs.row: model 'prep:1' has no such input; there is raw"),
+    ("version: 1", "version: 2", "stages.small.version: model 'small' has no version 2; expected one of 1, 3"),
+    ("inputs: {raw:", "inputs: {row:", "stages.prep.inputs.row: model 'prep:1' has no such input; expected raw"),
     ("{raw: request.raw}", "{}", "stages.prep.inputs: input 'raw' of model 'prep:1' is missing"),
-    ("x: prep.x}, when", "x: prop.x}, when", "stages.large.inputs.x: no stage 'prop'; there is large, small, prep"),
-    ("x: prep.x}, when", "x: prep.y}, when", "stages.large.inputs.x: stage 'prep' has no output 'y'; there is x"),
-    ("stage: small", "stage: tiny", "stages.large.when.stage: no stage 'tiny'; there is large, small, prep"),
-    ("stage: small", "stage: request", "stages.large.when.stage: no stage 'request'; there is large, small, prep"),
+    (
+        "x: prep.x}, when",
+        "x: prop.x}, when",
+        "stages.large.inputs.x: no stage 'prop'; expected one of large, small, prep",
+    ),
+    ("x: prep.x}, when", "x: prep.y}, when", "stages.large.inputs.x: stage 'prep' has no output 'y'; expected x"),
+    ("stage: small", "stage: tiny", "stages.large.when.stage: no stage 'tiny'; expected one of large, small, prep"),
+    (
+        "stage: small",
+        "stage: request",
+        "stages.large.when.stage: no stage 'request'; expected one of large, small, prep",
+    ),
     (
         "output: probs",
         "output: logits",
-        "stages.large.when.output: stage 'small' has no output 'logits'; there is probs",
+        "stages.large.when.output: stage 'small' has no output 'logits'; expected probs",
     ),
-    ("small.probs]", "tiny.probs]", "outputs.probs: no stage 'tiny'; there is large, small, prep"),
-    ("small.probs]", "small.y]", "outputs.probs: stage 'small' has no output 'y'; there is probs"),
+    ("small.probs]", "tiny.probs]", "outputs.probs: no stage 'tiny'; expected one of large, small, prep"),
+    ("small.probs]", "small.y]", "outputs.probs: stage 'small' has no output 'y'; expected probs"),
     ("small.probs]", "request.raw]", "outputs.probs: expected a stage's tensor, got request.raw"),
     ("  prep: {model", "  request: {model", "stages.request: not a stage name; expected letters, digits, '_' and '-'"),
     ("  prep: {model", "  a.b: {model", "stages.a.b: not a stage name; expected letters"),
@@ -224,7 +232,7 @@ BAD_CASCADES = [
     (
         "{stage: small, output: probs",
         "{stage: prep, output: raw",
-        "stages.large.when.output: stage 'prep' has no output 'raw'; there is x",
+        "stages.large.when.output: stage 'prep' has no output 'raw'; expected x",
     ),
 ]
 
@@ -247,12 +255,12 @@ BAD_ENSEMBLES = [
     ("of: [a.probs, b.probs]", "of: [a.probs, a.probs]", "stages.vote.of: a.probs is given twice"),
     ("of: [a.probs, b.probs]", "of: [a.probs, request.x]", "stages.vote.of.1: expected a stage's tensor, not the req"),
     ("of: [a.probs, b.probs]", "of: a.probs", "stages.vote.of: Expected `array`, got `str`"),
-    ("of: [a.probs, b.probs]", "of: [a.probs, c.probs]", "stages.vote.of.1: no stage 'c'; there is a, b, vote"),
+    ("of: [a.probs, b.probs]", "of: [a.probs, c.probs]", "stages.vote.of.1: no stage 'c'; expected one of a, b, vote"),
     ("model: any", "model: few", "stages.vote.of: b.probs is FP32 [3], but a.probs is FP32 [10]"),
     ("model: any", "model: half", "stages.vote.of: b.probs is FP16 [10], but a.probs is FP32 [10]"),
     ("model: any", "model: wide", "stages.b.inputs.x: expected FP32 [5], but request.x is FP32 [4] elsewhere"),
-    ("model: any", "model: prep", "stages.b.inputs.x: model 'prep:1' has no such input; there is raw"),
-    ("vote.probs", "vote.y", "outputs.answer: stage 'vote' has no output 'y'; there is probs"),
+    ("model: any", "model: prep", "stages.b.inputs.x: model 'prep:1' has no such input; expected raw"),
+    ("vote.probs", "vote.y", "outputs.answer: stage 'vote' has no output 'y'; expected probs"),
     (
         "vote: {",
         "vote: {model: small, ",
@@ -323,7 +331,13 @@ def test_combiners_that_take_more() -> None:
             "small",
             r"weights: expected finite weights of at least 0, one of them above, got \[1.0, nan\]",
         ),
-        ("mean, weights: [1, 1]", "probs", "small", "small", "weights: weights belong to weighted_mean, not to mean"),
+        (
+            "mean, weights: [1, 1]",
+            "probs",
+            "small",
+            "small",
+            "weights: expected weights with weighted_mean only, got them with mean",
+        ),
     ],
 )
 def test_combiners_that_cannot_join(combine: str, tensor: str, one: str, other: str, message: str) -> None:
@@ -392,5 +406,5 @@ def test_what_is_no_pipeline_is_refused(text: str, message: str) -> None:
 
 def test_a_pipeline_may_not_be_named_like_a_model() -> None:
     file = decode_pipeline(CASCADE, "f")
-    with pytest.raises(ConfigError, match=r"^f: there is already a model named 'small'; expected a name of its own"):
+    with pytest.raises(ConfigError, match=r"^f: there is already a model named 'small'; expected another name"):
         check_pipeline(file, MODELS, name="small", path="f")

@@ -64,8 +64,12 @@ def test_the_most_accurate_variant_comes_first_and_the_order_of_inputs_does_not_
             "variants.1: Object contains unknown field `weight`; expected model, accuracy, version",
         ),
         ("{model: small, accuracy: 0.93}", "small", "variants.1: Expected `object`, got `str`"),
-        ("model: small", "model: tiny", "variants.1.model: no model 'tiny'; there is few, fixed, large, other, small"),
-        ("version: 1", "version: 3", "variants.0.version: model 'large' has no version 3; there is 1, 2"),
+        (
+            "model: small",
+            "model: tiny",
+            "variants.1.model: no model 'tiny'; expected one of few, fixed, large, other, small",
+        ),
+        ("version: 1", "version: 3", "variants.0.version: model 'large' has no version 3; expected one of 1, 2"),
         ("version: 1", "version: 2", "variants.2.model: 'large:2' is given twice"),
         (
             "model: small",
@@ -151,7 +155,7 @@ def test_variants_that_are_not_accurate_enough_are_left_out(
             "stages.first.min_accuracy: no model of family 'digits' reaches 0.99; the best, large:2, has 0.97",
         ),
         ("family: digits, min_accuracy: 95", "stages.first.min_accuracy: expected a number from 0 to 1, got 95"),
-        ("family: letters", "stages.first.family: no family 'letters'; there is digits"),
+        ("family: letters", "stages.first.family: no family 'letters'; expected digits"),
         (
             "family: digits, version: 2",
             "stages.first: Object contains unknown field `version`; expected family, inputs, min_accuracy, when",

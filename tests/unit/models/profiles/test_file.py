@@ -96,7 +96,7 @@ def test_tables_by_kind_and_percentile() -> None:
     assert profile.table("cpu1", 50) == LatencyTable(((1, 100), (4, 240)))
     assert profile.table("cpu1", 90) == LatencyTable(((1, 110), (4, 260)))
     assert profile.table("cpu2", 99) == LatencyTable(((1, 70),))
-    with pytest.raises(ConfigError, match="percentile 95: profiles have 50, 90, 99"):
+    with pytest.raises(ConfigError, match="percentile: expected one of 50, 90, 99, got 95"):
         profile.table("cpu1", 95)
 
 
@@ -114,7 +114,7 @@ def test_a_larger_batch_that_is_quicker_is_kept_and_told() -> None:
 
 def test_a_kind_that_was_not_measured_is_missing() -> None:
     profile = ModelProfile(entries=(entry("cpu1"), entry("cpu2")))
-    with pytest.raises(ProfileMissing, match="no profile for partitions of kind cpu4; there are cpu1, cpu2"):
+    with pytest.raises(ProfileMissing, match="no profile for partitions of kind cpu4; the profile has cpu1, cpu2"):
         profile.table("cpu4", 50)
 
 
@@ -188,8 +188,8 @@ def test_a_simulated_entry_cannot_pass_for_a_measured_one(tmp_path: Path) -> Non
     ("content", "expected"),
     [
         (b"{", "Input data was truncated"),
-        (b'{"format": 1, "\xff": 2}', "not JSON that can be read: 'utf-8' codec can't decode byte 0xff"),
-        (b'{"format":1,"entries":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "not JSON that can be read: maximum rec"),
+        (b'{"format": 1, "\xff": 2}', "not valid JSON: 'utf-8' codec can't decode byte 0xff"),
+        (b'{"format":1,"entries":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "not valid JSON: maximum rec"),
     ],
 )
 def test_what_is_not_json_is_refused(tmp_path: Path, content: bytes, expected: str) -> None:

@@ -2,11 +2,11 @@ import os
 from importlib.metadata import version
 from pathlib import Path
 
-from sluice.models.profiles.hardware import cpu_model, fingerprint, gpu_models
+from sluice.models.profiles.hardware import cpu_model, gpu_models, hardware_id
 
 
 def test_what_tells_hardware_apart_is_in_it() -> None:
-    parts = fingerprint().split(" | ")
+    parts = hardware_id().split(" | ")
     assert parts[:3] == [cpu_model(), f"{os.cpu_count()} cores", f"onnxruntime {version('onnxruntime')}"]
     assert parts[3:] == gpu_models()
 

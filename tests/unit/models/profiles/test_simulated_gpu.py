@@ -4,7 +4,7 @@ import pytest
 
 from sluice.models.errors import ConfigError
 from sluice.models.profiles.measurement import Cell
-from sluice.models.profiles.simulated_gpu import MPS, Share, latency_ms, share_of, simulate
+from sluice.models.profiles.simulated_gpu import MPS, GpuFraction, gpu_fraction_of, latency_ms, simulate
 
 # Published medians in ms, by batch size and partition: ResNet-50 on a V100 (TensorRT, MPS), an A100-80 (PyTorch, MIG).
 V100 = {
@@ -69,8 +69,8 @@ def test_other_models_on_mig(model: str, kind: str, batch: int, milliseconds: fl
     ],
 )
 def test_the_smallest_share_nearly_as_quick_as_the_whole(model: str, batch: int, percent: int) -> None:
-    whole = MPS[model].latency_ms(batch, Share(1, 1))
-    knee = next(p for p in range(10, 101) if MPS[model].latency_ms(batch, Share(p / 100, 1)) <= 1.1 * whole)
+    whole = MPS[model].latency_ms(batch, GpuFraction(1, 1))
+    knee = next(p for p in range(10, 101) if MPS[model].latency_ms(batch, GpuFraction(p / 100, 1)) <= 1.1 * whole)
     assert knee == pytest.approx(percent, abs=1)
 
 
@@ -85,21 +85,23 @@ def test_two_instances_together_do_more_than_the_whole_card() -> None:
 
 
 def test_shares_are_what_is_granted() -> None:
-    assert share_of("mps-50") == Share(0.5, 1.0)
-    assert share_of("mps-33") == Share(26 / 80, 1.0)
-    assert share_of("mig-3g") == share_of("mig-3g.40gb") == Share(3 / 7, 4 / 8)
-    assert share_of("mig-1g.20gb") == Share(1 / 7, 2 / 8)
+    assert gpu_fraction_of("mps-50") == GpuFraction(0.5, 1.0)
+    assert gpu_fraction_of("mps-33") == GpuFraction(26 / 80, 1.0)
+    assert gpu_fraction_of("mig-3g") == gpu_fraction_of("mig-3g.40gb") == GpuFraction(3 / 7, 4 / 8)
+    assert gpu_fraction_of("mig-1g.20gb") == GpuFraction(1 / 7, 2 / 8)
 
 
 @pytest.mark.parametrize("kind", ["mps-5", "mps-101", "mps-", "mig-5g", "mig-1g.7gb", "cpu1", "mps-50 "])
 def test_other_kinds_are_refused(kind: str) -> None:
-    with pytest.raises(ConfigError, match=r"it can be simulated for mps-10 to mps-100 and mig-1g, mig-1g\.10gb"):
-        share_of(kind)
+    with pytest.raises(
+        ConfigError, match=r"cannot be simulated; expected mps-10 to mps-100 or one of mig-1g, mig-1g\.10gb"
+    ):
+        gpu_fraction_of(kind)
 
 
 def test_a_model_without_a_fit_is_refused_with_those_that_have_one() -> None:
     with pytest.raises(
-        ConfigError, match="model bert: on mps-20 these can be simulated: alexnet, resnet50, ssd, vgg19"
+        ConfigError, match="model bert: cannot be simulated on mps-20; expected one of alexnet, resnet50, ssd, vgg19"
     ):
         latency_ms("bert", "mps-20", 1)
 

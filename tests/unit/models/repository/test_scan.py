@@ -132,7 +132,7 @@ def test_what_is_broken_says_why_and_never_stops_the_rest(tmp_path: Path) -> Non
         ("sp ace", None): "sp ace: 'sp ace' cannot name a model or a pipeline; expected letters",
         ("request", None): "request: 'request' cannot name a model or a pipeline",
         ("bad-yaml", None): "bad-yaml/pipeline.yaml: not YAML: ",
-        ("bad-model", None): "bad-model/pipeline.yaml: stages.one.model: no model 'nothing'; there is mlp",
+        ("bad-model", None): "bad-model/pipeline.yaml: stages.one.model: no model 'nothing'; expected mlp",
         ("not-text", None): "not-text/pipeline.yaml: cannot be read: ",
         ("both", None): "both/pipeline.yaml: the directory also holds versions of a model",
         ("two", None): "two/pipeline.yaml: the directory also holds a config.pbtxt; expected one of the two",

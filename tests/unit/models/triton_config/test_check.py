@@ -5,7 +5,7 @@ import pytest
 from sluice.models.dynamic_batching import DynamicBatching, QueuePolicy, TimeoutAction
 from sluice.models.errors import ConfigError
 from sluice.models.triton_config.check import check_batching, check_config
-from sluice.models.triton_config.instance_groups import CPU, GPU, settled_groups
+from sluice.models.triton_config.instance_groups import CPU, GPU, completed_groups
 from sluice.models.triton_config.model_config import InstanceGroup
 from sluice.models.triton_config.pbtxt import decode_config
 
@@ -32,8 +32,8 @@ def test_what_is_allowed(text: str) -> None:
 
 BAD = [
     ('name: "n"', "name: 'n'; expected that of the directory, 'm', or none"),
-    ('platform: "tensorrt_plan"', "platform: 'tensorrt_plan' is not served; expected onnxruntime_onnx or ensemble"),
-    ('backend: "pytorch"', "backend: 'pytorch' is not served; expected onnxruntime, python, timed"),
+    ('platform: "tensorrt_plan"', "platform: 'tensorrt_plan' is not supported; expected onnxruntime_onnx or ensemble"),
+    ('backend: "pytorch"', "backend: 'pytorch' is not supported; expected onnxruntime, python, timed"),
     ('platform: "onnxruntime_onnx" backend: "python"', "backend: platform onnxruntime_onnx goes with onnxruntime, not"),
     ('platform: "ensemble" backend: "python"', "backend: platform ensemble goes with none, not with python"),
     ("max_batch_size: -1", "max_batch_size: expected 0 or more, got -1"),
@@ -44,11 +44,11 @@ BAD = [
     (IO + "input { name: 'x' }", "input 'x': given twice"),
     ("input { name: 'x' dims: 0 }", r"input 'x': dims: expected numbers of at least 1, or -1, got \[0\]"),
     ("output { name: 'y' dims: [ 2, -2 ] }", r"output 'y': dims: .* got \[2, -2\]"),
-    ("input { name: 'x' data_type: 99 }", "input 'x': data_type 99 is not served; expected one of .*TYPE_FP32"),
+    ("input { name: 'x' data_type: 99 }", "input 'x': data_type 99 is not supported; expected one of .*TYPE_FP32"),
     ("input { name: 'x' format: FORMAT_NCHW dims: 3 }", r"input 'x': format FORMAT_NCHW: .*with 3 dims, got \[3\]"),
     (
         "input { name: 'x' dims: 4 reshape { shape: 3 } }",
-        r"input 'x': reshape: \[3\] has not as many elements as \[4\]",
+        r"input 'x': reshape: \[3\] has another number of elements than \[4\]",
     ),
     ("input { name: 'x' dims: -1 reshape { shape: 3 } }", "input 'x': reshape: expected one -1 in both or in none"),
     (
@@ -103,7 +103,7 @@ def test_what_is_not(text: str, message: str) -> None:
             {CPU, GPU},
             "kind KIND_CPU, but partitions are of cores and of GPUs, any of which may run a model",
         ),
-        ("7", {CPU}, "kind 7 is not known; expected KIND_CPU, KIND_GPU, KIND_AUTO or KIND_MODEL"),
+        ("7", {CPU}, "unknown kind 7; expected KIND_CPU, KIND_GPU, KIND_AUTO or KIND_MODEL"),
     ],
 )
 def test_kinds_of_instances_go_with_the_partitions(kind: str, kinds: set[str], message: str) -> None:
@@ -113,7 +113,7 @@ def test_kinds_of_instances_go_with_the_partitions(kind: str, kinds: set[str], m
 
 
 def test_automatic_instances_are_on_gpus_where_partitions_are() -> None:
-    (group,) = settled_groups((InstanceGroup(),), "m", "onnxruntime", {GPU})
+    (group,) = completed_groups((InstanceGroup(),), "m", "onnxruntime", {GPU})
     assert (group.kind, group.count, group.name) == ("KIND_GPU", 1, "m_0")
 
 

@@ -110,7 +110,7 @@ def test_a_model_with_external_data_is_a_directory(tmp_path: Path) -> None:
 
 
 BAD = [
-    ('input { name: "z" }', "input 'z': there is no such tensor in the model's file; there is x"),
+    ('input { name: "z" }', "input 'z': there is no such tensor in the model's file; expected x"),
     ('input { name: "x" data_type: TYPE_INT32 }', "input 'x': data_type is TYPE_INT32, but TYPE_FP32 in the model's"),
     (
         'max_batch_size: 2 input { name: "x" dims: 5 }',
@@ -125,7 +125,7 @@ BAD = [
         'input { name: "x" dims: [ 1, 5 ] reshape { shape: [ 5 ] } }',
         r"input 'x': reshape is \[5\], but \[4\] in the model's file",
     ),
-    ('output { name: "z" }', "output 'z': there is no such tensor in the model's file; there is y"),
+    ('output { name: "z" }', "output 'z': there is no such tensor in the model's file; expected y"),
     ('output { name: "y" label_filename: "none.txt" }', "label_filename: none.txt: cannot be read"),
     ('output { name: "y" label_filename: "../x" }', r"label_filename: \.\./x: expected a file in the directory of the"),
     (
@@ -140,7 +140,7 @@ BAD = [
     ('model_warmup { name: "w" batch_size: 1 }', "model_warmup 'w': input 'x' is missing"),
     (
         'model_warmup { batch_size: 1 inputs { key: "z" value { } } }',
-        "model_warmup '': input 'z': the model has no such input; there is x",
+        "model_warmup '': input 'z': the model has no such input; expected x",
     ),
     (
         'model_warmup { batch_size: 1 inputs { key: "x" value { data_type: TYPE_INT8 } } }',
@@ -218,7 +218,7 @@ parameters { key: "limit" value { string_value: "3" } }
 def test_a_python_model_is_what_its_configuration_says(tmp_path: Path) -> None:
     (tmp_path / "pre" / "2").mkdir(parents=True)
     (tmp_path / "pre" / "2" / "model.py").write_text("")
-    with pytest.raises(ConfigError, match=r"pre/2/model\.py: expected a .*config\.pbtxt that says what its inputs"):
+    with pytest.raises(ConfigError, match=r"pre/2/model\.py: expected a .*config\.pbtxt with its inputs"):
         only(tmp_path)
     (tmp_path / "pre" / "config.pbtxt").write_text(PYTHON)
     entry = only(tmp_path)
@@ -226,14 +226,17 @@ def test_a_python_model_is_what_its_configuration_says(tmp_path: Path) -> None:
     assert entry.spec.inputs == (TensorSpec("words", DataType.BYTES, (-1,)),)
     assert json.loads(entry.spec.config)["parameters"] == {"limit": {"string_value": "3"}}
     (tmp_path / "pre" / "config.pbtxt").write_text(PYTHON.replace("INT64", "BF16"))
-    with pytest.raises(ConfigError, match="output 'y': TYPE_BF16 is not one that numpy has"):
+    with pytest.raises(ConfigError, match="output 'y': TYPE_BF16 is not supported: numpy has no such type"):
         only(tmp_path)
     for more, message in (
         (
             'parameters { key: "EXECUTION_ENV_PATH" value { } }',
             "parameters 'EXECUTION_ENV_PATH': not supported: models run",
         ),
-        ("optimization { graph { level: 1 } }", r"optimization\.graph: only backend onnxruntime has it; leave it out"),
+        (
+            "optimization { graph { level: 1 } }",
+            r"optimization\.graph: expected it with backend onnxruntime only; leave it out",
+        ),
     ):
         (tmp_path / "pre" / "config.pbtxt").write_text(PYTHON + more)
         with pytest.raises(ConfigError, match=message):

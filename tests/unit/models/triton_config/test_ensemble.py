@@ -71,9 +71,13 @@ BAD_STEPS = [
     (
         "unknown model",
         PREP + NET.replace('"net"', '"nett"'),
-        "step 1.model: no model 'nett'; there is any, any_rows, back,",
+        "step 1.model: no model 'nett'; expected one of any, any_rows, back,",
     ),
-    ("unknown version", PREP + NET.replace("-1", "2"), "step 1.version: model 'net' has no version 2; there is 1, 3"),
+    (
+        "unknown version",
+        PREP + NET.replace("-1", "2"),
+        "step 1.version: model 'net' has no version 2; expected one of 1, 3",
+    ),
     (
         "bad version",
         PREP + NET.replace("-1", "-2"),
@@ -102,12 +106,12 @@ BAD_STEPS = [
     (
         "map from an unknown input",
         PREP + NET.replace('"x"', '"y"'),
-        r"step 1 \('net'\): input_map: the model has no input 'y'; there is x",
+        r"step 1 \('net'\): input_map: the model has no input 'y'; expected x",
     ),
     (
         "map from an unknown output",
         PREP + NET.replace('"probs"', '"prob"'),
-        r"step 1 \('net'\): output_map: the model has no output 'prob'; there is probs",
+        r"step 1 \('net'\): output_map: the model has no output 'prob'; expected probs",
     ),
     (
         "input mapped to nothing",
@@ -122,12 +126,12 @@ BAD_STEPS = [
     (
         "two outputs to one tensor, of two steps",
         PREP + NET + NET,
-        r"step 2 \('net'\): output_map: 'OUT' is written by step 1 \('net'\) already",
+        r"step 2 \('net'\): output_map: 'OUT' is already written by step 1 \('net'\)",
     ),
     (
         "two outputs to one tensor, of one step",
         PREP.replace("output_map", 'output_map { key: "n" value: "mid" } output_map') + NET,
-        r"step 0 \('prep'\): output_map: 'mid' is written by step 0 \('prep'\) already",
+        r"step 0 \('prep'\): output_map: 'mid' is already written by step 0 \('prep'\)",
     ),
     (
         "output to an input of the ensemble",

@@ -55,7 +55,7 @@ def test_what_no_output_needs_of_an_inner_ensemble_is_not_run() -> None:
 @pytest.mark.parametrize(
     ("steps", "inner", "message"),
     [
-        (OUTER, None, r"step 0 \('inner'\): the ensemble cannot be served itself"),
+        (OUTER, None, r"step 0 \('inner'\): the ensemble of this step cannot be served"),
         (
             OUTER.replace("model_version: -1", "model_version: 7", 1),
             ensemble(),
@@ -124,8 +124,8 @@ def test_ensembles_that_need_each_other_are_refused_and_those_that_need_them(tmp
     assert list(found.pipelines) == ["good"]
     expected = "expected steps that do not need the ensemble itself"
     assert {each.name: each.reason.removeprefix(f"{tmp_path}/{each.name}/config.pbtxt: ") for each in found.broken} == {
-        "bad": "step 0.model: no model 'nowhere'; there is net",
-        "outer": "step 0 ('bad'): the ensemble cannot be served itself",
+        "bad": "step 0.model: no model 'nowhere'; expected net",
+        "outer": "step 0 ('bad'): the ensemble of this step cannot be served",
         "a": f"ensemble_scheduling: cycle of ensembles b -> c -> b; {expected}",
         "b": f"ensemble_scheduling: cycle of ensembles b -> c -> b; {expected}",
         "c": f"ensemble_scheduling: cycle of ensembles b -> c -> b; {expected}",

@@ -8,9 +8,9 @@ from onnx import TensorProto, helper
 from sluice.models.errors import ConfigError
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import DataType, TensorSpec
-from sluice.models.triton_config.onnx_file import read_spec
 from tests.support.onnx_models import (
     Dimension,
+    read_spec,
     save_fixed_batch,
     save_identity,
     save_mlp,
@@ -114,9 +114,9 @@ def _save_output(path: Path, output: onnx.ValueInfoProto) -> Path:
     [
         (
             helper.make_tensor_value_info("y", TensorProto.COMPLEX64, ["N"]),
-            "ONNX type COMPLEX64 is not served; expected",
+            "ONNX type COMPLEX64 is not supported; expected",
         ),
-        (helper.make_tensor_value_info("y", TensorProto.UNDEFINED, ["N"]), "ONNX type UNDEFINED is not served"),
+        (helper.make_tensor_value_info("y", TensorProto.UNDEFINED, ["N"]), "ONNX type UNDEFINED is not supported"),
         (helper.make_tensor_value_info("y", TensorProto.FLOAT, None), "its rank is not declared; run onnx.shape_inf"),
         (helper.make_empty_tensor_value_info("y"), "expected a tensor, got a value without a type"),
         (helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None), "expected a tensor, got sequence_type"),

@@ -21,11 +21,11 @@ class Answers(MpsChannel):
         super().__init__(Path("/nowhere"))
         self._answers = answers
 
-    def say(self, command: str, timeout_s: float | None = None) -> str:
+    def send(self, command: str, timeout_s: float | None = None) -> str:
         return self._answers[command]
 
     def call(self, *arguments: str, timeout_s: float | None = None) -> str:
-        return self.say(" ".join(each for each in arguments if each != "--format=csv,noheader"))
+        return self.send(" ".join(each for each in arguments if each != "--format=csv,noheader"))
 
 
 def test_servers_and_clients_are_process_ids_one_a_line() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from sluice.models.errors import PartitionError
 from sluice.mps.ipc.channel import PACKET_BYTES, Channel
-from sluice.mps.ipc.messages import BatchRefused, FromWorker, Revoke, Revoked, RunBatch, ToWorker
+from sluice.mps.ipc.messages import BatchRefused, BatchWithdrawn, FromWorker, RunBatch, ToWorker, WithdrawBatch
 from tests.support.processes import memory_files
 
 Pair = tuple[Channel[FromWorker], Channel[ToWorker]]
@@ -20,9 +20,9 @@ def ends() -> Pair:
 
 def test_messages_arrive_whole_and_in_order(ends: Pair) -> None:
     gateway, worker = ends
-    worker.send(Revoked(1))
+    worker.send(BatchWithdrawn(1))
     worker.send(BatchRefused(2, "no"))
-    assert list(gateway.receive()) == [(Revoked(1), ()), (BatchRefused(2, "no"), ())]
+    assert list(gateway.receive()) == [(BatchWithdrawn(1), ()), (BatchRefused(2, "no"), ())]
     assert list(gateway.receive()) == []
     _close(ends)
 
@@ -30,7 +30,7 @@ def test_messages_arrive_whole_and_in_order(ends: Pair) -> None:
 def test_one_call_takes_a_bounded_number_of_messages(ends: Pair) -> None:
     gateway, worker = ends
     for batch in range(70):
-        worker.send(Revoked(batch))
+        worker.send(BatchWithdrawn(batch))
     assert [len(list(gateway.receive())), len(list(gateway.receive()))] == [64, 6]
     _close(ends)
 
@@ -39,10 +39,10 @@ def test_a_descriptor_travels_with_its_message_and_is_not_inherited(ends: Pair) 
     gateway, worker = ends
     fd = os.memfd_create("test-travels")
     os.write(fd, b"content")
-    worker.send(Revoked(1), [fd])
-    worker.send(Revoked(2))
+    worker.send(BatchWithdrawn(1), [fd])
+    worker.send(BatchWithdrawn(2))
     (first, fds), second = gateway.receive()
-    assert (first, second) == (Revoked(1), (Revoked(2), ()))
+    assert (first, second) == (BatchWithdrawn(1), (BatchWithdrawn(2), ()))
     assert os.pread(fds[0], 16, 0) == b"content"
     assert not os.get_inheritable(fds[0])
     os.close(fd)
@@ -53,7 +53,7 @@ def test_a_descriptor_travels_with_its_message_and_is_not_inherited(ends: Pair) 
 def test_more_descriptors_than_a_message_may_carry_are_refused_and_closed(ends: Pair) -> None:
     gateway, worker = ends
     fd = os.memfd_create("test-too-many")
-    worker.send(Revoked(1), [fd] * 8)
+    worker.send(BatchWithdrawn(1), [fd] * 8)
     with pytest.raises(PartitionError, match="cut short"):
         next(gateway.receive())
     assert len(memory_files(os.getpid(), "test-too-many")) == 1
@@ -63,19 +63,19 @@ def test_more_descriptors_than_a_message_may_carry_are_refused_and_closed(ends: 
 
 def test_the_end_is_seen_after_all_that_was_sent(ends: Pair) -> None:
     gateway, worker = ends
-    worker.send(Revoked(1))
+    worker.send(BatchWithdrawn(1))
     worker.close()
-    assert list(gateway.receive()) == [(Revoked(1), ())]
+    assert list(gateway.receive()) == [(BatchWithdrawn(1), ())]
     with pytest.raises(EOFError):
         next(gateway.receive())
     with pytest.raises(ConnectionError):
-        gateway.send(Revoke(1))
+        gateway.send(WithdrawBatch(1))
     gateway.close()
 
 
 def test_an_end_closed_with_unread_messages_is_an_end_as_well(ends: Pair) -> None:
     gateway, worker = ends
-    gateway.send(Revoke(1))
+    gateway.send(WithdrawBatch(1))
     worker.close()
     with pytest.raises(EOFError):
         next(gateway.receive())
@@ -107,14 +107,14 @@ def test_a_full_socket_is_reported_as_well_when_a_descriptor_goes_along(ends: Pa
 
 def test_what_cannot_be_read_comes_after_what_was_read_before_it(ends: Pair) -> None:
     gateway, worker = ends
-    worker.send(Revoked(1))
-    worker.send(Revoke(2))
-    worker.send(Revoked(3))
+    worker.send(BatchWithdrawn(1))
+    worker.send(WithdrawBatch(2))
+    worker.send(BatchWithdrawn(3))
     messages = gateway.receive()
-    assert next(messages) == (Revoked(1), ())
-    with pytest.raises(msgspec.ValidationError, match="Revoke"):
+    assert next(messages) == (BatchWithdrawn(1), ())
+    with pytest.raises(msgspec.ValidationError, match="WithdrawBatch"):
         next(messages)
-    assert list(gateway.receive()) == [(Revoked(3), ())]
+    assert list(gateway.receive()) == [(BatchWithdrawn(3), ())]
     _close(ends)
 
 

@@ -5,10 +5,10 @@ import pytest
 from sluice.models.errors import PartitionError
 from sluice.mps.isolation.mps_environment import (
     checked_pipe_directory,
-    memory_limit,
+    environment_without_mps,
+    format_memory_limit,
     mps_environment,
     pipe_directory,
-    plain_environment,
 )
 from sluice.mps.partitions.partition import MpsPartition, ShareMode
 
@@ -28,7 +28,7 @@ def test_a_worker_is_told_its_daemon_its_device_its_share_and_its_memory() -> No
 def test_settings_of_mps_are_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=1M")
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "2")
-    variables = plain_environment()
+    variables = environment_without_mps()
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in variables
     assert variables["CUDA_DEVICE_MAX_CONNECTIONS"] == "2"
 
@@ -58,8 +58,8 @@ def test_a_limit_is_rounded_down_to_mebibytes_and_none_is_none() -> None:
     assert mps_environment(limited, PIPES)["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=2M"
     unlimited = MpsPartition("a", "GPU-5d1f", share_percent=100)
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in mps_environment(unlimited, PIPES)
-    with pytest.raises(PartitionError, match="expected a memory limit of at least 1 MiB, got 1000 bytes"):
-        memory_limit(1000)
+    with pytest.raises(PartitionError, match="memory limit: expected at least 1 MiB, got 1000 bytes"):
+        format_memory_limit(1000)
 
 
 def test_a_directory_is_refused_that_no_socket_fits_in() -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from sluice.models.errors import InfeasibleLayout
-from sluice.mps.mig.demand import MigDemand, cover
+from sluice.mps.mig.demand import MigDemand, cover_demands
 from sluice.mps.mig.geometry import GEOMETRIES
 
 A100 = GEOMETRIES["A100-80"]
@@ -17,7 +17,7 @@ def demand(rate: float, rates: dict[str, int]) -> MigDemand:
 
 
 def shares(**demands: MigDemand) -> dict[str, str]:
-    found = cover(A100, demands)
+    found = cover_demands(A100, demands)
     return {name: " ".join(profile.name.partition(".")[0] for profile in share) for name, share in found.items()}
 
 
@@ -59,6 +59,8 @@ def test_three_pipelines_share_a_gpu() -> None:
 def test_what_cannot_be_served_is_told_how_much_could_be() -> None:
     with pytest.raises(InfeasibleLayout) as refused:
         shares(resnet50=demand(7340, RESNET50))
-    assert str(refused.value) == "resnet50 cannot be served on one A100-80; 50% of these rates could be"
-    with pytest.raises(InfeasibleLayout, match="resnet50, bert cannot be served on one A100-80; 0% of these rates"):
+    assert str(refused.value) == "resnet50: one A100-80 is not enough; it could serve 50% of these rates"
+    with pytest.raises(
+        InfeasibleLayout, match="resnet50, bert: one A100-80 is not enough; it could serve 0% of these rates"
+    ):
         shares(resnet50=demand(1, RESNET50), bert=demand(1, {}))

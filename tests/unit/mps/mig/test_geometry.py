@@ -115,11 +115,13 @@ def test_profiles_are_found_by_what_they_are(written: str, found: str) -> None:
 def test_an_unknown_profile_is_told_those_there_are(written: str) -> None:
     with pytest.raises(ConfigError) as refused:
         GEOMETRIES["H100-80"].find(written)
-    assert str(refused.value).startswith(f"'{written}' is no profile of H100-80; there are 7g.80gb, 4g.40gb, 3g.40gb, ")
+    assert str(refused.value).startswith(
+        f"'{written}' is not a profile of H100-80; expected one of 7g.80gb, 4g.40gb, 3g.40gb, "
+    )
 
 
 def test_an_unknown_gpu_is_told_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="'T4' is no GPU that a table is known of; there are A30, A100-40, "):
+    with pytest.raises(ConfigError, match="'T4': unknown GPU; expected one of A30, A100-40, "):
         find_geometry("T4")
 
 

@@ -1,16 +1,16 @@
 from sluice.mps.mig.geometry import GEOMETRIES
-from sluice.mps.mig.layout import difference, steps
-from sluice.mps.mig.placements import Layout, Placement, place
+from sluice.mps.mig.layout import difference, plan_steps
+from sluice.mps.mig.placements import Layout, Placement, parse_placement
 
 H100 = GEOMETRIES["H100-80"]
 
 
 def lay(text: str) -> Layout:
-    return frozenset(place(H100, each) for each in text.split())
+    return frozenset(parse_placement(H100, each) for each in text.split())
 
 
 def told(present: str, wanted: str, in_use: str = "") -> list[str]:
-    return [str(step) for step in steps(H100, lay(present), lay(wanted), in_use=lay(in_use))]
+    return [str(step) for step in plan_steps(H100, lay(present), lay(wanted), in_use=lay(in_use))]
 
 
 def test_nothing_is_done_where_nothing_changes() -> None:
@@ -64,9 +64,9 @@ def test_media_engines_move_by_destroying_first() -> None:
 
 
 def test_the_mode_is_turned_on_first_and_off_last() -> None:
-    on = steps(H100, frozenset(), lay("7g@0"), mig=(False, True))
+    on = plan_steps(H100, frozenset(), lay("7g@0"), mig=(False, True))
     assert [str(step) for step in on] == ["turn MIG mode on", "create 7g.80gb@0"]
-    off = steps(H100, lay("7g@0"), frozenset(), mig=(True, False))
+    off = plan_steps(H100, lay("7g@0"), frozenset(), mig=(True, False))
     assert [str(step) for step in off] == ["destroy 7g.80gb@0", "turn MIG mode off"]
 
 

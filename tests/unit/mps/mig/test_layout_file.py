@@ -1,10 +1,10 @@
 import pytest
 
 from sluice.models.errors import ConfigError, InfeasibleLayout
-from sluice.mps.mig.desired import Present, plan_gpu
+from sluice.mps.mig.desired import GpuState, plan_gpu
 from sluice.mps.mig.geometry import GEOMETRIES
 from sluice.mps.mig.layout_file import decode_layouts
-from sluice.mps.mig.placements import largest_first, place
+from sluice.mps.mig.placements import largest_first, parse_placement
 
 H100 = GEOMETRIES["H100-80"]
 
@@ -27,7 +27,10 @@ def test_places_may_be_fixed() -> None:
 
 def test_what_is_there_has_places_and_users() -> None:
     file = decode_layouts(gpu_file("instances: [3g@0, 1g@6]", "users: {1g.10gb@6: [triton (pid 7)]}"), "now.yaml")
-    assert file.present(0, H100) == {place(H100, "3g@0"): (), place(H100, "1g@6"): ("triton (pid 7)",)}
+    assert file.present(0, H100) == {
+        parse_placement(H100, "3g@0"): (),
+        parse_placement(H100, "1g@6"): ("triton (pid 7)",),
+    }
 
 
 @pytest.mark.parametrize(
@@ -35,7 +38,7 @@ def test_what_is_there_has_places_and_users() -> None:
     [
         ("gpus: []", "gpus.yaml: gpus: expected at least one GPU"),
         ("gpu: 1", "gpus.yaml: Object contains unknown field `gpu`; expected gpus"),
-        ("gpus: [{}, {}]", "gpus.yaml: gpus.1.device: 0 is there twice"),
+        ("gpus: [{}, {}]", "gpus.yaml: gpus.1.device: 0 is given twice"),
         ("[", "gpus.yaml: not YAML: "),
         (
             gpu_file("instance: {}"),
@@ -43,7 +46,10 @@ def test_what_is_there_has_places_and_users() -> None:
         ),
         (gpu_file("instances: {1g: 9}"), "gpus.yaml: gpus.0: expected 1 to 8 of 1g, got 9"),
         (gpu_file("instances: {1g: many}"), "gpus.yaml: gpus.0.instances[...]: Expected `int`, got `str`"),
-        (gpu_file("gpu: T4"), "gpus.yaml: gpus.0: gpu 'T4' is not known; there are A30, A100-40, A100-80, H100-80, "),
+        (
+            gpu_file("gpu: T4"),
+            "gpus.yaml: gpus.0: gpu 'T4': unknown GPU; expected one of A30, A100-40, A100-80, H100-80, ",
+        ),
         (
             gpu_file("mig: false", "instances: [1g]"),
             "gpus.yaml: gpus.0: a GPU with `mig: false` is whole: expected no `instances` and no `demands`",
@@ -73,8 +79,8 @@ def test_what_is_wrong_in_a_file_is_told_with_its_place(text: str, reason: str) 
     [
         (
             "instances: {3g.20gb: 2}",
-            "gpus.yaml: gpus.0.instances: '3g.20gb' is no profile of H100-80; there are 7g.80gb, 4g.40gb, 3g.40gb, "
-            "2g.20gb, 1g.20gb, 1g.10gb, 1g.10gb+me",
+            "gpus.yaml: gpus.0.instances: '3g.20gb' is not a profile of H100-80; expected one of 7g.80gb, 4g.40gb, "
+            "3g.40gb, 2g.20gb, 1g.20gb, 1g.10gb, 1g.10gb+me",
         ),
         (
             "instances: [3g@2]",
@@ -91,25 +97,29 @@ def test_what_the_gpu_does_not_have_is_told_with_what_it_has(line: str, reason: 
 @pytest.mark.parametrize(
     ("rates", "error", "reason"),
     [
-        ("{5g: 1}", ConfigError, "gpus.yaml: gpus.0.demands.m: '5g' is no profile of H100-80; there are 7g.80gb, "),
+        (
+            "{5g: 1}",
+            ConfigError,
+            "gpus.yaml: gpus.0.demands.m: '5g' is not a profile of H100-80; expected one of 7g.80gb, ",
+        ),
         (
             "{1g: 1}",
             InfeasibleLayout,
-            "gpus.yaml: gpus.0.demands: m cannot be served on one H100-80; 70% of these rates",
+            "gpus.yaml: gpus.0.demands: m: one H100-80 is not enough; it could serve 70% of these rates",
         ),
     ],
 )
 def test_demands_that_cannot_be_served_are_told(rates: str, error: type[Exception], reason: str) -> None:
     file = decode_layouts(gpu_file(f"demands: {{m: {{rate: 10, rates: {rates}}}}}"), "gpus.yaml")
     with pytest.raises(error) as refused:
-        plan_gpu(file, 0, H100, Present())
+        plan_gpu(file, 0, H100, GpuState())
     assert str(refused.value).startswith(reason)
 
 
 def test_what_does_not_fit_is_told_with_what_would() -> None:
     file = decode_layouts(gpu_file("instances: {3g: 2, 1g: 1}"), "gpus.yaml")
     with pytest.raises(InfeasibleLayout) as refused:
-        plan_gpu(file, 0, H100, Present())
+        plan_gpu(file, 0, H100, GpuState())
     assert str(refused.value) == (
         "gpus.yaml: gpus.0.instances: 2 x 3g.40gb, 1g.10gb does not fit on H100-80: "
         "they take 9 memory slices of 8; 2 x 3g.40gb would fit"
@@ -120,9 +130,15 @@ def test_what_does_not_fit_is_told_with_what_would() -> None:
     ("line", "reason"),
     [
         ("instances: {3g: 1}", "now.yaml: gpus.0: '3g': expected 3g.40gb@START, where START is one of 0, 4"),
-        ("users: {3g@0: [me]}", "now.yaml: gpus.0.users: 3g.40gb@0 is not among the instances"),
-        ("instances: [3g@0, 4g@0]", "now.yaml: gpus.0: the instances cannot lie so: 4g.40gb@0 and 3g.40gb@0 overlap"),
-        ("instances: [1g@0, 1g@0]", "now.yaml: gpus.0: the instances cannot lie so: 1g.10gb@0 is there twice"),
+        ("users: {3g@0: [me]}", "now.yaml: gpus.0.users: 3g.40gb@0 is not one of the instances"),
+        (
+            "instances: [3g@0, 4g@0]",
+            "now.yaml: gpus.0: instances: the layout is not possible: 4g.40gb@0 and 3g.40gb@0 overlap",
+        ),
+        (
+            "instances: [1g@0, 1g@0]",
+            "now.yaml: gpus.0: instances: the layout is not possible: 1g.10gb@0 is given twice",
+        ),
     ],
 )
 def test_a_layout_that_is_there_must_be_one(line: str, reason: str) -> None:
@@ -133,7 +149,9 @@ def test_a_layout_that_is_there_must_be_one(line: str, reason: str) -> None:
 
 def test_a_plan_of_a_gpu_in_use_says_who_is_in_the_way() -> None:
     file = decode_layouts(gpu_file("instances: {7g: 1}"), "gpus.yaml")
-    present = Present(mig=True, instances={place(H100, "3g@0"): ("python (pid 7)",), place(H100, "3g@4"): ()})
+    present = GpuState(
+        mig=True, instances={parse_placement(H100, "3g@0"): ("python (pid 7)",), parse_placement(H100, "3g@4"): ()}
+    )
     plan = plan_gpu(file, 0, H100, present)
     assert [str(step) for step in plan.steps] == ["destroy 3g.40gb@4", "destroy 3g.40gb@0", "create 7g.80gb@0"]
     assert plan.refusals == ("3g.40gb@0 is in use by python (pid 7)",)
@@ -141,6 +159,6 @@ def test_a_plan_of_a_gpu_in_use_says_who_is_in_the_way() -> None:
 
 def test_the_mode_of_a_whole_gpu_in_use_does_not_change() -> None:
     file = decode_layouts(gpu_file("instances: {7g: 1}"), "gpus.yaml")
-    plan = plan_gpu(file, 0, H100, Present(users=("python (pid 7)",)))
+    plan = plan_gpu(file, 0, H100, GpuState(users=("python (pid 7)",)))
     assert plan.refusals == ("the MIG mode cannot change while the GPU is in use by python (pid 7)",)
     assert [str(each) for each in largest_first(plan.wanted)] == ["7g.80gb@0"]

@@ -2,17 +2,17 @@ import pytest
 
 from sluice.models.errors import InfeasibleLayout
 from sluice.mps.mig.geometry import GEOMETRIES, Geometry
-from sluice.mps.mig.packer import Wanted, pack
-from sluice.mps.mig.placements import largest_first, place
+from sluice.mps.mig.packer import WantedInstance, pack
+from sluice.mps.mig.placements import largest_first, parse_placement
 
 H100 = GEOMETRIES["H100-80"]
 
 
-def wanted(geometry: Geometry, text: str) -> list[Wanted]:
+def wanted(geometry: Geometry, text: str) -> list[WantedInstance]:
     found = []
     for each in text.split():
         name, _, start = each.partition("@")
-        found.append(Wanted(geometry.find(name), int(start) if start else None))
+        found.append(WantedInstance(geometry.find(name), int(start) if start else None))
     return found
 
 
@@ -21,8 +21,8 @@ def packed(text: str, present: str = "", in_use: str = "", gpu: str = "H100-80")
     layout = pack(
         geometry,
         wanted(geometry, text),
-        [place(geometry, each) for each in present.split()],
-        [place(geometry, each) for each in in_use.split()],
+        [parse_placement(geometry, each) for each in present.split()],
+        [parse_placement(geometry, each) for each in in_use.split()],
     )
     return " ".join(f"{each.profile.name.partition('.')[0]}@{each.start}" for each in largest_first(layout))
 
@@ -107,12 +107,12 @@ def test_fixed_starts_are_kept() -> None:
         ),
         (
             "1g@6 1g@6",
-            "2 x 1g.10gb@6 does not fit on H100-80: 1g.10gb@6 is there twice; 1g.10gb@6 would fit",
+            "2 x 1g.10gb@6 does not fit on H100-80: 1g.10gb@6 is given twice; 1g.10gb@6 would fit",
         ),
         (
             "1g@1 4g 1g@4",
-            "1g.10gb@1, 4g.40gb, 1g.10gb@4 does not fit on H100-80: it has the slices, but no places without overlap "
-            "(1g.10gb starts at 0, 1, 2, 3, 4, 5 or 6, 4g.40gb starts at 0); 4g.40gb, 1g.10gb@4 would fit",
+            "1g.10gb@1, 4g.40gb, 1g.10gb@4 does not fit on H100-80: it has the slices, but no placements without "
+            "overlap (1g.10gb starts at 0, 1, 2, 3, 4, 5 or 6, 4g.40gb starts at 0); 4g.40gb, 1g.10gb@4 would fit",
         ),
     ],
 )
@@ -124,4 +124,4 @@ def test_what_does_not_fit_is_told_why_and_what_would(profiles: str, refusal: st
 
 def test_thousands_are_refused_as_well() -> None:
     with pytest.raises(InfeasibleLayout, match=r"1000 x 1g\.10gb does not fit .*; 7 x 1g\.10gb would fit"):
-        pack(H100, [Wanted(H100.find("1g"))] * 1000)
+        pack(H100, [WantedInstance(H100.find("1g"))] * 1000)

@@ -5,14 +5,21 @@ import pytest
 
 from sluice.models.errors import ConfigError
 from sluice.mps.mig.geometry import GEOMETRIES, Geometry, MigProfile
-from sluice.mps.mig.placements import Layout, fault, largest_first, layouts, place, room
+from sluice.mps.mig.placements import (
+    Layout,
+    enumerate_layouts,
+    free_placements,
+    largest_first,
+    layout_problem,
+    parse_placement,
+)
 
 H100 = GEOMETRIES["H100-80"]
 EIGHTS = [name for name in GEOMETRIES if name != "A30"]
 
 
 def lay(*texts: str, gpu: str = "H100-80") -> Layout:
-    return frozenset(place(GEOMETRIES[gpu], text) for text in texts)
+    return frozenset(parse_placement(GEOMETRIES[gpu], text) for text in texts)
 
 
 def multisets(found: list[Layout]) -> set[tuple[tuple[str, int], ...]]:
@@ -21,8 +28,10 @@ def multisets(found: list[Layout]) -> set[tuple[tuple[str, int], ...]]:
 
 def maximal_layouts(geometry: Geometry, profiles: Collection[MigProfile]) -> list[Layout]:
     """Every layout of these profiles to which none of them can be added."""
-    every = layouts(geometry, {profile: len(profile.starts) for profile in profiles})
-    return [layout for layout in every if not any(each.profile in profiles for each in room(geometry, layout))]
+    every = enumerate_layouts(geometry, {profile: len(profile.starts) for profile in profiles})
+    return [
+        layout for layout in every if not any(each.profile in profiles for each in free_placements(geometry, layout))
+    ]
 
 
 def plain(gpu: str) -> tuple[MigProfile, ...]:
@@ -66,21 +75,21 @@ def test_the_14_kinds_of_an_a100() -> None:
 
 
 def test_every_layout_that_is_enumerated_is_legal_and_different() -> None:
-    found = list(layouts(H100, {profile: len(profile.starts) for profile in H100.profiles}))
+    found = list(enumerate_layouts(H100, {profile: len(profile.starts) for profile in H100.profiles}))
     assert len(found) == len(set(found)) == 2319
     assert found[0] == frozenset()
-    assert all(fault(H100, layout) is None for layout in found)
+    assert all(layout_problem(H100, layout) is None for layout in found)
 
 
 def test_no_legal_layout_is_left_out() -> None:
     a30 = GEOMETRIES["A30"]
-    places = room(a30, [])
+    places = free_placements(a30, [])
     subsets = [
-        frozenset(place for index, place in enumerate(places) if chosen >> index & 1)
+        frozenset(parse_placement for index, parse_placement in enumerate(places) if chosen >> index & 1)
         for chosen in range(1 << len(places))
     ]
-    legal = {layout for layout in subsets if fault(a30, layout) is None}
-    assert legal == set(layouts(a30, {profile: len(profile.starts) for profile in a30.profiles}))
+    legal = {layout for layout in subsets if layout_problem(a30, layout) is None}
+    assert legal == set(enumerate_layouts(a30, {profile: len(profile.starts) for profile in a30.profiles}))
     assert len(legal) == 76
 
 
@@ -97,21 +106,25 @@ def test_no_legal_layout_is_left_out() -> None:
     ],
 )
 def test_what_can_lie_together(placements: list[str], reason: str | None) -> None:
-    found = fault(H100, lay(*placements))
+    found = layout_problem(H100, lay(*placements))
     assert found == (reason.replace("\\", "") if reason else None)
 
 
 def test_instances_of_another_gpu_have_no_place() -> None:
-    assert fault(H100, lay("3g.20gb@4", gpu="A100-40")) == "3g.20gb@4 is no place of H100-80"
+    assert layout_problem(H100, lay("3g.20gb@4", gpu="A100-40")) == "3g.20gb@4 is not a placement of H100-80"
 
 
 @pytest.mark.parametrize("written", ["3g@2", "3g", "3g@", "3g@x", "3g@-4"])
 def test_a_place_is_written_with_a_start_that_there_is(written: str) -> None:
     with pytest.raises(ConfigError, match=f"'{written}': expected 3g.40gb@START, where START is one of 0, 4"):
-        place(H100, written)
+        parse_placement(H100, written)
 
 
 def test_room_is_what_could_be_added() -> None:
-    assert [str(each) for each in room(H100, lay("4g@0", "2g@4"))] == ["1g.20gb@6", "1g.10gb@6", "1g.10gb+me@6"]
-    assert room(H100, lay("3g@0", "3g@4")) == []
-    assert [str(each) for each in room(H100, lay("3g@4", "2g@0", "1g+me@3"))] == ["1g.10gb@2"]
+    assert [str(each) for each in free_placements(H100, lay("4g@0", "2g@4"))] == [
+        "1g.20gb@6",
+        "1g.10gb@6",
+        "1g.10gb+me@6",
+    ]
+    assert free_placements(H100, lay("3g@0", "3g@4")) == []
+    assert [str(each) for each in free_placements(H100, lay("3g@4", "2g@0", "1g+me@3"))] == ["1g.10gb@2"]

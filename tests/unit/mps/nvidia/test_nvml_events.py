@@ -6,17 +6,17 @@ import pynvml
 import pytest
 
 from sluice.models.errors import ControlFailed
-from sluice.mps.mig.control import MigControl
+from sluice.mps.mig.apply import MigControl
 from sluice.mps.mig.geometry import GEOMETRIES
-from sluice.mps.mig.placements import place
+from sluice.mps.mig.placements import parse_placement
 from sluice.mps.nvidia.device_watch import DeviceWatch
 from sluice.mps.nvidia.nvml import open_nvml
-from sluice.mps.nvidia.nvml_events import DeviceTrouble
+from sluice.mps.nvidia.nvml_events import DeviceFailure
 from sluice.mps.partitions.partition import MpsPartition
 from sluice.mps.supervisor.quarantine import Quarantined, QuarantineSettings
 from sluice.mps.supervisor.recovery import Recovery
-from sluice.mps.supervisor.supervisor import WorkerSpec
 from sluice.mps.supervisor.worker_slot import WorkerSlot
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 from tests.support.fake_nvml import FakeGpu, FakeNvml, installed
 from tests.support.processes import until
 
@@ -26,7 +26,7 @@ H100 = GEOMETRIES["H100-80"]
 
 
 def with_instances(control: MigControl) -> list[str]:
-    return [control.create(GPU0, place(H100, text)) for text in ("3g@4", "1g@0")]
+    return [control.create(GPU0, parse_placement(H100, text)) for text in ("3g@4", "1g@0")]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_fatal_error_takes_the_gpu_and_all_its_instances_along(type: int, data
         migs = with_instances(nvml)
         events = nvml.events()
         fake.tell(first, type, data)
-        assert events.wait(0.01) == DeviceTrouble(frozenset({GPU0, *migs}), f"{GPU0} has {reason}")
+        assert events.wait(0.01) == DeviceFailure(frozenset({GPU0, *migs}), f"{GPU0} has {reason}")
         assert events.wait(0.01) is None
         events.close()
 
@@ -49,7 +49,7 @@ def test_an_error_of_one_instance_leaves_the_others_alone() -> None:
         _, one = with_instances(nvml)
         events = nvml.events()
         fake.tell(first, XID, 95, first.instances[1].id)
-        assert events.wait(0.01) == DeviceTrouble(frozenset({one}), f"{one} has Xid 95")
+        assert events.wait(0.01) == DeviceFailure(frozenset({one}), f"{one} has Xid 95")
         events.close()
 
 
@@ -69,11 +69,11 @@ def test_a_gpu_that_has_fallen_off_the_bus_is_told_once_and_the_other_is_watched
         events = nvml.events()
         assert list(events.watched) == [GPU0, GPU1]
         first.lost = True
-        assert events.wait(0.01) == DeviceTrouble(frozenset({GPU0}), f"{GPU0} has fallen off the bus")
+        assert events.wait(0.01) == DeviceFailure(frozenset({GPU0}), f"{GPU0} has fallen off the bus")
         assert list(events.watched) == [GPU1]
         assert events.wait(0.01) is None
         fake.tell(second, XID, 48)
-        assert events.wait(0.01) == DeviceTrouble(frozenset({GPU1}), f"{GPU1} has Xid 48")
+        assert events.wait(0.01) == DeviceFailure(frozenset({GPU1}), f"{GPU1} has Xid 48")
         events.close()
 
 
@@ -113,7 +113,7 @@ def test_without_a_driver_the_log_says_that_nothing_is_watched(caplog: pytest.Lo
     with installed(FakeNvml()) as fake:
         fake.fail["nvmlInitWithFlags"] = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
         asyncio.run(main())
-    assert "errors of devices are not watched: no NVIDIA driver answers on this machine" in caplog.text
+    assert "devices are not watched for errors: no NVIDIA driver answers on this machine" in caplog.text
 
 
 def test_a_driver_that_fails_while_it_is_watched_is_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -130,7 +130,7 @@ def test_a_driver_that_fails_while_it_is_watched_is_told_in_the_log(caplog: pyte
         watch.start()
         await asyncio.to_thread(until, lambda: fake.watched == {GPU0})
         fake.fail["nvmlEventSetWait_v2"] = pynvml.NVML_ERROR_UNKNOWN
-        await asyncio.to_thread(until, lambda: "errors of devices are not watched" in caplog.text)
+        await asyncio.to_thread(until, lambda: "devices are not watched for errors" in caplog.text)
         await watch.close()
 
     with installed(FakeNvml(FakeGpu())) as fake:
@@ -141,15 +141,15 @@ def test_the_partitions_of_a_device_that_is_lost_are_left_alone_with_the_reason(
     gpu = FakeGpu()
 
     async def main(fake: FakeNvml) -> None:
-        post = WorkerSlot(WorkerSpec(MpsPartition("share", GPU0, 50), (), 4096), 120, lambda *_: None)
-        recovery = Recovery([post], {"share": post}, lambda post: None, QuarantineSettings(), {})
+        slot = WorkerSlot(WorkerSpec(MpsPartition("share", GPU0, 50), (), 4096), 120, lambda *_: None)
+        recovery = Recovery([slot], {"share": slot}, lambda slot: None, QuarantineSettings(), {})
         recovery.start()
         await asyncio.to_thread(until, lambda: fake.watched == {GPU0})
         fake.tell(gpu, XID, 79)
         await asyncio.to_thread(until, lambda: bool(recovery.quarantined))
         assert recovery.quarantined == {"share": Quarantined(60, f"{GPU0} has Xid 79")}
         await recovery.close()
-        post.stop_waiting()
+        slot.cancel_timer()
 
     with installed(FakeNvml(gpu)) as fake:
         asyncio.run(main(fake))

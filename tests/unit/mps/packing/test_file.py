@@ -2,13 +2,13 @@ import pytest
 
 from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_S
-from sluice.mps.packing.file import Profiled, decode_packing
+from sluice.mps.packing.file import ProfileReference, decode_packing
 from sluice.mps.packing.peak_safe import PeakSafe
 from sluice.mps.packing.pp import PeakPrediction
-from sluice.mps.packing.tenant import Device, Phase, Tenant
+from sluice.mps.packing.tenant import Device, MemoryPhase, Tenant
 
 
-def unmeasured(profiled: Profiled) -> int:
+def unmeasured(profiled: ProfileReference) -> int:
     raise AssertionError(f"{profiled} is not to be looked up")
 
 
@@ -27,23 +27,23 @@ models:
     assert file.devices == (Device("gpu0", 16384),)
     assert file.models == (
         Tenant("a", 8192),
-        Tenant("b", 4200, (Phase(4200, NS_PER_S), Phase(3100))),
-        Tenant("c", 9000, (Phase(2700),), (1.0, 2.5)),
+        Tenant("b", 4200, (MemoryPhase(4200, NS_PER_S), MemoryPhase(3100))),
+        Tenant("c", 9000, (MemoryPhase(2700),), (1.0, 2.5)),
     )
     assert (file.policy_name, file.policy) == ("peak_safe", PeakSafe())
 
 
 def test_a_profile_tells_what_a_model_takes() -> None:
     text = "{devices: {gpu: 1}, models: {a: {load_mib: 7, profile: {file: a.json, kind: cpu1, batch: 8}}}}"
-    asked: list[Profiled] = []
+    asked: list[ProfileReference] = []
 
-    def measured(profiled: Profiled) -> int:
+    def measured(profiled: ProfileReference) -> int:
         asked.append(profiled)
         return 5
 
     file = decode_packing(text, "f", measured)
-    assert file.models == (Tenant("a", 7, (Phase(7, NS_PER_S), Phase(5))),)
-    assert asked == [Profiled("a.json", "cpu1", 8)]
+    assert file.models == (Tenant("a", 7, (MemoryPhase(7, NS_PER_S), MemoryPhase(5))),)
+    assert asked == [ProfileReference("a.json", "cpu1", 8)]
 
 
 def test_a_policy_has_parameters() -> None:
@@ -89,12 +89,12 @@ def test_a_policy_has_parameters() -> None:
         ("{devices: {}, models: {a: {request_mib: 1}}}", "f: expected at least one of `models` and one of `devices`"),
         (
             "{devices: {gpu: 1}, models: {a: {serve_mib: 1, usage_mib: [1]}, b: {serve_mib: 1, usage_mib: [1, 2]}}}",
-            "f: models: expected as many samples of each in usage_mib, got 1 of a, 2 of b",
+            "f: models: expected usage_mib with the same number of samples for each, got 1 of a, 2 of b",
         ),
         (
             "{devices: {gpu: 1}, models: {a: {request_mib: 1}}, policy: tightest}",
             "f: policy: expected one of exclusive, best_fit, first_fit_decreasing, cbp, pp, peak_safe, "
-            "or it as `name` with its parameters",
+            "or a mapping with it as `name` and its parameters",
         ),
         (
             "{devices: {gpu: 1}, models: {a: {request_mib: 1}}, policy: {name: cbp, percentile: 101}}",
@@ -111,7 +111,7 @@ def test_a_policy_has_parameters() -> None:
         (
             "{devices: {gpu: 1}, models: {a: {request_mib: 1}}, policy: {name: [pp]}}",
             "f: policy: expected one of exclusive, best_fit, first_fit_decreasing, cbp, pp, peak_safe, "
-            "or it as `name` with its parameters",
+            "or a mapping with it as `name` and its parameters",
         ),
         ("", "f: Expected `object`, got `null`"),
     ],

@@ -6,9 +6,9 @@ from sluice.mps.packing.cbp import CorrelationBased
 from sluice.mps.packing.exclusive import Exclusive
 from sluice.mps.packing.first_fit_decreasing import FirstFitDecreasing
 from sluice.mps.packing.peak_safe import PeakSafe
-from sluice.mps.packing.policy import choose
+from sluice.mps.packing.policy import choose_device
 from sluice.mps.packing.pp import PeakPrediction
-from sluice.mps.packing.tenant import Device, Phase, PlacedTenant, Tenant
+from sluice.mps.packing.tenant import Device, MemoryPhase, PlacedTenant, Tenant
 
 
 def device(name: str, memory_mib: int, *promised: int, used: tuple[float, ...] = ()) -> Device:
@@ -18,34 +18,34 @@ def device(name: str, memory_mib: int, *promised: int, used: tuple[float, ...] =
 
 def job(name: str, *phases: tuple[int, int], request_mib: int = 1) -> Tenant:
     """A job of phases of so many MiB and seconds."""
-    return Tenant(name, request_mib, tuple(Phase(mib, seconds * NS_PER_S) for mib, seconds in phases))
+    return Tenant(name, request_mib, tuple(MemoryPhase(mib, seconds * NS_PER_S) for mib, seconds in phases))
 
 
 def model(name: str, load_mib: int, serve_mib: int) -> Tenant:
-    return Tenant(name, 1, (Phase(load_mib, 10 * NS_PER_S), Phase(serve_mib)))
+    return Tenant(name, 1, (MemoryPhase(load_mib, 10 * NS_PER_S), MemoryPhase(serve_mib)))
 
 
 def test_nobody_shares_an_exclusive_device() -> None:
     policy = Exclusive()
     assert policy.refusal(Tenant("a", 8138), device("gpu", 16276)) is None
-    assert policy.refusal(Tenant("a", 8138), device("gpu", 16276, 1)) == "gpu-0 has it for itself"
-    assert policy.refusal(Tenant("a", 16277), device("gpu", 16276)) == "asks for 16277 MiB of 16276"
+    assert policy.refusal(Tenant("a", 8138), device("gpu", 16276, 1)) == "gpu-0 has the device to itself"
+    assert policy.refusal(Tenant("a", 16277), device("gpu", 16276)) == "requests 16277 MiB of 16276"
 
 
 def test_the_best_fit_leaves_the_least() -> None:
     # The example of gpushare: of devices with 12207, 8138, 4069 and 16276 MiB left the second takes 8138.
     devices = [device("a", 16276, 4069), device("b", 16276, 8138), device("c", 16276, 12207), device("d", 16276)]
-    chosen, refusals = choose(BestFit(), Tenant("model", 8138), devices)
+    chosen, refusals = choose_device(BestFit(), Tenant("model", 8138), devices)
     assert chosen is devices[1]
-    assert refusals == {"c": "takes 8138 MiB, and 4069 of 16276 are not promised"}
+    assert refusals == {"c": "takes 8138 MiB, and 4069 of 16276 are not reserved"}
 
 
 def test_the_best_fit_books_whole_units() -> None:
     gib = BestFit(unit_mib=1024)
-    assert gib.charge_mib(Tenant("model", 6994)) == 7168
+    assert gib.accounted_mib(Tenant("model", 6994)) == 7168
     full = device("gpu", 32510, 6994, 6994, 6994, 6994)
     assert gib.refusal(Tenant("model", 3 * 1024), full) is None
-    assert gib.refusal(Tenant("model", 3 * 1024 + 1), full) == "takes 4096 MiB, and 3072 of 32510 are not promised"
+    assert gib.refusal(Tenant("model", 3 * 1024 + 1), full) == "takes 4096 MiB, and 3072 of 32510 are not reserved"
 
 
 def test_the_largest_request_takes_the_first_device() -> None:
@@ -53,10 +53,10 @@ def test_the_largest_request_takes_the_first_device() -> None:
     small, large, middle = Tenant("s", 100), Tenant("l", 900), Tenant("m", 500)
     assert policy.in_order([small, large, middle]) == [large, middle, small]
     devices = [device("full", 1000, 200), device("empty", 1000)]
-    assert choose(policy, middle, devices) == (devices[0], {})
-    assert choose(policy, large, devices) == (
+    assert choose_device(policy, middle, devices) == (devices[0], {})
+    assert choose_device(policy, large, devices) == (
         devices[1],
-        {"full": "asks for 900 MiB, and 800 of 1000 are not promised to others"},
+        {"full": "requests 900 MiB, and 800 of 1000 are not reserved"},
     )
 
 
@@ -70,11 +70,11 @@ def test_cbp_fills_what_others_leave_idle() -> None:
     quiet = device("gpu", 1000, 1000, used=EVEN)
     assert policy.refusal(Tenant("a", 800), quiet) is None
     assert policy.refusal(Tenant("a", 801), quiet) == (
-        "asks for 801 MiB, and 0 of 1000 are not promised to others; 800 MiB are idle at the 80th percentile"
+        "requests 801 MiB, and 0 of 1000 are not reserved; 800 MiB are idle at the 80th percentile"
     )
     # A tenant whose use was sampled counts for its own percentile.
     assert policy.refusal(Tenant("a", 900, usage=EVEN), quiet) is None
-    assert policy.charge_mib(Tenant("a", 900, usage=UP)) == 260
+    assert policy.accounted_mib(Tenant("a", 900, usage=UP)) == 260
 
 
 def test_cbp_wants_enough_samples_of_steady_memory() -> None:
@@ -135,7 +135,7 @@ def test_pp_makes_no_forecast_of_noise() -> None:
 @pytest.mark.parametrize("policy", [CorrelationBased(), PeakPrediction()])
 def test_the_emptiest_device_is_taken_by_those_that_watch(policy: CorrelationBased | PeakPrediction) -> None:
     devices = [device("a", 1000, used=(300.0,)), device("b", 1000, used=(200.0,)), device("c", 1000, used=(400.0,))]
-    assert choose(policy, Tenant("a", 100), devices)[0] is devices[1]
+    assert choose_device(policy, Tenant("a", 100), devices)[0] is devices[1]
 
 
 def test_a_measured_peak_counts_and_not_the_request() -> None:
@@ -144,7 +144,7 @@ def test_a_measured_peak_counts_and_not_the_request() -> None:
     shared = Device("gpu", 10_000, there)
     assert policy.refusal(model("new", 3488, 3488), shared) is None
     assert (
-        policy.refusal(model("new", 3489, 3489), shared) == "all would come to 9489 MiB, of 10000 less 512 of head-room"
+        policy.refusal(model("new", 3489, 3489), shared) == "all would come to 9489 MiB, of 10000 less 512 of headroom"
     )
     assert policy.refusal(Tenant("never measured", 3489), shared) is not None
 
@@ -178,7 +178,7 @@ def test_a_job_makes_room_for_one_that_grows_after_its_end() -> None:
     def with_old(age_s: int) -> Device:
         return Device("gpu", 8000, (PlacedTenant(job("old", (500, 20), (6000, 100)), age_s * NS_PER_S),))
 
-    assert policy.refusal(new, with_old(99)) == "all would come to 12000 MiB, of 8000 less 0 of head-room"
+    assert policy.refusal(new, with_old(99)) == "all would come to 12000 MiB, of 8000 less 0 of headroom"
     assert policy.refusal(new, with_old(100)) is None
 
 
@@ -193,7 +193,7 @@ def test_the_highest_peak_comes_first_to_the_tightest_place() -> None:
     policy = PeakSafe(headroom_mib=0)
     small, large = model("small", 900, 100), model("large", 1000, 1000)
     assert policy.in_order([small, large]) == [large, small]
-    assert choose(policy, small, [Device("a", 2000), Device("b", 900), Device("c", 800)]) == (
+    assert choose_device(policy, small, [Device("a", 2000), Device("b", 900), Device("c", 800)]) == (
         Device("b", 900),
-        {"c": "all would come to 900 MiB, of 800 less 0 of head-room"},
+        {"c": "all would come to 900 MiB, of 800 less 0 of headroom"},
     )

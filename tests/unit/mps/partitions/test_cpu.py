@@ -3,7 +3,7 @@ import os
 import pytest
 
 from sluice.models.errors import PartitionError
-from sluice.mps.isolation.pinning import environment, pin
+from sluice.mps.isolation.pinning import pin_to_cores, worker_environment
 from sluice.mps.partitions.cpu import available_cores, check_partitions, default_partitions
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition
 
@@ -30,7 +30,7 @@ def test_fewer_partitions_share_all_cores_evenly() -> None:
 @pytest.mark.usefixtures("six_cores")
 @pytest.mark.parametrize("count", [0, 7, -1])
 def test_a_count_of_partitions_that_the_cores_cannot_carry_is_refused(count: int) -> None:
-    with pytest.raises(PartitionError, match=f"cannot make {count} partitions of 6 cores, expected 1 to 6"):
+    with pytest.raises(PartitionError, match=f"partitions: expected 1 to 6, one for each core, got {count}"):
         default_partitions(count)
 
 
@@ -40,9 +40,9 @@ def test_a_count_of_partitions_that_the_cores_cannot_carry_is_refused(count: int
     [
         (CpuPartition("a", (1,)), "partition a: the name is used twice"),
         (CpuPartition("b", ()), "partition b: it has no cores"),
-        (CpuPartition("b", (1, 0)), "partition b: core 0 belongs to partition a already"),
-        (CpuPartition("b", (1, 1)), "partition b: core 1 belongs to partition b already"),
-        (CpuPartition("b", (3,)), r"partition b: core 3 is not available, expected some of \[0, 1, 2, 5, 6, 7\]"),
+        (CpuPartition("b", (1, 0)), "partition b: core 0 already belongs to partition a"),
+        (CpuPartition("b", (1, 1)), "partition b: core 1 already belongs to partition b"),
+        (CpuPartition("b", (3,)), r"partition b: core 3 is not available; expected some of \[0, 1, 2, 5, 6, 7\]"),
     ],
 )
 def test_partitions_that_cannot_be_are_named(second: CpuPartition, reason: str) -> None:
@@ -64,7 +64,7 @@ def test_pinning_reports_what_the_kernel_says() -> None:
     before = os.sched_getaffinity(0)
     last = max(before)
     try:
-        assert pin([last]) == (last,)
+        assert pin_to_cores([last]) == (last,)
         assert available_cores() == (last,)
     finally:
         os.sched_setaffinity(0, before)
@@ -72,7 +72,7 @@ def test_pinning_reports_what_the_kernel_says() -> None:
 
 def test_pinning_to_a_core_that_is_not_there_is_refused() -> None:
     with pytest.raises(PartitionError, match=r"cannot pin to cores \[1000\]"):
-        pin([1000])
+        pin_to_cores([1000])
 
 
 @pytest.mark.usefixtures("six_cores")
@@ -83,18 +83,18 @@ def test_host_cores_of_gpu_partitions_may_be_anybodys_but_have_to_be_there() -> 
 
 
 def test_array_libraries_of_a_worker_have_one_thread() -> None:
-    assert environment(CpuPartition("cpu0", (0,))) == dict.fromkeys(
+    assert worker_environment(CpuPartition("cpu0", (0,))) == dict.fromkeys(
         ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
     )
 
 
 def test_a_worker_on_a_mig_instance_sees_that_alone_and_no_mps_daemon() -> None:
-    variables = environment(MigPartition("mig0", "MIG-1", "1g.10gb"))
+    variables = worker_environment(MigPartition("mig0", "MIG-1", "1g.10gb"))
     assert (variables["CUDA_VISIBLE_DEVICES"], variables["CUDA_MPS_PIPE_DIRECTORY"]) == ("MIG-1", "/nonexistent")
 
 
 def test_a_worker_under_mps_has_its_share_of_its_device() -> None:
-    variables = environment(MpsPartition("mps0", "GPU-1", 25, 1024))
+    variables = worker_environment(MpsPartition("mps0", "GPU-1", 25, 1024))
     assert variables["CUDA_VISIBLE_DEVICES"] == "GPU-1"
     assert variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
     assert variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=1024M"

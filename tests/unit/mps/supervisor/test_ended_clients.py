@@ -7,11 +7,12 @@ from typing import Any, cast
 import pytest
 
 from sluice.mps.daemon.control import MpsControl
-from sluice.mps.ipc.messages import LoadedModel
+from sluice.mps.ipc.messages import LoadResult
 from sluice.mps.partitions.partition import MpsPartition
 from sluice.mps.supervisor import recovery, supervisor
 from sluice.mps.supervisor.process import WorkerProcess
-from sluice.mps.supervisor.supervisor import Supervisor, WorkerSpec
+from sluice.mps.supervisor.supervisor import Supervisor
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 from tests.support.virtual_time import VirtualLoop, run_virtual
 from tests.unit.mps.supervisor.test_hand_over import SLOW, A, B, Bench, C
 
@@ -31,7 +32,7 @@ async def never_loaded(bench: Bench) -> None:
 
 async def in_vain(bench: Bench) -> None:
     done, _ = bench.resize(MORE)
-    bench.supervisor.keep("half", "it was given up")
+    bench.supervisor.cancel_replacement("half", "it was given up")
     await asyncio.wait([done])
     assert str(done.exception()) == "it was given up"
 
@@ -51,8 +52,8 @@ async def stopped(bench: Bench) -> None:
         (never_ready, 1, "not ready within 120 s"),
         (never_loaded, 0, "it did not load a model within 120 s"),
         (in_vain, 1, "it was given up"),
-        (recycled, 0, "its memory is given back"),
-        (stopped, 0, "it did not end in time"),
+        (recycled, 0, "it is recycled to free its memory"),
+        (stopped, 0, "it did not exit in time"),
     ],
 )
 def test_the_daemon_destroys_its_contexts(
@@ -72,7 +73,7 @@ def test_the_daemon_destroys_its_contexts(
         monkeypatch.setattr(recovery, "end_client", end_client)
         bench.supervisor.recovery.start = lambda: None  # type: ignore[method-assign]  # there is no device to watch
         bench.supervisor.start()
-        bench.made[0].come_up(LoadedModel("a", SLOW), LoadedModel("b", SLOW))
+        bench.made[0].come_up(LoadResult("a", SLOW), LoadResult("b", SLOW))
         await happens(bench)
         await asyncio.sleep(0)
         assert ended == [(bench.made[number], reason)]

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from sluice.models.errors import ControlFailed
 from sluice.mps.daemon.control import MpsClient, MpsControl
-from sluice.mps.supervisor.fault_domain import answering, end_clients
+from sluice.mps.supervisor.fault_domain import end_clients, wait_until_answering
 
 REASON = "CUDA failure 700: an illegal memory access was encountered"
 
@@ -16,7 +16,7 @@ class Worker:
 
     def __init__(self, name: str, told: list[str], *, drains: bool, mortal: bool = True) -> None:
         self.name = name
-        self.gone = asyncio.Event()
+        self.exited = asyncio.Event()
         self._told = told
         self._drains = drains
         self._mortal = mortal
@@ -25,13 +25,13 @@ class Worker:
         assert reason == REASON
         self._told.append(f"drain {self.name}")
         if self._drains:
-            self.gone.set()
+            self.exited.set()
 
     def kill(self, reason: str) -> None:
         assert reason == REASON
         self._told.append(f"kill {self.name}")
         if self._mortal:
-            self.gone.set()
+            self.exited.set()
 
 
 class Daemon:
@@ -131,5 +131,5 @@ def test_a_daemon_that_is_started_again_is_waited_for_but_not_for_ever() -> None
             if self.refusals >= 0:
                 raise ControlFailed("Cannot find MPS control daemon process")
 
-    assert asyncio.run(answering(cast(MpsControl, Restarting(1)), 60))
-    assert not asyncio.run(answering(cast(MpsControl, Restarting(100)), 0.01))
+    assert asyncio.run(wait_until_answering(cast(MpsControl, Restarting(1)), 60))
+    assert not asyncio.run(wait_until_answering(cast(MpsControl, Restarting(100)), 0.01))

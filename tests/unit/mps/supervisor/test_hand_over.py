@@ -12,22 +12,23 @@ from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.messages import (
     AddModel,
+    BatchFinished,
     BatchRefused,
-    Done,
+    BatchWithdrawn,
     DropModel,
     FromWorker,
-    LoadedModel,
+    LoadResult,
     ModelAdded,
     ModelDropped,
     ModelFile,
-    Ready,
-    Revoked,
+    WorkerReady,
 )
 from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import CpuPartition, Partition
 from sluice.mps.supervisor import supervisor
 from sluice.mps.supervisor.process import WorkerProcess
-from sluice.mps.supervisor.supervisor import Supervisor, WorkerSpec
+from sluice.mps.supervisor.supervisor import Supervisor
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 from tests.support.virtual_time import VirtualLoop, run_virtual
 
 A, B, C = (ModelFile(key, f"{key}.onnx", "onnxruntime", (1,), batchable=True) for key in "abc")
@@ -49,14 +50,14 @@ class Process:
         self.killed: list[str] = []
         self.closed = False
         self.wedged = False
-        self.gone = asyncio.Event()
+        self.exited = asyncio.Event()
         self._say = on_message
         self._end = on_exit
 
     def send(self, message: Any, fds: Sequence[int] = ()) -> None:
         self.sent.append(message)
 
-    def take_in(self) -> None:
+    def deliver_pending(self) -> None:
         """Nothing has arrived that was not said."""
 
     def kill(self, reason: str) -> None:
@@ -65,19 +66,19 @@ class Process:
     def close(self) -> None:
         self.closed = True
         if not self.wedged:
-            self.gone.set()
+            self.exited.set()
 
     def end(self, reason: str) -> None:
-        self.gone.set()
+        self.exited.set()
         self._end(reason)
 
     def say(self, message: FromWorker) -> None:
         self._say(message, ())
 
-    def come_up(self, *models: LoadedModel, cores: tuple[int, ...] | None = None) -> None:
+    def come_up(self, *models: LoadResult, cores: tuple[int, ...] | None = None) -> None:
         output = Region.create("sluice-test-outputs", 4096)
         evidence = Evidence(self.partition.cores if cores is None else cores)
-        self._say(Ready(1, evidence.cores, len(evidence.cores), models, evidence), (os.dup(output.fd),))
+        self._say(WorkerReady(1, evidence.cores, len(evidence.cores), models, evidence), (os.dup(output.fd),))
         output.close()
 
     @property
@@ -101,7 +102,7 @@ class Bench:
 
     def start(self) -> None:
         self.supervisor.start()
-        self.made[0].come_up(LoadedModel("a", SLOW), LoadedModel("b", SLOW))
+        self.made[0].come_up(LoadResult("a", SLOW), LoadResult("b", SLOW))
         self.made[1].come_up()
         self.told.clear()
 
@@ -109,14 +110,19 @@ class Bench:
         done = self.supervisor.resize(partition, {})
         return done, self.made[-1]
 
-    def worker_ready(self, partition: str, worker: WorkerProcess, ready: Ready, output_region: int) -> None:
+    def worker_ready(self, partition: str, worker: WorkerProcess, ready: WorkerReady, output_region: int) -> None:
         self.told.append(f"{partition} ready")
 
     def worker_lost(self, partition: str, reason: str) -> None:
         self.told.append(f"{partition} lost: {reason}")
 
     def worker_replaced(
-        self, partition: str, worker: WorkerProcess, ready: Ready, output_region: int, tables: dict[str, LatencyTable]
+        self,
+        partition: str,
+        worker: WorkerProcess,
+        ready: WorkerReady,
+        output_region: int,
+        tables: dict[str, LatencyTable],
     ) -> None:
         self.told.append(f"{partition} has cores {list(worker.partition.cores)}")
         self.tables = tables
@@ -124,13 +130,13 @@ class Bench:
     def worker_gone(self, worker: WorkerProcess, reason: str) -> None:
         self.told.append(f"the one on {list(worker.partition.cores)} is gone: {reason}")
 
-    def model_loaded(self, partition: str, model: LoadedModel) -> None:
+    def model_loaded(self, partition: str, model: LoadResult) -> None:
         self.told.append(f"{partition} loaded {model.key}")
 
     def model_unloaded(self, partition: str, key: str) -> None:
         self.told.append(f"{partition} unloaded {key}")
 
-    def message(self, partition: str, message: Done | BatchRefused | Revoked) -> None:
+    def message(self, partition: str, message: BatchFinished | BatchRefused | BatchWithdrawn) -> None:
         self.told.append(f"{partition}: batch {message.batch}")
 
 
@@ -160,14 +166,14 @@ def test_a_worker_takes_over_with_all_models_and_the_one_before_ends_when_it_is_
         done, successor = bench.resize()
         assert (successor.sent[0].partition, [file.key for file in successor.sent[0].models]) == (LARGE, ["a", "b"])
         assert [file.table for file in successor.sent[0].models] == [None, None]
-        bench.made[0].say(Revoked(7))
+        bench.made[0].say(BatchWithdrawn(7))
         assert not done.done()
-        successor.come_up(LoadedModel("a", FAST), LoadedModel("b", FAST))
+        successor.come_up(LoadResult("a", FAST), LoadResult("b", FAST))
         await done
         assert (bench.told, bench.tables) == (["cpu0: batch 7", "cpu0 has cores [0, 1]"], {"a": FAST, "b": FAST})
         # Both answer now.
-        bench.made[0].say(Revoked(8))
-        successor.say(Revoked(9))
+        bench.made[0].say(BatchWithdrawn(8))
+        successor.say(BatchWithdrawn(9))
         bench.supervisor.load("cpu0", C)
         assert (bench.made[0].changes, [change.file.key for change in successor.changes]) == ([], ["c"])  # type: ignore[union-attr]
         bench.supervisor.retire(bench.made[0])  # type: ignore[arg-type]
@@ -181,7 +187,7 @@ def test_a_worker_takes_over_with_all_models_and_the_one_before_ends_when_it_is_
 def test_the_worker_that_took_over_is_restarted_on_its_share(benched: Run) -> None:
     async def conversation(bench: Bench) -> None:
         _, successor = bench.resize()
-        successor.come_up(LoadedModel("a", FAST), LoadedModel("b", FAST))
+        successor.come_up(LoadResult("a", FAST), LoadResult("b", FAST))
         successor.end("it was killed")
         await asyncio.sleep(1)
         assert (bench.made[-1].partition, [file.table for file in bench.made[-1].sent[0].models]) == (
@@ -196,10 +202,10 @@ def test_the_worker_that_took_over_is_restarted_on_its_share(benched: Run) -> No
 def test_one_that_does_not_end_is_killed(benched: Run) -> None:
     async def conversation(bench: Bench) -> None:
         _, successor = bench.resize()
-        successor.come_up(LoadedModel("a", FAST), LoadedModel("b", FAST))
+        successor.come_up(LoadResult("a", FAST), LoadResult("b", FAST))
         bench.supervisor.retire(bench.made[0])  # type: ignore[arg-type]
         await asyncio.sleep(5.1)
-        assert bench.made[0].killed == ["it did not end in time"]
+        assert bench.made[0].killed == ["it did not exit in time"]
 
     benched(conversation)
 
@@ -209,18 +215,18 @@ def test_one_that_does_not_end_is_killed(benched: Run) -> None:
     [
         (lambda bench: bench.made[2].end("it was killed by SIGKILL"), "it was killed by SIGKILL"),
         (
-            lambda bench: bench.made[2].come_up(LoadedModel("a", FAST), LoadedModel("b", None, "out of memory")),
+            lambda bench: bench.made[2].come_up(LoadResult("a", FAST), LoadResult("b", None, "out of memory")),
             "model b does not load there: out of memory",
         ),
         (
-            lambda bench: bench.made[2].come_up(LoadedModel("a", FAST), LoadedModel("b", FAST), cores=(0,)),
-            "the new worker does not prove its share: the worker runs on cores 0, expected 0, 1",
+            lambda bench: bench.made[2].come_up(LoadResult("a", FAST), LoadResult("b", FAST), cores=(0,)),
+            "the partition of the new worker is not enforced: the worker runs on cores 0, expected 0, 1",
         ),
         (
             lambda bench: bench.made[0].end("it crashed"),
-            "the worker whose place it was to take was lost: it crashed",
+            "the worker that it was to replace was lost: it crashed",
         ),
-        (lambda bench: bench.supervisor.keep("cpu0", "it was given up"), "it was given up"),
+        (lambda bench: bench.supervisor.cancel_replacement("cpu0", "it was given up"), "it was given up"),
     ],
 )
 def test_when_the_new_worker_cannot_take_over_all_stays_as_it_is(
@@ -232,14 +238,14 @@ def test_when_the_new_worker_cannot_take_over_all_stays_as_it_is(
         with pytest.raises(PartitionError) as refusal:
             await done
         assert str(refusal.value) == reason
-        assert successor.killed == ([] if successor.gone.is_set() else [reason])
-        if not successor.gone.is_set():
+        assert successor.killed == ([] if successor.exited.is_set() else [reason])
+        if not successor.exited.is_set():
             successor.end("it was killed")
         bench.supervisor.load("cpu0", C)
         assert "has cores" not in " ".join(bench.told)
         await asyncio.sleep(1)
-        again, _ = bench.resize() if not bench.made[0].gone.is_set() else (done, successor)
-        bench.supervisor.keep("cpu0", "it was given up")
+        again, _ = bench.resize() if not bench.made[0].exited.is_set() else (done, successor)
+        bench.supervisor.cancel_replacement("cpu0", "it was given up")
         assert again.exception() is not None
 
     benched(conversation)
@@ -256,10 +262,10 @@ def test_when_both_die_the_partition_has_its_share_again_and_can_be_resized_agai
         assert "it was killed by SIGKILL" in str(done.exception())
         await asyncio.sleep(1)
         assert [each.partition for each in bench.made[3:]] == [SMALL]
-        bench.made[3].come_up(LoadedModel("a", SLOW), LoadedModel("b", SLOW))
+        bench.made[3].come_up(LoadResult("a", SLOW), LoadResult("b", SLOW))
         assert bench.told == ["cpu0 lost: it was killed by SIGKILL", "cpu0 ready"]
         again, successor = bench.resize()
-        successor.come_up(LoadedModel("a", FAST), LoadedModel("b", FAST))
+        successor.come_up(LoadResult("a", FAST), LoadResult("b", FAST))
         await again
         assert bench.told[2:] == ["cpu0 has cores [0, 1]"]
         bench.supervisor.retire(bench.made[3])  # type: ignore[arg-type]
@@ -273,12 +279,12 @@ def test_what_is_loaded_and_unloaded_meanwhile_is_so_on_the_new_worker_before_it
         done, successor = bench.resize()
         bench.supervisor.load("cpu0", C)
         bench.supervisor.unload("cpu0", "a")
-        successor.come_up(LoadedModel("a", FAST), LoadedModel("b", FAST))
-        first.say(ModelAdded(LoadedModel("c", SLOW)))
+        successor.come_up(LoadResult("a", FAST), LoadResult("b", FAST))
+        first.say(ModelAdded(LoadResult("c", SLOW)))
         assert successor.changes == []  # the first one is not done
         first.say(ModelDropped("a"))
         assert successor.changes == [AddModel(C), DropModel("a")]
-        successor.say(ModelAdded(LoadedModel("c", FAST)))
+        successor.say(ModelAdded(LoadResult("c", FAST)))
         successor.say(ModelDropped("a"))
         await done
         assert bench.told == ["cpu0 loaded c", "cpu0 unloaded a", "cpu0 has cores [0, 1]"]
@@ -292,9 +298,9 @@ def test_a_model_that_no_worker_could_load_is_no_reason(benched: Run) -> None:
     async def conversation(bench: Bench) -> None:
         bench.made[0].end("it crashed")
         await asyncio.sleep(1)
-        bench.made[2].come_up(LoadedModel("a", SLOW), LoadedModel("b", None, "it is broken"))
+        bench.made[2].come_up(LoadResult("a", SLOW), LoadResult("b", None, "it is broken"))
         done, successor = bench.resize()
-        successor.come_up(LoadedModel("a", FAST), LoadedModel("b", None, "it is broken"))
+        successor.come_up(LoadResult("a", FAST), LoadResult("b", None, "it is broken"))
         await done
         assert bench.tables == {"a": FAST}
         bench.supervisor.retire(bench.made[2])  # type: ignore[arg-type]
@@ -306,7 +312,7 @@ def test_a_model_that_is_on_its_way_out_is_no_reason_and_is_not_loaded_again(ben
     async def conversation(bench: Bench) -> None:
         done, successor = bench.resize()
         bench.supervisor.unload("cpu0", "b")
-        successor.come_up(LoadedModel("a", FAST), LoadedModel("b", None, "out of memory"))
+        successor.come_up(LoadResult("a", FAST), LoadResult("b", None, "out of memory"))
         bench.made[0].say(ModelDropped("b"))
         await done
         assert bench.tables == {"a": FAST}
@@ -324,7 +330,7 @@ def test_what_a_profile_says_of_the_new_share_counts_as_it_is(benched: Run) -> N
         bench.supervisor.resize(LARGE, {"a": stored})
         successor = bench.made[-1]
         assert [file.table for file in successor.sent[0].models] == [stored, None]
-        successor.come_up(LoadedModel("a", stored), LoadedModel("b", FAST))
+        successor.come_up(LoadResult("a", stored), LoadResult("b", FAST))
         assert bench.tables == {"a": stored, "b": FAST}
         bench.supervisor.retire(bench.made[0])  # type: ignore[arg-type]
 
@@ -349,10 +355,10 @@ def test_latencies_are_no_worse_than_in_proportion_to_the_share(benched: Run) ->
     async def conversation(bench: Bench) -> None:
         noisy = LatencyTable.from_ms({1: 9.0})
         _, grown = bench.resize()
-        grown.come_up(LoadedModel("a", noisy), LoadedModel("b", FAST))
+        grown.come_up(LoadResult("a", noisy), LoadResult("b", FAST))
         assert bench.tables == {"a": SLOW, "b": FAST}
         _, shrunk = bench.resize(CpuPartition("cpu0", (1,)))
-        shrunk.come_up(LoadedModel("a", noisy), LoadedModel("b", noisy))
+        shrunk.come_up(LoadResult("a", noisy), LoadResult("b", noisy))
         assert bench.tables == {"a": LatencyTable.from_ms({1: 8.0}), "b": SLOW}
         for process in (bench.made[0], grown):
             bench.supervisor.retire(process)  # type: ignore[arg-type]
@@ -362,18 +368,18 @@ def test_latencies_are_no_worse_than_in_proportion_to_the_share(benched: Run) ->
 
 def test_cores_of_others_and_a_second_worker_at_a_time_are_refused(benched: Run) -> None:
     async def conversation(bench: Bench) -> None:
-        with pytest.raises(PartitionError, match="core 2 belongs to partition cpu0 already"):
+        with pytest.raises(PartitionError, match="core 2 already belongs to partition cpu0"):
             bench.resize(CpuPartition("cpu0", (0, 2)))
         done, _ = bench.resize()
-        with pytest.raises(PartitionError, match="partition cpu0: it is being resized already"):
+        with pytest.raises(PartitionError, match="partition cpu0: a resize is already under way"):
             bench.resize()
-        with pytest.raises(PartitionError, match="core 1 belongs to partition cpu1 already"):
+        with pytest.raises(PartitionError, match="core 1 already belongs to partition cpu1"):
             bench.resize(CpuPartition("cpu1", (1, 2)))
         assert len(bench.made) == 3
-        bench.supervisor.keep("cpu0", "it was given up")
+        bench.supervisor.cancel_replacement("cpu0", "it was given up")
         assert done.exception() is not None
         bench.made[0].end("it crashed")
-        with pytest.raises(PartitionError, match="partition cpu0: its worker is not up"):
+        with pytest.raises(PartitionError, match="partition cpu0: its worker is not ready"):
             bench.resize()
 
     benched(conversation)

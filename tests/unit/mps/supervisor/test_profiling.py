@@ -7,10 +7,10 @@ import pytest
 from sluice.models.errors import BackendFailed, PartitionError
 from sluice.mps.ipc.messages import ModelFile
 from sluice.mps.partitions.cpu import available_cores, default_partitions
-from sluice.mps.partitions.isolation_report import shortfalls
+from sluice.mps.partitions.isolation_report import isolation_violations
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition, ShareMode
 from sluice.mps.supervisor import profiling
-from sluice.mps.supervisor.profiling import measure_on, measured_as, time_on
+from sluice.mps.supervisor.profiling import as_measured, measure_on, time_on
 from tests.support.onnx_models import save_mlp
 
 NOISE = """
@@ -45,7 +45,7 @@ def test_what_a_library_prints_is_no_part_of_the_result(tmp_path: Path, capfd: p
     measured = measure_on(partition, file(model, 1, 4))
     assert measured.measurement is not None
     assert [cell.batch for cell in measured.measurement.cells] == [1, 4]
-    assert shortfalls(partition, measured.evidence) == []
+    assert isolation_violations(partition, measured.evidence) == []
     assert capfd.readouterr().out == ""
 
 
@@ -94,7 +94,7 @@ def test_a_partition_that_cannot_be_had_is_told(tmp_path: Path) -> None:
 
 def test_an_elastic_share_is_measured_as_what_it_is_promised() -> None:
     elastic = MpsPartition("half", "GPU-1", 50, mode=ShareMode.ELASTIC)
-    assert measured_as(elastic) == MpsPartition("half", "GPU-1", 50)
+    assert as_measured(elastic) == MpsPartition("half", "GPU-1", 50)
     for mode in (ShareMode.HARD, ShareMode.STATIC, ShareMode.UNCAPPED):
         share = MpsPartition("half", "GPU-1", 50, mode=mode)
-        assert measured_as(share) is share
+        assert as_measured(share) is share

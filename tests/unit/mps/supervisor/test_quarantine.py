@@ -8,20 +8,20 @@ SETTINGS = QuarantineSettings(faults=3, within_s=10, first_s=60, last_s=200)
 
 
 def faults(quarantine: Quarantine, *seconds: float, partition: str = "a") -> list[float | None]:
-    return [quarantine.faulted(partition, "it was killed", second) for second in seconds]
+    return [quarantine.worker_lost(partition, "it was killed", second) for second in seconds]
 
 
 def test_a_partition_that_faults_often_enough_in_a_short_time_is_left_alone() -> None:
     quarantine = Quarantine("ab", SETTINGS)
     assert faults(quarantine, 0, 5, 9) == [None, None, 60]
     reason = "its worker was lost 3 times within 10 s: it was killed"
-    assert quarantine.present == {"a": Quarantined(60, reason)}
+    assert quarantine.partitions == {"a": Quarantined(60, reason)}
 
 
 def test_faults_that_are_far_apart_are_nothing_but_bad_luck() -> None:
     quarantine = Quarantine("ab", SETTINGS)
     assert faults(quarantine, 0, 6, 12, 18, 24) == [None] * 5
-    assert quarantine.present == {}
+    assert quarantine.partitions == {}
 
 
 def test_one_fault_on_probation_puts_it_back_for_twice_as_long_up_to_the_longest_time() -> None:
@@ -29,9 +29,9 @@ def test_one_fault_on_probation_puts_it_back_for_twice_as_long_up_to_the_longest
     faults(quarantine, 0, 1, 2)
     waits = []
     for second in (100, 300, 600):
-        quarantine.over("a")
-        assert quarantine.present == {}
-        quarantine.ready("a", second)
+        quarantine.release("a")
+        assert quarantine.partitions == {}
+        quarantine.worker_ready("a", second)
         waits += faults(quarantine, second + 5)
     assert waits == [120, 200, 200]
 
@@ -39,15 +39,15 @@ def test_one_fault_on_probation_puts_it_back_for_twice_as_long_up_to_the_longest
 def test_a_worker_that_stays_up_ends_the_probation() -> None:
     quarantine = Quarantine("ab", SETTINGS)
     faults(quarantine, 0, 1, 2)
-    quarantine.over("a")
-    quarantine.ready("a", 100)
+    quarantine.release("a")
+    quarantine.worker_ready("a", 100)
     assert faults(quarantine, 110, 111, 112) == [None, None, 60]
 
 
 def test_one_that_does_not_come_up_is_put_back_at_once() -> None:
     quarantine = Quarantine("ab", SETTINGS)
     faults(quarantine, 0, 1, 2)
-    quarantine.over("a")
+    quarantine.release("a")
     assert faults(quarantine, 500) == [120]
 
 
@@ -55,14 +55,14 @@ def test_the_last_partition_goes_on_whatever_happens() -> None:
     quarantine = Quarantine("ab", SETTINGS)
     assert faults(quarantine, 0, 1, 2, partition="b") == [None, None, 60]
     assert faults(quarantine, 0, 1, 2, 3) == [None] * 4
-    quarantine.over("b")
+    quarantine.release("b")
     assert faults(quarantine, 4) == [60]
 
 
 def test_a_lost_device_is_left_alone_even_if_it_is_the_last() -> None:
     quarantine = Quarantine("a", SETTINGS)
     assert quarantine.device_lost("a", "GPU-5d1f is lost: XID 79") == 60
-    assert quarantine.present == {"a": Quarantined(60, "GPU-5d1f is lost: XID 79")}
+    assert quarantine.partitions == {"a": Quarantined(60, "GPU-5d1f is lost: XID 79")}
 
 
 def test_with_no_number_of_faults_nothing_is_left_alone() -> None:

@@ -12,8 +12,8 @@ from sluice.mps.supervisor import recovery
 from sluice.mps.supervisor.process import WorkerProcess
 from sluice.mps.supervisor.quarantine import QuarantineSettings
 from sluice.mps.supervisor.recovery import Recovery
-from sluice.mps.supervisor.supervisor import WorkerSpec
 from sluice.mps.supervisor.worker_slot import WorkerSlot
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 from tests.support.virtual_time import VirtualLoop, run_virtual
 
 KILLED = "the worker was killed by SIGKILL"
@@ -33,12 +33,12 @@ class Worker:
     """A process that ends when `drained`, or at once when it is killed."""
 
     def __init__(self, ended: Callable[[str], None]) -> None:
-        self.gone = asyncio.Event()
+        self.exited = asyncio.Event()
         self.told: list[str] = []
         self._ended = ended
 
     def end(self, reason: str) -> None:
-        self.gone.set()
+        self.exited.set()
         self._ended(reason)
 
     def close(self, reason: str = "") -> None:
@@ -54,27 +54,27 @@ class World:
 
     def __init__(self, loop: VirtualLoop, partitions: Sequence[Partition], controls: Sequence[str] = ()) -> None:
         self._loop = loop
-        self.posts = {each.name: WorkerSlot(WorkerSpec(each, (), 4096), 120, self.end) for each in partitions}
+        self.slots = {each.name: WorkerSlot(WorkerSpec(each, (), 4096), 120, self.end) for each in partitions}
         known = {device: cast(MpsControl, object()) for device in controls}
-        self.recovery = Recovery(list(self.posts.values()), self.posts, self.launch, SETTINGS, known)
+        self.recovery = Recovery(list(self.slots.values()), self.slots, self.launch, SETTINGS, known)
         self.launched: list[tuple[str, float]] = []
         self.workers: dict[str, Worker] = {}
         self.said: list[str] = []
-        for post in self.posts.values():
-            self.launch(post)
+        for slot in self.slots.values():
+            self.launch(slot)
         self.launched.clear()
 
-    def launch(self, post: WorkerSlot) -> None:
-        self.launched.append((post.name, round(self._loop.time(), 3)))
-        worker = self.workers[post.name] = Worker(lambda reason: self.lost(post, reason))
-        post.process = cast(WorkerProcess, worker)
+    def launch(self, slot: WorkerSlot) -> None:
+        self.launched.append((slot.name, round(self._loop.time(), 3)))
+        worker = self.workers[slot.name] = Worker(lambda reason: self.lost(slot, reason))
+        slot.process = cast(WorkerProcess, worker)
 
-    def lost(self, post: WorkerSlot, reason: str) -> None:
-        post.lost()
-        self.said.append(self.recovery.lost(post, reason))
+    def lost(self, slot: WorkerSlot, reason: str) -> None:
+        slot.process_lost()
+        self.said.append(self.recovery.worker_lost(slot, reason))
 
     def end(self, name: str, process: WorkerProcess, reason: str) -> None:
-        self.recovery.end(name, process, reason)
+        self.recovery.end_worker(name, process, reason)
 
     def context_lost(self, name: str) -> dict[str, str]:
         return self.recovery.context_lost(name, cast(WorkerProcess, self.workers[name]), FAULT)
@@ -95,7 +95,7 @@ async def at_once(control: MpsControl) -> bool:
 
 @pytest.fixture(autouse=True)
 def _daemons_answer_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "answering", at_once)
+    monkeypatch.setattr(recovery, "wait_until_answering", at_once)
 
 
 def test_a_partition_in_quarantine_is_tried_again_when_that_is_over() -> None:
@@ -119,8 +119,8 @@ def test_what_was_ended_on_purpose_is_not_held_against_a_partition() -> None:
     async def main(loop: VirtualLoop) -> None:
         world = World(loop, CPUS)
         for _ in range(5):
-            world.recovery.excuse("cpu0")
-            world.posts["cpu0"].back_off.ready(0)
+            world.recovery.expect_exit("cpu0")
+            world.slots["cpu0"].back_off.ready(0)
             await world.lose("cpu0")
             await asyncio.sleep(8)
         assert list(world.recovery.quarantined) == []
@@ -178,14 +178,14 @@ def test_a_client_that_hangs_is_ended_in_order_and_nobody_else_goes_along(monkey
             world.workers["a"].end("it hangs")
 
         monkeypatch.setattr(recovery, "end_client", end_client)
-        world.recovery.end("a", hung, "it hangs")
-        world.recovery.end("a", hung, "it still hangs")
+        world.recovery.end_worker("a", hung, "it hangs")
+        world.recovery.end_worker("a", hung, "it still hangs")
         loop.call_later(3, exits)
         await asyncio.sleep(10)
         assert world.launched == [("a", 3)]
         assert [world.workers[name].told for name in ("b", "c", "cpu0")] == [[], [], []]
         on_cores = world.workers["cpu0"]
-        world.recovery.end("cpu0", cast(WorkerProcess, on_cores), "it hangs")
+        world.recovery.end_worker("cpu0", cast(WorkerProcess, on_cores), "it hangs")
         assert on_cores.told == ["kill"]
 
     run(main)

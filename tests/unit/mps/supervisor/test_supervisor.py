@@ -9,11 +9,20 @@ import pytest
 
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.ipc.arena import Region
-from sluice.mps.ipc.messages import BatchRefused, Done, FromWorker, LoadedModel, ModelFile, Ready, Revoked
+from sluice.mps.ipc.messages import (
+    BatchFinished,
+    BatchRefused,
+    BatchWithdrawn,
+    FromWorker,
+    LoadResult,
+    ModelFile,
+    WorkerReady,
+)
 from sluice.mps.partitions.partition import CpuPartition, Partition
 from sluice.mps.supervisor import supervisor
 from sluice.mps.supervisor.process import WorkerProcess
-from sluice.mps.supervisor.supervisor import Supervisor, WorkerSpec
+from sluice.mps.supervisor.supervisor import Supervisor
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 from tests.support.virtual_time import VirtualLoop, run_virtual
 
 A, B = (ModelFile(key, f"{key}.onnx", "onnxruntime", (1,), batchable=True) for key in "ab")
@@ -34,14 +43,14 @@ class Process:
         self.sent: list[Any] = []
         self.say = on_message
         self.end = on_exit
-        self.gone = asyncio.Event()
+        self.exited = asyncio.Event()
         self.made.append(self)
 
     def send(self, message: Any, fds: Sequence[int] = ()) -> None:
         self.sent.append(message)
 
     def close(self) -> None:
-        self.gone.set()
+        self.exited.set()
 
 
 class Owner:
@@ -49,22 +58,27 @@ class Owner:
 
     ready = 0
 
-    def worker_ready(self, partition: str, worker: WorkerProcess, ready: Ready, output_region: int) -> None:
+    def worker_ready(self, partition: str, worker: WorkerProcess, ready: WorkerReady, output_region: int) -> None:
         self.ready += 1
 
     def worker_lost(self, partition: str, reason: str) -> None: ...
 
     def worker_replaced(
-        self, partition: str, worker: WorkerProcess, ready: Ready, output_region: int, tables: dict[str, LatencyTable]
+        self,
+        partition: str,
+        worker: WorkerProcess,
+        ready: WorkerReady,
+        output_region: int,
+        tables: dict[str, LatencyTable],
     ) -> None: ...
 
     def worker_gone(self, worker: WorkerProcess, reason: str) -> None: ...
 
-    def model_loaded(self, partition: str, model: LoadedModel) -> None: ...
+    def model_loaded(self, partition: str, model: LoadResult) -> None: ...
 
     def model_unloaded(self, partition: str, key: str) -> None: ...
 
-    def message(self, partition: str, message: Done | BatchRefused | Revoked) -> None: ...
+    def message(self, partition: str, message: BatchFinished | BatchRefused | BatchWithdrawn) -> None: ...
 
 
 def test_a_model_that_is_forgotten_while_a_worker_starts_is_not_held_by_the_next_one(
@@ -74,10 +88,10 @@ def test_a_model_that_is_forgotten_while_a_worker_starts_is_not_held_by_the_next
         owner = Owner()
         workers = Supervisor([WorkerSpec(CpuPartition("cpu0", (0,)), (A, B), 4096)], owner)
         workers.start()
-        workers.forget("a")
+        workers.forget_model("a")
         output = Region.create("sluice-test-outputs", 4096)
         first = Process.made[0]
-        first.say(Ready(1, (0,), 1, (LoadedModel("a", TABLE), LoadedModel("b", TABLE))), (os.dup(output.fd),))
+        first.say(WorkerReady(1, (0,), 1, (LoadResult("a", TABLE), LoadResult("b", TABLE))), (os.dup(output.fd),))
         output.close()
         assert owner.ready == 1
         first.end("it was killed")

@@ -5,11 +5,11 @@ from typing import Any, cast
 import pytest
 
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.mps.ipc.messages import AddModel, DropModel, LoadedModel, ModelFile
+from sluice.mps.ipc.messages import AddModel, DropModel, LoadResult, ModelFile
 from sluice.mps.partitions.partition import CpuPartition
 from sluice.mps.supervisor.process import WorkerProcess
-from sluice.mps.supervisor.supervisor import WorkerSpec
 from sluice.mps.supervisor.worker_slot import WorkerSlot
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 from tests.support.virtual_time import VirtualLoop, run_virtual
 
 A, B, C = (ModelFile(key, f"{key}.onnx", "onnxruntime", (1,), batchable=True) for key in "abc")
@@ -24,7 +24,7 @@ class Process:
         self.killed: list[str] = []
         self.arrived: Callable[[], None] = lambda: None
 
-    def take_in(self) -> None:
+    def deliver_pending(self) -> None:
         self.arrived()
 
     def send(self, message: Any, fds: Sequence[int] = ()) -> None:
@@ -35,54 +35,54 @@ class Process:
 
 
 def ready_post(process: Process) -> WorkerSlot:
-    """A post whose worker holds `a` and `b` of three models, and has to load within 120 s."""
+    """A slot whose worker holds `a` and `b` of three models, and has to load within 120 s."""
     spec = WorkerSpec(CpuPartition("cpu0", (0,), slowdown=2), (A, B, C), 4096, initial=("a", "b"))
-    post = WorkerSlot(spec, 120.0, lambda name, worker, reason: worker.kill(f"{name}: {reason}"))
-    post.started(cast("WorkerProcess", process))
-    post.stop_waiting()
-    post.ready = True
-    return post
+    slot = WorkerSlot(spec, 120.0, lambda name, worker, reason: worker.kill(f"{name}: {reason}"))
+    slot.process_started(cast("WorkerProcess", process))
+    slot.cancel_timer()
+    slot.ready = True
+    return slot
 
 
 def test_a_worker_begins_with_the_initial_models_and_its_successor_with_what_it_held() -> None:
     async def main(loop: VirtualLoop) -> None:
         process = Process()
-        post = ready_post(process)
+        slot = ready_post(process)
         assert process.sent[0].models == (A, B)
         assert process.sent[0].partition.slowdown == 2
-        post.change(AddModel(C))
-        post.change(DropModel("a"))
-        post.loaded(LoadedModel("c", TABLE))
-        post.unloaded("a")
+        slot.request_change(AddModel(C))
+        slot.request_change(DropModel("a"))
+        slot.model_loaded(LoadResult("c", TABLE))
+        slot.model_unloaded("a")
         assert process.sent[1:] == [AddModel(C), DropModel("a")]
-        assert list(post.models) == ["b", "c"]
-        assert post.models["c"].table == TABLE
+        assert list(slot.models) == ["b", "c"]
+        assert slot.models["c"].table == TABLE
 
     run_virtual(main)
 
 
 def test_only_what_was_loaded_is_kept_and_what_was_to_go_does_not_come_back() -> None:
     async def main(loop: VirtualLoop) -> None:
-        post = ready_post(Process())
-        post.change(DropModel("a"))
-        post.change(AddModel(C))
-        post.lost()
-        assert list(post.models) == ["b"]
+        slot = ready_post(Process())
+        slot.request_change(DropModel("a"))
+        slot.request_change(AddModel(C))
+        slot.process_lost()
+        assert list(slot.models) == ["b"]
 
     run_virtual(main)
 
 
 def test_changes_of_one_model_count_in_their_order() -> None:
     async def main(loop: VirtualLoop) -> None:
-        post = ready_post(Process())
-        post.change(AddModel(C))
-        post.change(DropModel("c"))
-        post.loaded(LoadedModel("c", TABLE))
-        post.unloaded("c")
-        assert list(post.models) == ["a", "b"]
-        post.change(AddModel(C))
-        post.loaded(LoadedModel("c", None, "out of memory"))
-        assert list(post.models) == ["a", "b"]
+        slot = ready_post(Process())
+        slot.request_change(AddModel(C))
+        slot.request_change(DropModel("c"))
+        slot.model_loaded(LoadResult("c", TABLE))
+        slot.model_unloaded("c")
+        assert list(slot.models) == ["a", "b"]
+        slot.request_change(AddModel(C))
+        slot.model_loaded(LoadResult("c", None, "out of memory"))
+        assert list(slot.models) == ["a", "b"]
 
     run_virtual(main)
 
@@ -97,11 +97,11 @@ def test_changes_of_one_model_count_in_their_order() -> None:
 def test_each_change_has_its_time(change: AddModel | DropModel, reason: str) -> None:
     async def main(loop: VirtualLoop) -> None:
         process = Process()
-        post = ready_post(process)
-        post.change(DropModel("a"))
-        post.change(change)
+        slot = ready_post(process)
+        slot.request_change(DropModel("a"))
+        slot.request_change(change)
         await asyncio.sleep(119.0)
-        post.unloaded("a")
+        slot.model_unloaded("a")
         await asyncio.sleep(119.0)
         assert process.killed == []
         await asyncio.sleep(1.1)
@@ -113,12 +113,12 @@ def test_each_change_has_its_time(change: AddModel | DropModel, reason: str) -> 
 def test_a_change_that_was_answered_is_not_missed_because_the_loop_was_busy() -> None:
     async def main(loop: VirtualLoop) -> None:
         process = Process()
-        post = ready_post(process)
-        process.arrived = lambda: post.unloaded("a")
-        post.change(DropModel("a"))
+        slot = ready_post(process)
+        process.arrived = lambda: slot.model_unloaded("a")
+        slot.request_change(DropModel("a"))
         await asyncio.sleep(121.0)
-        post.change(DropModel("b"))
-        process.arrived = post.lost
+        slot.request_change(DropModel("b"))
+        process.arrived = slot.process_lost
         await asyncio.sleep(121.0)
         assert process.killed == []
 
@@ -128,9 +128,9 @@ def test_a_change_that_was_answered_is_not_missed_because_the_loop_was_busy() ->
 def test_a_post_without_a_worker_takes_no_orders() -> None:
     async def main(loop: VirtualLoop) -> None:
         process = Process()
-        post = ready_post(process)
-        post.lost()
-        post.change(AddModel(C))
+        slot = ready_post(process)
+        slot.process_lost()
+        slot.request_change(AddModel(C))
         await asyncio.sleep(200.0)
         assert (len(process.sent), process.killed) == (1, [])
 

@@ -6,12 +6,12 @@ import pytest
 
 from sluice.models.backends.base import GpuOptions
 from sluice.models.errors import BackendFailed
-from sluice.models.measuring.quick import finish
+from sluice.models.measuring.quick import run_to_end
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.tensors.arrays import Array
 from sluice.models.tensors.spec import TensorSpec
-from sluice.mps.ipc.messages import BatchRefused, Blame, ModelFile, RunBatch
-from sluice.mps.worker.runner import Made, Runner
+from sluice.mps.ipc.messages import BatchFault, BatchRefused, ModelFile, RunBatch
+from sluice.mps.worker.runner import ColdBackend, Runner
 from sluice.mps.worker.tensors import WorkerTensors
 
 ILLEGAL = "CUDA failure 700: an illegal memory access was encountered ; GPU=0"
@@ -34,7 +34,7 @@ class Failing:
 def failed(error: Exception, gpu: GpuOptions | None = None) -> BatchRefused:
     file = ModelFile("m:1", "m.onnx", "onnxruntime", (), batchable=False, table=LatencyTable.from_ms({1: 1}))
     runner = Runner(WorkerTensors(1, 4096), 1, gpu=gpu)
-    finish(runner.loading(file, lambda: Made(Failing(error))))
+    run_to_end(runner.load_steps(file, lambda: ColdBackend(Failing(error))))
     answer, overflow = runner.run(RunBatch(7, "m:1", ()))
     assert overflow is None
     assert isinstance(answer, BatchRefused)
@@ -43,19 +43,19 @@ def failed(error: Exception, gpu: GpuOptions | None = None) -> BatchRefused:
 
 
 @pytest.mark.parametrize(
-    ("error", "message", "blame"),
+    ("error", "message", "fault"),
     [
-        (BackendFailed("bad row\nsecond line"), "m:1: bad row", Blame.BATCH),
-        (MemoryError(), "m:1: MemoryError", Blame.MEMORY),
-        (BackendFailed("Failed to allocate memory for requested buffer of size 8"), None, Blame.MEMORY),
-        (BackendFailed(ILLEGAL), f"m:1: {ILLEGAL}", Blame.DEVICE),
+        (BackendFailed("bad row\nsecond line"), "m:1: bad row", BatchFault.BATCH),
+        (MemoryError(), "m:1: MemoryError", BatchFault.MEMORY),
+        (BackendFailed("Failed to allocate memory for requested buffer of size 8"), None, BatchFault.MEMORY),
+        (BackendFailed(ILLEGAL), f"m:1: {ILLEGAL}", BatchFault.DEVICE),
     ],
 )
-def test_a_batch_that_failed_tells_by_what(error: Exception, message: str | None, blame: Blame) -> None:
+def test_a_batch_that_failed_tells_by_what(error: Exception, message: str | None, fault: BatchFault) -> None:
     answer = failed(error, GpuOptions())
-    assert answer.blame is blame
+    assert answer.fault is fault
     assert message is None or answer.message == message
 
 
 def test_on_cores_no_text_ends_a_worker() -> None:
-    assert failed(BackendFailed(ILLEGAL)).blame is Blame.BATCH
+    assert failed(BackendFailed(ILLEGAL)).fault is BatchFault.BATCH

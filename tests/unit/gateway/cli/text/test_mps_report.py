@@ -3,7 +3,7 @@ from pathlib import Path
 
 from sluice.gateway.cli.text.partition_report import mps_lines
 from sluice.mps.daemon.control import MpsClient, MpsServer
-from sluice.mps.daemon.inventory import FoundDaemon
+from sluice.mps.daemon.inventory import RunningDaemon
 
 PIPES = Path("/tmp/mps")
 
@@ -11,7 +11,7 @@ PIPES = Path("/tmp/mps")
 def test_a_daemon_is_told_with_its_servers_and_their_clients() -> None:
     name = Path("/proc/self/comm").read_text(encoding="utf-8").strip()
     pid = os.getpid()
-    found = FoundDaemon(
+    found = RunningDaemon(
         4194301,
         PIPES,
         "GPU-5d1f",
@@ -26,6 +26,6 @@ def test_a_daemon_is_told_with_its_servers_and_their_clients() -> None:
 
 
 def test_a_daemon_that_does_not_answer_is_told_with_the_reason() -> None:
-    assert mps_lines(FoundDaemon(4194301, PIPES, trouble="it is another user's")) == [
-        "MPS daemon (pid 4194301) of all devices, in /tmp/mps: it is another user's"
+    assert mps_lines(RunningDaemon(4194301, PIPES, trouble="it belongs to another user")) == [
+        "MPS daemon (pid 4194301) of all devices, in /tmp/mps: it belongs to another user"
     ]

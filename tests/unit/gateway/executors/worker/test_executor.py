@@ -29,22 +29,22 @@ from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec
 from sluice.models.units import NS_PER_S
 from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.messages import (
+    BatchFault,
+    BatchFinished,
     BatchRefused,
-    Blame,
-    Done,
-    LoadedModel,
+    BatchWithdrawn,
+    LoadResult,
     ModelFile,
     OutputTensor,
-    Ready,
-    Revoke,
-    Revoked,
     RunBatch,
+    WithdrawBatch,
+    WorkerReady,
 )
 from sluice.mps.partitions.cpu import default_partitions
 from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import Partition
 from sluice.mps.supervisor.process import WorkerProcess
-from sluice.mps.supervisor.supervisor import WorkerSpec
+from sluice.mps.supervisor.worker_spec import WorkerSpec
 from tests.support.virtual_time import VirtualLoop, run_virtual
 
 SPEC = ModelSpec(
@@ -58,7 +58,7 @@ PLAN = PipelineWiring(
 )
 TABLE = LatencyTable.from_ms({1: 1.0})
 BIG = ModelFile("big:1", "big.onnx", "onnxruntime", (1,), batchable=True)
-READY = Ready(1, (0,), 1, (LoadedModel("mlp:1", TABLE), LoadedModel("big:1", None, "out of memory")))
+READY = WorkerReady(1, (0,), 1, (LoadResult("mlp:1", TABLE), LoadResult("big:1", None, "out of memory")))
 
 
 class Packets:
@@ -75,7 +75,7 @@ class Packets:
             raise self.refusal
         self.sent.append(message)
 
-    def take_in(self) -> None:
+    def deliver_pending(self) -> None:
         arrived, self.arrived = self.arrived, lambda: None
         arrived()
 
@@ -101,7 +101,7 @@ class Bench:
         self.executor.worker_ready("cpu0", cast("WorkerProcess", self.worker), READY, self.output)
         self._batches = 0
 
-    def worker_ready(self, partition: str, ready: Ready) -> None:
+    def worker_ready(self, partition: str, ready: WorkerReady) -> None:
         self.told.append(f"{partition} ready")
 
     def worker_lost(self, partition: str, reason: str) -> None:
@@ -110,7 +110,7 @@ class Bench:
     def worker_retired(self, partition: str, reason: str) -> None:
         self.told.append(f"{partition} retired: {reason}")
 
-    def worker_replaced(self, partition: Partition, ready: Ready) -> None:
+    def worker_replaced(self, partition: Partition, ready: WorkerReady) -> None:
         self.told.append(f"{partition.name} is {partition.profile_kind}")
 
     def partition_proved(self, partition: str, evidence: Evidence) -> None:
@@ -135,7 +135,9 @@ class Bench:
 
     def done(self, batch: int, slot: int = 0, region: int | None = None) -> None:
         place = (self.output if region is None else region), max(slot, 0), 12
-        self.executor.message("cpu0", Done(batch, 5, 9, (OutputTensor("y", DataType.FP32, (1, 3), *place),), slot))
+        self.executor.message(
+            "cpu0", BatchFinished(batch, 5, 9, (OutputTensor("y", DataType.FP32, (1, 3), *place),), slot)
+        )
 
     async def at(self, second: float) -> None:
         """Return at that time of the loop's clock."""
@@ -228,9 +230,9 @@ async def test_a_worker_that_is_lost_before_it_is_ready_is_reported_as_well(benc
 async def test_failed_and_revoked_batches_are_reported_and_give_their_inputs_back(bench: Bench) -> None:
     failed, revoked = bench.send(1), bench.send(2)
     bench.executor.revoke(revoked)
-    assert bench.worker.sent[-1] == Revoke(revoked)
+    assert bench.worker.sent[-1] == WithdrawBatch(revoked)
     bench.executor.message("cpu0", BatchRefused(failed, "mlp:1: bad row"))
-    bench.executor.message("cpu0", Revoked(revoked))
+    bench.executor.message("cpu0", BatchWithdrawn(revoked))
     assert bench.events[1:] == [BatchFailed(failed, FailureCause.BACKEND, "mlp:1: bad row"), BatchRevoked(revoked)]
     assert bench.executor.arena_bytes == 0
 
@@ -238,7 +240,7 @@ async def test_failed_and_revoked_batches_are_reported_and_give_their_inputs_bac
 @benched
 async def test_a_batch_without_memory_is_told_from_one_that_failed_by_its_content(bench: Bench) -> None:
     failed = bench.send(1)
-    bench.executor.message("cpu0", BatchRefused(failed, "mlp:1: no memory", Blame.MEMORY))
+    bench.executor.message("cpu0", BatchRefused(failed, "mlp:1: no memory", BatchFault.MEMORY))
     assert bench.events[1:] == [BatchFailed(failed, FailureCause.OUT_OF_MEMORY, "mlp:1: no memory")]
     assert bench.executor.arena_bytes == 0
 
@@ -248,7 +250,7 @@ async def test_a_worker_whose_context_is_lost_is_killed_and_its_batches_are_lost
     post = bench.supervisor._by_name["cpu0"]
     post.process = cast("WorkerProcess", bench.worker)
     failed, waiting = bench.send(1), bench.send(2)
-    bench.executor.message("cpu0", BatchRefused(failed, "mlp:1: CUDA failure 700", Blame.DEVICE))
+    bench.executor.message("cpu0", BatchRefused(failed, "mlp:1: CUDA failure 700", BatchFault.DEVICE))
     assert bench.worker.killed == ["mlp:1: CUDA failure 700"]
     assert bench.events[1:] == []
     post.process = None
@@ -266,7 +268,7 @@ async def test_workers_that_go_together_are_told_of_at_once_and_once(bench: Benc
             bench.executor.recovery, "context_lost", lambda partition, process, why: {"cpu0": why, "gone": why}
         )
         failed = bench.send(1)
-        bench.executor.message("cpu0", BatchRefused(failed, reason, Blame.DEVICE))
+        bench.executor.message("cpu0", BatchRefused(failed, reason, BatchFault.DEVICE))
     assert bench.events[1:] == [PartitionLost("cpu0", reason)]
     bench.executor.worker_lost("cpu0", reason)
     assert bench.events[2:] == [BatchFailed(failed, FailureCause.WORKER_LOST, reason)]
@@ -329,7 +331,7 @@ async def test_time_in_which_the_loop_stood_still_is_not_held_against_a_worker(b
 
 @benched
 async def test_a_slow_model_has_twenty_times_its_latency(bench: Bench) -> None:
-    slow = Ready(1, (0,), 1, (LoadedModel("mlp:1", LatencyTable.from_ms({1: 700.0})),))
+    slow = WorkerReady(1, (0,), 1, (LoadResult("mlp:1", LatencyTable.from_ms({1: 700.0})),))
     bench.executor.worker_ready("cpu0", cast("WorkerProcess", bench.worker), slow, bench.output)
     bench.send(1)
     await bench.at(13.9)
@@ -341,8 +343,8 @@ async def test_a_slow_model_has_twenty_times_its_latency(bench: Bench) -> None:
 @benched
 async def test_a_model_that_was_loaded_is_reported_with_its_table_and_watched_by_it(bench: Bench) -> None:
     slow = LatencyTable.from_ms({1: 700.0})
-    bench.executor.model_loaded("cpu0", LoadedModel("mlp:1", slow))
-    bench.executor.model_loaded("cpu0", LoadedModel("big:1", None, "out of memory"))
+    bench.executor.model_loaded("cpu0", LoadResult("mlp:1", slow))
+    bench.executor.model_loaded("cpu0", LoadResult("big:1", None, "out of memory"))
     bench.executor.model_unloaded("cpu0", "big:1")
     assert bench.events[0] == PartitionReady("cpu0", {"mlp:1": TABLE})
     assert bench.events[1:] == [
@@ -363,7 +365,7 @@ async def test_a_batch_has_its_time_after_a_model_was_loaded(bench: Bench) -> No
     bench.executor.load(LoadModel("cpu0", "big:1"))
     bench.send(1)
     await bench.at(25.0)
-    bench.executor.model_loaded("cpu0", LoadedModel("big:1", None, "out of memory"))
+    bench.executor.model_loaded("cpu0", LoadResult("big:1", None, "out of memory"))
     await bench.at(34.9)
     assert bench.worker.killed == []
     await bench.at(35.1)

@@ -16,9 +16,9 @@ import pytest
 
 from sluice.models.backends import python
 from sluice.models.backends.python import PythonBackend
-from sluice.models.backends.python_models.wire import Memory
+from sluice.models.backends.python_models.wire import TensorMemory
 from sluice.models.errors import BackendFailed
-from sluice.models.import_root import IMPORT_ROOT
+from sluice.models.processes import IMPORT_ROOT
 from sluice.models.tensors.spec import DataType, TensorSpec
 from tests.support.processes import memory_files
 
@@ -146,7 +146,7 @@ def test_a_model_that_cannot_be_loaded_again_is_left_alone_for_a_while(
         backend.run({"x": X * 0 - 1})
     with pytest.raises(BackendFailed, match=r"^the model could not be loaded again: .*OSError: no table"):
         backend.run({"x": X})
-    with pytest.raises(BackendFailed, match="could not be started again; it will be tried soon"):
+    with pytest.raises(BackendFailed, match="could not be restarted; it will be retried soon"):
         backend.run({"x": X})
 
 
@@ -174,7 +174,7 @@ def test_batches_do_not_wait_long_for_a_model_that_takes_long_to_load_again(
     with pytest.raises(BackendFailed, match="exited with status 7"):
         backend.run({"x": X * 0 - 1})
     monkeypatch.setattr(python, "RELOAD_WAIT_S", 0.0)
-    with pytest.raises(BackendFailed, match="the process of the model is being started again"):
+    with pytest.raises(BackendFailed, match="the process of the model is being restarted"):
         backend.run({"x": X})
     (tmp_path / "wait").unlink()
     monkeypatch.setattr(python, "RELOAD_WAIT_S", TIMEOUT_S)
@@ -236,7 +236,7 @@ def test_strings_and_tensors_without_elements(tmp_path: Path) -> None:
 
 def test_memory_grows_with_what_is_written() -> None:
     fd = os.memfd_create("test")
-    writer, reader = Memory(fd), Memory(os.dup(fd))
+    writer, reader = TensorMemory(fd), TensorMemory(os.dup(fd))
     for size in (1, 100_000, 7):
         values = np.arange(size)
         (read,) = reader.read(writer.write({"x": values})).values()
