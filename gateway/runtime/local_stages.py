@@ -3,13 +3,13 @@
 import logging
 from collections.abc import Callable, Mapping
 
-from sluice.batcher.interface.decisions import CombineOutputs, RecallOutputs
+from sluice.batcher.interface.decisions import CombineOutputs, LookUpCache
 from sluice.batcher.interface.events import (
     AnyEvent,
+    CacheHit,
+    CacheMiss,
     CombinationFailed,
     OutputsCombined,
-    OutputsRecalled,
-    OutputsUnknown,
 )
 from sluice.gateway.executors.base import Executor
 from sluice.gateway.runtime.submission import Submission
@@ -44,7 +44,7 @@ class LocalStages:
             meter.stage_ran(member.stage, member.rows)
             self._report(OutputsCombined(member.request, member.stage, verdicts, batch_key))
 
-    def look_up_cache(self, decision: RecallOutputs) -> None:
+    def look_up_cache(self, decision: LookUpCache) -> None:
         """Look a stage's outputs up in the cache."""
         member = decision.member
         try:
@@ -53,6 +53,6 @@ class LocalStages:
             logger.exception("request %d: stage %d could not be looked up", member.request, member.stage)
             batch_key = None
         if batch_key is None:
-            self._report(OutputsUnknown(member.request, member.stage))
+            self._report(CacheMiss(member.request, member.stage))
         else:
-            self._report(OutputsRecalled(member.request, member.stage, batch_key))
+            self._report(CacheHit(member.request, member.stage, batch_key))
