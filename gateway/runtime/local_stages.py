@@ -35,14 +35,14 @@ class LocalStages:
         member = decision.member
         meter = self._opened[member.request].meter
         try:
-            verdicts, batch_key = self._executor.combine(member)
+            confidences, batch_key = self._executor.combine(member)
         except Exception as error:  # any error ends this request and nothing else
             message = f"stage '{meter.stages[member.stage]}': {error}"
             logger.warning("request %d: %s", member.request, message, exc_info=not isinstance(error, ValueError))
             self._report(CombinationFailed(member.request, member.stage, message))
         else:
             meter.stage_ran(member.stage, member.rows)
-            self._report(OutputsCombined(member.request, member.stage, verdicts, batch_key))
+            self._report(OutputsCombined(member.request, member.stage, confidences, batch_key))
 
     def look_up_cache(self, decision: LookUpCache) -> None:
         """Look a stage's outputs up in the cache."""

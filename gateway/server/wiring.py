@@ -227,8 +227,8 @@ def _build_execution(
         controls=mps,
         cache=None if cache is None else StageCache(cache),
     )
-    verdicts = {model.key: model.confidences for model in spec.models}
-    executor = MixedExecutor(workers, config.triton, core.server_models, verdicts, monotonic_ns, processes)
+    confidence_specs = {model.key: model.confidences for model in spec.models}
+    executor = MixedExecutor(workers, config.triton, core.server_models, confidence_specs, monotonic_ns, processes)
     metrics = ServerMetrics(
         {scheduled.name: [stage.name for stage in scheduled.stages] for scheduled in spec.pipelines},
         inventory.names,
