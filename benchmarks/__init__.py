@@ -1,1 +1,1 @@
-"""Benchmarks: speed as ratios measured in one run; `make bench`."""
+"""Benchmarks, run by `make bench`: speed against a baseline that is measured in the same run."""

@@ -17,15 +17,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def report(request: pytest.FixtureRequest) -> Report:
-    """Note a figure for the table at the end: what it is, its value and what it should be."""
+    """Add a line to the table at the end: a figure, its value and its goal."""
     figures = request.config.stash[_FIGURES]
     return lambda figure, value, goal: figures.append((figure, value, goal))
 
 
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model repository with the small network of the hot path and the wide one that gains from batching."""
-    from examples.digits.build import build_repository  # built once, at the first benchmark that needs it
+    """A model repository with a small network for the hot path and a wide one that gains from batching."""
+    from examples.digits.build import build_repository  # only the benchmarks that need a repository build one
     from tests.support.onnx_models import save_mlp
 
     root = tmp_path_factory.mktemp("repository")

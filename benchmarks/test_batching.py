@@ -1,4 +1,4 @@
-"""Adaptive batching on a wide network that gains from it: peak rate within the objective, and the lone latency."""
+"""Adaptive batching of a wide network: peak rate within the objective, and latency at concurrency 1."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from benchmarks.support.processes import ROOT, ServerProcess, alternate, gateway
 MODEL = "rf2048x2048x2048"
 SLO_MS = 100
 CLIENT_LIMITED = 4
-"""Exit status of `find-max` for a rate that was too much for the client, and the one below it that was not."""
+"""Exit status of `find-max` when the client was the limit."""
 WORKER_CORE, OTHER_CORE = 0, 1
 CONFIG = f"partitions: [{{name: cpu0, cores: [{WORKER_CORE}]}}]\nmax_batch_size: 64\n"
 REQUEST = http_request(f"/v2/models/{MODEL}/infer", "x", (1, 1, 8, 8))
@@ -62,20 +62,20 @@ def unbatched(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def offline(model: Path) -> tuple[float, float]:
-    """The best rate of ONNX Runtime alone on the partition, in rows/s, and its latency for one row in ms."""
+    """The best rate of ONNX Runtime alone on the worker's core, in rows/s, and its latency for one row in ms."""
     command = [sys.executable, "-c", OFFLINE, str(model), str(WORKER_CORE)]
     rate, lone_ms = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
     return float(rate), float(lone_ms)
 
 
 def peak(server: ServerProcess, start: float, directory: Path) -> float:
-    """The highest rate whose attainment of the objective holds, by `loadgen find-max`.
+    """The highest rate that meets the objective, by `loadgen find-max`.
 
     Where the client on its shared core gives up first, the server is at least as good.
     """
     report = directory / "peak.json"
     target = f"http://127.0.0.1:{server.http_port}"
-    command = [sys.executable, "-m", "sluice.loadgen.cli", "find-max", "--target", target, "--model", MODEL]
+    command = [sys.executable, "-m", "sluice.loadgen.cli.main", "find-max", "--target", target, "--model", MODEL]
     options = ["--slo-ms", str(SLO_MS), "--start", str(start), "--duration", "4", "--precision", "4"]
     options += ["--connections", "2048", "--json", str(report)]
     status = subprocess.run([*command, *options], cwd=ROOT, check=False).returncode
@@ -104,7 +104,7 @@ def test_peak_rate(
 
 
 def test_lone_request(benchmark: Any, adaptive: ServerProcess, model: Path, report: Report) -> None:
-    """Concurrency 1: batching must not tax a request that is alone."""
+    """Latency at concurrency 1: batching must not delay a single request."""
 
     def ours() -> float:
         return drive_http(adaptive.http_port, REQUEST, 1, 1.0).p50_ms

@@ -1,4 +1,4 @@
-"""The codecs by themselves: from a body to checked tensors, and from an answer to what is written, in one thread."""
+"""The codecs alone, in one thread: from a body to checked tensors, and from an answer to its bytes."""
 
 import json
 from collections.abc import Callable
@@ -29,7 +29,7 @@ JSON = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 64]
 
 
 def of(values: Array) -> Signature:
-    """A model that takes an array and answers it."""
+    """The signature of a model that echoes an array."""
     return Signature(identity("m", ("x", DataType.FP32, values.shape[1:])))
 
 
@@ -103,6 +103,6 @@ def grpc_binary() -> Callable[[], None]:
     ],
 )
 def test_codec(benchmark: Any, report: Report, codec: Callable[[], Callable[[], None]], figure: str, goal: str) -> None:
-    """The median of decoding a request, checking its tensors and encoding an answer that has the same ones."""
+    """Median time to decode a request, check its tensors and encode an answer with the same tensors."""
     benchmark(codec())
     report(figure, f"{benchmark.stats['median'] * 1e6:.1f}", goal)

@@ -1,4 +1,4 @@
-"""Guarded deferral (objective `cost`) against the eager policy (`latency`), on models that neither was tuned on."""
+"""Guarded deferral (objective `cost`) against the eager policy (`latency`), on models that neither was tuned for."""
 
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
@@ -38,7 +38,7 @@ BEGIN = datetime(2026, 1, 1)
 REQUESTS = 5_000
 ATTAINED = 0.99
 LEAST_PEAK = 0.9
-"""Below this share of the eager policy's peak something is broken; the goal is 97 %."""
+"""A peak below this share of the eager policy's is a failure; the goal is 97 %."""
 LOW_LOAD = 0.3
 STEP = 1.5
 PRECISION = 1.025
@@ -50,17 +50,17 @@ TABLES: dict[str, Callable[[int], float]] = {
     "constant": lambda rows: 8 + 0.01 * rows,
     "linear": lambda rows: 1.6 + 0.55 * rows,
 }
-"""Milliseconds of a batch. Neither these nor the seeds were looked at while the policy was made."""
+"""Milliseconds of a batch. Neither these tables nor the seeds were used in the design of the policy."""
 
 
 def best_row_ms(key: str) -> float:
-    """What a row takes in the batch size with the best rate; `key` is a table's name, and what tells models apart."""
+    """Milliseconds a row in the batch size with the best rate; `key` is `table/model`."""
     shape = TABLES[key.partition("/")[0]]
     return min(shape(rows) / rows for rows in SIZES)
 
 
 class Setup(NamedTuple):
-    """What is served: pipelines of these stages on so many partitions; `escalation` is how many go beyond the first."""
+    """Pipelines of given stages on a number of partitions; `escalation` is the share of rows past the first stage."""
 
     pipelines: tuple[tuple[str, ...], ...]
     partitions: int
@@ -68,7 +68,7 @@ class Setup(NamedTuple):
     escalation: float = 1.0
 
     def capacity(self) -> float:
-        """Requests a second that the partitions can do in full batches."""
+        """Requests a second that the partitions complete in full batches."""
         row_ms = [
             sum(best_row_ms(key) * self.escalation**stage for stage, key in enumerate(stages))
             for stages in self.pipelines
@@ -106,7 +106,7 @@ SETUPS = {
 
 
 class Run:
-    """A simulated run, which is also the machine that it runs on."""
+    """A simulated run, and the simulated machine at the same time."""
 
     def __init__(self, setup: Setup, objective: Objective, seed: int) -> None:
         self._tables: dict[str, LatencyTable] = {}
@@ -156,7 +156,7 @@ PROCESSES = {
 
 
 def write_trace(path: Path, rng: np.random.Generator) -> None:
-    """The log of four days of noon and night, and six times a day, for a thirtieth of it, two and a half times as much.
+    """A log of four days with a daily cycle, and six bursts a day of 2.5 times the rate for a thirtieth of a day.
 
     In the form in which cloud providers publish theirs: a line a request, with its time.
     """
@@ -182,14 +182,14 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 
 class Outcomes(NamedTuple):
-    """The share of the requests that were good, and of the partitions' time that batches took."""
+    """The share of the requests within the objective, and the partitions' utilisation."""
 
     good: float
     busy: float
 
 
 class Traffic(NamedTuple):
-    """An arrival process and, by seed, the trace that it replays if it is one."""
+    """An arrival process, with a trace for each seed when it replays one."""
 
     arrivals: Arrivals
     traces: dict[int, Path]
@@ -200,7 +200,7 @@ class Traffic(NamedTuple):
 
 
 def play(setup: Setup, traffic: Traffic, objective: Objective, rate: float) -> Outcomes:
-    """The same arrivals for either objective, on the average of the seeds."""
+    """The mean outcomes over the seeds; both objectives get the same arrivals."""
     good = busy = 0.0
     for seed in SEEDS:
         rng = np.random.default_rng(seed)
@@ -212,7 +212,7 @@ def play(setup: Setup, traffic: Traffic, objective: Objective, rate: float) -> O
 
 
 def peak_rate(good_at: Callable[[float], float], above: float) -> float:
-    """The highest rate at which enough requests are good: down from `above` in steps, then up again by halving."""
+    """The highest rate at which enough requests are good: steps down from `above`, then bisection."""
     high = above
     while good_at(low := high / STEP) < ATTAINED:
         high = low
@@ -225,7 +225,7 @@ def peak_rate(good_at: Callable[[float], float], above: float) -> float:
 @pytest.mark.parametrize("process", PROCESSES)
 @pytest.mark.parametrize("name", SETUPS)
 def test_deferral(name: str, process: str, report: Report, traces: dict[int, Path]) -> None:
-    """Peak goodput, and the partitions' time at 30 % of the eager policy's peak: in virtual time, always the same."""
+    """Peak goodput, and utilisation at 30 % of the eager policy's peak; virtual time makes both reproducible."""
     setup, traffic = SETUPS[name], Traffic(PROCESSES[process], traces)
 
     def peak(objective: Objective) -> float:

@@ -1,4 +1,4 @@
-"""The hot path: a small network (64 floats in), gateway and worker together on one core, the client on another."""
+"""The hot path: a small network (64 floats in) with gateway and worker on one core, the client on another."""
 
 import time
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ def test_http(benchmark: Any, sluice: ServerProcess, fastapi: ServerProcess, rep
     def drive(server: ServerProcess, cpu_us: list[float]) -> float:
         before = server.cpu_s()
         closed = drive_http(server.http_port, HTTP_REQUEST, 64, SECONDS)
-        # The warm-up's requests cost processor time as well; they come at the same rate.
+        # CPU time includes the warm-up, whose requests have the same rate.
         cpu_us.append((server.cpu_s() - before) / (closed.requests * 1.1) * 1e6)
         return closed.rate
 
@@ -64,9 +64,9 @@ def test_http(benchmark: Any, sluice: ServerProcess, fastapi: ServerProcess, rep
     report("HTTP, concurrency 64, requests/s", f"{rate:,.0f}", "")
     report("plain FastAPI + onnxruntime, requests/s", f"{plain:,.0f}", "")
     report("HTTP against plain FastAPI", f"{rate / plain:.2f}x", ">= 2x")
-    report("processor time a request (gateway + worker), us", f"{ours:.1f}", "<= 60 where FastAPI takes 117")
+    report("CPU time a request (gateway + worker), us", f"{ours:.1f}", "<= 60 where FastAPI takes 117")
     report("the same for plain FastAPI, us", f"{theirs:.1f}", "")
-    report("processor time against plain FastAPI", f"{ours / theirs:.2f}x", "<= 0.51x (60 / 117)")
+    report("CPU time against plain FastAPI", f"{ours / theirs:.2f}x", "<= 0.51x (60 / 117)")
 
 
 def test_grpc(benchmark: Any, sluice: ServerProcess, echo: ServerProcess, report: Report) -> None:
@@ -87,7 +87,7 @@ def test_grpc(benchmark: Any, sluice: ServerProcess, echo: ServerProcess, report
 def test_lone_latency(
     benchmark: Any, sluice: ServerProcess, fastapi: ServerProcess, repository: Path, report: Report
 ) -> None:
-    """Concurrency 1: what the gateway adds to ONNX Runtime called in the client's process."""
+    """Latency that the gateway adds at concurrency 1, against ONNX Runtime in the client's process."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     model = str(repository / "mlp" / "1" / "model.onnx")
@@ -118,7 +118,7 @@ def test_lone_latency(
 
 
 def test_memory(benchmark: Any, sluice: ServerProcess, report: Report) -> None:
-    """Memory after a million requests, and how much it grew over the last 900 000 of them."""
+    """Memory after a million requests, and its growth over the last 900 000."""
 
     def million() -> tuple[float, float]:
         served, early = 0, 0.0

@@ -30,7 +30,7 @@ REPETITIONS = 10
 BATCHES = 60
 ROWS = 256
 OVERHEAD = "0.67 %"
-"""The least that the paper has."""
+"""The smallest overhead in the paper."""
 NEIGHBOURS_S = 4.0
 EVERY_S = 0.02
 
@@ -73,7 +73,7 @@ def rows(count: int) -> npt.NDArray[np.float32]:
 
 
 class Jobs:
-    """Runs one job a partition, all at the same time: a worker always has its next batch."""
+    """Runs one job on each partition at the same time; a worker always has its next batch."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -82,7 +82,7 @@ class Jobs:
         self._slots: dict[str, list[int]] = {name: [] for name in gateway.workers}
 
     async def run(self, batches: int) -> list[float]:
-        """How many seconds each of the jobs took."""
+        """Run the jobs; returns the seconds of each."""
         names = list(self._gateway.workers)
         of: dict[int, str] = {}
         left = dict.fromkeys(names, batches)
@@ -129,7 +129,7 @@ def test_execution_time_is_in_proportion_to_the_share(model: ModelFile, report: 
 
 
 def test_sharing_has_little_overhead(model: ModelFile, report: Report) -> None:
-    """The same batches in a worker that has all cores, and in a process of nobody's; in turns."""
+    """The same batches in a worker with all cores and in a process without Sluice, in turns."""
 
     async def measure(bare: "subprocess.Popen[str]") -> tuple[float, float]:
         bare_s, shared_s = [], []
@@ -162,7 +162,7 @@ def bare_run(bare: "subprocess.Popen[str]") -> float:
 
 @pytest.mark.skipif(len(CORES) < 2, reason="neighbours need a core each")
 def test_a_noisy_neighbour_does_no_harm_in_a_core_set_of_its_own(model: ModelFile, report: Report) -> None:
-    """A job of a batch every 20 ms beside one that is never done: in sets of their own, and both in all cores."""
+    """A job with a batch every 20 ms beside an endless one: in separate core sets, and both on all cores."""
 
     async def measure(mine: Sequence[int], others: Sequence[int]) -> tuple[float, float]:
         async with serving(spec(model, 0, mine)) as quiet:
@@ -192,7 +192,7 @@ async def make_noise(gateway: Gateway) -> None:
 
 
 async def paced(gateway: Gateway) -> tuple[float, float]:
-    """Percentiles of a batch of 16 rows, from when it was due until it was done, in milliseconds."""
+    """Percentiles of the latency of a batch of 16 rows from its due time, in milliseconds."""
     inputs = (gateway.place(rows(16)),)
     (worker,) = gateway.workers.values()
     took_ms: list[float] = []

@@ -26,13 +26,13 @@ from tests.support.timed_models import save_timed
 
 SHARES = (1, 2, 4)
 TABLE_2 = "0.67 %"
-"""The least overhead that the paper has, of training for five minutes."""
+"""The smallest overhead in the paper, for five minutes of training."""
 
 _BODY = json.dumps({"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]})
 
 
 class Job(NamedTuple):
-    """Batches one after the other, each of which takes `batch_ms` on a share of so many percent."""
+    """Successive batches; `batch_ms` gives the duration of one by the share in percent."""
 
     name: str
     batches: int
@@ -41,7 +41,7 @@ class Job(NamedTuple):
 
 
 LONG = Job("long", 2, 1, lambda percent: 600 * 100 / percent)
-"""As in Figure 3 of the paper: in proportion to the share."""
+"""As in Figure 3 of the paper: inversely proportional to the share."""
 SHORT = Job("short", 20, 2, lambda percent: latency_ms("resnet50", f"mps-{percent}", 8))
 
 
@@ -50,7 +50,7 @@ def test_jobs_on_shares_of_an_emulated_accelerator(count: int, tmp_path: Path, r
     repository = tmp_path / "models"
     for job in (LONG, SHORT):
         save_timed(repository, job.name, {1: job.batch_ms(100 // count)}, max_batch_size=1)
-    # Of a kind that needs no cores and no daemon; that nothing enforces them here is of no account.
+    # MIG partitions need no cores and no daemon; the emulation does not depend on enforcement.
     slices = [
         {"kind": "mig", "name": f"share{number}", "uuid": f"MIG-00000000-0000-0000-0000-{number:012d}", "profile": "1g"}
         for number in range(count)
@@ -82,7 +82,7 @@ def bare(file: Path, batches: int) -> float:
 
 
 def served(port: int, job: Job) -> float:
-    """Seconds of a job through the server, on a connection that a short batch has gone over before."""
+    """Seconds of a job through the server, on a connection that is already warm."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     infer(connection, SHORT)
     began = time.monotonic()

@@ -21,7 +21,7 @@ from sluice.loadgen.run.scenario import run_server_scenario
 CLIENT_CORE, FAST_CORE = 0, 1
 SLO_MS = 150.0
 RATES = (250.0, 330.0)
-"""Requests a second: some 65 % and 85 % of what both partitions can do in full batches."""
+"""Requests a second: about 65 % and 85 % of the capacity of both partitions in full batches."""
 ROUNDS = 2
 SECONDS, WARMUP_S = 4.0, 1.5
 LARGEST = 16
@@ -41,7 +41,7 @@ PLANNED = "planned, both"
 MAX_DELAY_MS = 20
 FAST = f"name: fast, cores: [{FAST_CORE}]"
 SLOW = f"name: slow, cores: [{CLIENT_CORE}], slowdown: {SLOWDOWN}"
-# A model goes only where there is memory for it, which is what keeps one stage on one partition.
+# A model is loaded only where it fits, so that the memory limits keep one stage on one partition.
 PLACES = {
     "fast": [FAST],
     "slow": [SLOW],
@@ -52,7 +52,7 @@ PLACES = {
 
 
 def most(place: str, batch: int) -> float:
-    """Requests a second that an assignment can do at most: full batches without a pause."""
+    """Upper bound on an assignment's requests a second: full batches without pauses."""
     encode_s, rank_s = (table[batch] / batch / 1000 for table in LATENCY_MS.values())
     match place:
         case "encode fast, rank slow":
@@ -71,7 +71,7 @@ def label(place: str, batch: int) -> str:
 
 
 def configurations() -> dict[str, str]:
-    """The configuration files by what they are: the planned one, and the fixed ones that can take the lowest rate."""
+    """The configuration files by label: the planned one, and the fixed ones whose bound exceeds the lowest rate."""
     settings = {PLANNED: (PLACES["both"], f"max_batch_size: {LARGEST}")}
     for (place, batch), bound in BOUNDS.items():
         if bound >= min(RATES):
@@ -85,7 +85,7 @@ def configurations() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The repository; a model takes as much memory as its file, which is padded."""
+    """The repository; files are padded, since a model's memory is taken to be the size of its file."""
     root = tmp_path_factory.mktemp("timed")
     tensor = {"datatype": "FP32", "shape": [4]}
     for name, table in LATENCY_MS.items():
@@ -101,7 +101,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def servers(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The URL of a server for every configuration; they start one by one, since each times its models."""
+    """The URL of a server for every configuration; servers start one by one, since each measures its models."""
     with ExitStack() as stack:
         urls = {}
         for name, config in configurations().items():
@@ -114,7 +114,7 @@ def servers(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def goodput(url: str, rate: float, seed: int) -> float:
-    """Requests a second that were answered within the objective; that is no figure when some failed."""
+    """Requests a second within the objective; fails when requests failed."""
     config = RunConfig(
         target=url,
         model="search",
@@ -131,7 +131,7 @@ def goodput(url: str, rate: float, seed: int) -> float:
 
 
 def in_turns(servers: dict[str, str], measure: Callable[[str, float, int], float]) -> dict[str, list[float]]:
-    """The mean over the rounds, by configuration and rate; a round has the same arrivals for all."""
+    """The mean over the rounds, by configuration and rate; all configurations of a round have the same arrivals."""
     sums = {name: [0.0] * len(RATES) for name in servers}
     for seed in range(ROUNDS):
         for index, rate in enumerate(RATES):

@@ -1,4 +1,4 @@
-"""Planners on the same held instances: time of a full plan and of one more choice, cost against the optimum."""
+"""Planners on the same held-out instances: time of a full plan and of one more choice, cost against the optimum."""
 
 import time
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from sluice.batcher.planner.problem import Path, PathPlanner, Problem
 from tests.support.planning import chain, realistic_problem
 
 HELD_SEEDS = range(9000, 9020)
-"""Not used for any choice of a constant."""
+"""Held out: no constant was tuned on these seeds."""
 
 
 def instances(stages: int) -> list[Problem]:
@@ -31,7 +31,7 @@ def instances(stages: int) -> list[Problem]:
 
 
 def timed(plan: PathPlanner, problems: list[Problem], rounds: int) -> tuple[list[list[Path]], list[float]]:
-    """What the planner finds for each problem and the milliseconds it takes, the median of some rounds."""
+    """The planner's result for each problem, and its median milliseconds over some rounds."""
     found, milliseconds = [], []
     for problem in problems:
         times = []
@@ -49,7 +49,7 @@ def spread(milliseconds: list[float]) -> str:
 
 
 def cycle(plan: PathPlanner, problems: list[Problem]) -> Callable[[], None]:
-    """One call of the planner on the next of the problems."""
+    """A function that plans the next problem at each call."""
     position = 0
 
     def once() -> None:
@@ -61,7 +61,7 @@ def cycle(plan: PathPlanner, problems: list[Problem]) -> Callable[[], None]:
 
 
 def test_three_stages(benchmark: Any, report: Report) -> None:
-    """The full plan, beside ESG's search and enumeration; all three have to find the same optimum."""
+    """The full plan, against ESG's search and enumeration; all three must find the same optimum."""
     problems = instances(3)
     benchmark.pedantic(cycle(plan_exact, problems), rounds=100, warmup_rounds=20)
     exact, exact_ms = timed(plan_exact, problems, rounds=9)
@@ -110,7 +110,7 @@ def test_one_more_choice(benchmark: Any, report: Report) -> None:
 
 @pytest.mark.parametrize("slack", [0.005, 0.3])
 def test_cost_against_the_optimum(slack: float, report: Report) -> None:
-    """What the published rules lose on seven stages, all on the same figures; no goal, for information."""
+    """Cost of the published rules against the optimum on seven stages; for information, without a goal."""
     problems = [realistic_problem(seed, chain(7), slack) for seed in HELD_SEEDS]
     optimum, _ = timed(plan_exact, problems, rounds=1)
     planners: dict[str, PathPlanner] = {

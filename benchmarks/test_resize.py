@@ -1,4 +1,4 @@
-"""What clients see of a resize: latencies in windows of 250 ms before, during and after it, under steady load."""
+"""A resize from the client's side: latencies in windows of 250 ms before, during and after it, under steady load."""
 
 import json
 import time
@@ -28,7 +28,7 @@ def test_latencies_while_a_partition_is_resized(tmp_path: Path, report: Report) 
 
 
 def trace(server: GatewayServer, cores: list[int], report: Report) -> None:
-    """Resize in the middle of a run; report what every window had."""
+    """Resize in the middle of a run; report the latencies of every window."""
     load = HttpLoad(server.http_port, "wide", clients=16, rate=RATE)
     with load.running():
         time.sleep(CALM_S)

@@ -1,4 +1,4 @@
-"""The scheduler with many pipelines, partitions and requests: what one decision takes, and the memory of it all."""
+"""The scheduler with many pipelines, partitions and requests: time of one decision, and memory."""
 
 import gc
 import statistics
@@ -29,12 +29,12 @@ from sluice.models.units import NS_PER_MS, NS_PER_S
 STAGES = 5
 QUEUED = 10_000
 KINDS = {"whole": (1.0, 4.0), "half": (1.7, 2.0), "quarter": (3.0, 1.0), "eighth": (5.5, 0.5)}
-"""By kind of partition: how much longer batches take there, and what a second of it costs."""
+"""By kind of partition: slowdown of batches, and price of a second."""
 DECISIONS = 3_000
 
 
 class Load:
-    """A scheduler with a queue that is kept full: for every batch that ends, as many requests come."""
+    """A scheduler whose queue stays full: as many requests arrive as complete."""
 
     def __init__(self, pipelines: int, partitions: int) -> None:
         kinds = list(KINDS)
@@ -62,7 +62,7 @@ class Load:
         self._wake()
 
     def run(self, decisions: int) -> None:
-        """End the oldest batch and let the scheduler decide, again and again."""
+        """Complete the oldest batch and let the scheduler decide, repeatedly."""
         self.decision_ns.clear()
         while len(self.decision_ns) < decisions:
             batch = self.running.popleft()
@@ -106,7 +106,7 @@ def _chain(pipeline: int) -> PipelineConfig:
 
 
 def test_decisions_at_scale(benchmark: Any, report: Report) -> None:
-    """One decision, re-planned, with much and with little around it, in turns."""
+    """One re-planned decision in a large and in a small system, in turns."""
     tracemalloc.start()
     large = Load(100, 64)
     gc.collect()

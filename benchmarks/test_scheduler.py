@@ -1,4 +1,4 @@
-"""The scheduling core by itself: events a second, and a million requests in virtual time."""
+"""The scheduling core alone: events a second, and a million requests in virtual time."""
 
 import gc
 import random
@@ -48,7 +48,7 @@ def arrivals(count: int) -> Iterator[tuple[int, RequestArrived]]:
 
 
 def simulate(requests: int, steps: list[tuple[int, AnyEvent | None]] | None = None) -> int:
-    """Run that many requests through a new scheduler in virtual time; how many were completed."""
+    """Run requests through a new scheduler in virtual time; returns the number of completed ones."""
     completed = 0
 
     def observe(now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
@@ -66,7 +66,7 @@ def simulate(requests: int, steps: list[tuple[int, AnyEvent | None]] | None = No
 
 
 def test_events_per_second(benchmark: Any, report: Report) -> None:
-    """Time through `handle` (and the wake-ups between) of the events that a simulation recorded."""
+    """Time of the recorded events of a simulation in `handle`, wake-ups included."""
     requests = 100_000
     steps: list[tuple[int, AnyEvent | None]] = []
     simulate(requests, steps)

@@ -1,4 +1,4 @@
-"""The stage latency model against the scheduler itself in virtual time: what was true over what was predicted."""
+"""The stage latency model against the scheduler in virtual time: measured over predicted latency."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +36,7 @@ SHAPES: dict[str, Callable[[int], float]] = {
     "flat": lambda rows: 20 + 0.1 * rows,
     "root": lambda rows: 2 + 5 * rows**0.5,
 }
-"""Milliseconds of a batch: what a row adds is much, next to nothing, or less and less."""
+"""Milliseconds of a batch: the cost of a further row is high, close to nothing, or falling."""
 SERVERS = (1, 2, 4)
 BATCHES = (2, 4, 8, 16, 32)
 UTILISATIONS = (0.3, 0.88, 0.5, 0.8)
@@ -51,7 +51,7 @@ CHAINS = [StageConfig(key, f"{key}:1", before) for key, before in zip("abcd", ((
 
 
 class Run:
-    """A simulated run of a pipeline all models of which are alike, which is also the machine that it runs on."""
+    """A simulated run of a pipeline of identical models, and the simulated machine at the same time."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Run:
 
 
 def ratios(policy_of: Callable[[int, float], tuple[PolicyConfig, int | None]]) -> list[tuple[float, float]]:
-    """True over predicted p50 and p99 of every case; `policy_of(batch, time to fill it)` is the policy and its wait."""
+    """Measured over predicted p50 and p99 of every case; `policy_of(batch, time to fill it)` gives policy and wait."""
     found = []
     loads = cycle(UTILISATIONS)
     for shape, servers, batch in product(SHAPES.values(), SERVERS, BATCHES):
@@ -115,12 +115,12 @@ def ratios(policy_of: Callable[[int, float], tuple[PolicyConfig, int | None]]) -
 
 
 def filled(batch: int, fill_ns: float) -> tuple[PolicyConfig, int | None]:
-    """Twice the time that a batch takes to fill: it is next to always full."""
+    """A wait of twice the time to fill a batch: batches are almost always full."""
     return TimeoutConfig((batch,), int(2 * fill_ns)), None
 
 
 def half_filled(batch: int, fill_ns: float) -> tuple[PolicyConfig, int | None]:
-    """Half of that time: batches leave by the clock."""
+    """A wait of half the time to fill a batch: batches leave by timeout."""
     return TimeoutConfig((batch,), int(fill_ns / 2)), int(fill_ns / 2)
 
 

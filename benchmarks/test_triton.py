@@ -1,4 +1,4 @@
-"""Batches forwarded to a real Triton, and the same client on it directly: servers on one core, client on the other."""
+"""Batches forwarded to a real Triton, against Triton directly: servers on one core, client on another."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ ROUNDS = 5
 SECONDS = 2.0
 SHAPE = (1, 64)
 FORWARDED, DIRECT = "forwarded", "direct"
-"""The same network twice: of the one Sluice forms the batches, the other is batched by Triton itself."""
+"""The same network twice: Sluice batches the first, and Triton batches the second."""
 
 Drive = Callable[[int, float], Closed]
 """drive(concurrency, seconds)"""
@@ -42,7 +42,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     add_model(scratch / "models", FORWARDED, model, 64)
     add_model(scratch / "models", DIRECT, model, 64, "dynamic_batching { }")
     with (
-        pinned(SERVER_CORE),  # what is started inherits the core
+        pinned(SERVER_CORE),  # started processes inherit the core
         triton_server(directory, scratch / "models", scratch) as triton,
         gateway(scratch, _config(triton), SERVER_CORE) as sluice,
         pinned(CLIENT_CORE),
@@ -56,7 +56,7 @@ def _config(triton: TritonServer) -> str:
 
 
 def test_http(benchmark: Any, servers: Servers, report: Report) -> None:
-    """Over HTTP: the rate at concurrency 64, and what is added for a lone client."""
+    """Over HTTP: rate at concurrency 64, and added latency at concurrency 1."""
     sluice, triton = servers
     ours, theirs = (http_request(f"/v2/models/{model}/infer", "x", SHAPE) for model in (FORWARDED, DIRECT))
     _compare(

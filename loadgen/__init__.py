@@ -1,1 +1,1 @@
-"""Traffic and measurement: schedules, targets, statistics, reports."""
+"""Open-loop load generation in the manner of MLPerf LoadGen, against live servers and the simulator."""

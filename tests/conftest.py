@@ -1,4 +1,4 @@
-"""What all tests have in common: none depends on how quick the machine is."""
+"""Settings of all tests: no Hypothesis deadline, so that no test depends on the speed of the machine."""
 
 from hypothesis import HealthCheck, settings
 

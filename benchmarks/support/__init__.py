@@ -1,1 +1,1 @@
-"""What the benchmarks share: closed-loop clients, baseline servers, processes pinned to cores."""
+"""Helpers of the benchmarks: closed-loop clients, baseline servers, processes pinned to cores."""

@@ -1,4 +1,4 @@
-"""Closed-loop clients: a fixed number of requests under way, each followed at once by the next."""
+"""Closed-loop clients: a fixed number of requests in flight, each followed at once by the next."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2
 
 
 class Closed(NamedTuple):
-    """What a closed loop measured: requests a second and latencies in ms."""
+    """Measurement of a closed loop: requests a second, and latencies in ms."""
 
     rate: float
     p50_ms: float
@@ -22,7 +22,7 @@ class Closed(NamedTuple):
 
 
 def http_request(path: str, name: str, shape: tuple[int, ...], seed: int = 0) -> bytes:
-    """A V2 request with one FP32 input in binary, and binary outputs asked for."""
+    """A V2 request with one binary FP32 input and binary outputs."""
     data = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32).tobytes()
     tensor = {"name": name, "shape": shape, "datatype": "FP32", "parameters": {"binary_data_size": len(data)}}
     head = orjson.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}})
@@ -37,7 +37,7 @@ def http_request(path: str, name: str, shape: tuple[int, ...], seed: int = 0) ->
 
 
 def grpc_request(model: str, name: str, shape: tuple[int, ...]) -> bytes:
-    """A ModelInferRequest with one FP32 input in raw contents."""
+    """An encoded ModelInferRequest with one FP32 input in raw contents."""
     message = service_pb2.ModelInferRequest(model_name=model)
     message.inputs.add(name=name, datatype="FP32", shape=shape)
     message.raw_input_contents.append(np.ones(shape, np.float32).tobytes())
@@ -46,7 +46,7 @@ def grpc_request(model: str, name: str, shape: tuple[int, ...]) -> bytes:
 
 
 class _Connection(asyncio.Protocol):
-    """Sends one request again and again; calls `answered` with the latency of each."""
+    """Repeats one request; calls `answered` with the latency of each answer, and stops when that returns false."""
 
     def __init__(self, request: bytes, answered: Callable[[int], bool]) -> None:
         self._request = request
@@ -82,7 +82,7 @@ class _Connection(asyncio.Protocol):
 
 
 def drive_http(port: int, request: bytes, concurrency: int, seconds: float) -> Closed:
-    """Keep `concurrency` connections busy with one request for `seconds`, after a tenth of that to warm up."""
+    """Repeat one request on `concurrency` connections for `seconds`, after a warm-up of a tenth of that."""
 
     async def drive(record: Callable[[int], bool], done: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
@@ -99,11 +99,11 @@ def drive_http(port: int, request: bytes, concurrency: int, seconds: float) -> C
 
 
 def drive_grpc(port: int, request: bytes, concurrency: int, seconds: float) -> Closed:
-    """Keep `concurrency` calls of ModelInfer under way for `seconds`, without protobuf in the client."""
+    """Keep `concurrency` calls of ModelInfer in flight for `seconds`, without protobuf in the client."""
 
     async def drive(record: Callable[[int], bool], done: asyncio.Event) -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)  # bytes as they are
+            call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)  # without serialisers
 
             async def repeat() -> None:
                 going = True

@@ -1,4 +1,4 @@
-"""Baseline: what one writes first. FastAPI and ONNX Runtime, asynchronous, one request at a time, no batching."""
+"""Baseline: a plain asynchronous server with FastAPI and ONNX Runtime that runs requests one by one, unbatched."""
 
 import argparse
 import json
@@ -36,7 +36,7 @@ def build(model: Path) -> FastAPI:
 
 
 def main() -> None:
-    """Serve a model on a free port, which is written to the ready file."""
+    """Serve a model on a free port and write the port to the ready file."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model", type=Path)
     parser.add_argument("ready_file", type=Path)

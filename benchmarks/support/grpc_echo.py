@@ -1,4 +1,4 @@
-"""Baseline: the least that a grpc.aio server can do. ModelInfer answers with its own bytes."""
+"""Baseline: the cheapest grpc.aio server. ModelInfer echoes its bytes."""
 
 import argparse
 import asyncio
@@ -12,7 +12,7 @@ import uvloop
 
 
 async def serve(ready_file: Path) -> None:
-    """Serve on a free port, which is written to the ready file, until SIGTERM."""
+    """Serve on a free port until SIGTERM, and write the port to the ready file."""
 
     async def echo(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         return request

@@ -1,4 +1,4 @@
-"""Servers under measurement: started in processes of their own, pinned to cores."""
+"""Servers under measurement: processes pinned to cores."""
 
 import json
 import os
@@ -15,7 +15,7 @@ START_TIMEOUT_S = 60.0
 
 
 class ServerProcess:
-    """A running server and, once it is known, what its ready file says."""
+    """A running server with the ports from its ready file."""
 
     def __init__(self, process: subprocess.Popen[bytes], ready: dict[str, int]) -> None:
         self.process = process
@@ -23,7 +23,7 @@ class ServerProcess:
         self.grpc_port = ready.get("grpc_port", 0)
 
     def cpu_s(self) -> float:
-        """Processor time used so far by the server and its children."""
+        """CPU time used so far by the server and its children."""
         return sum(_cpu_s(pid) for pid in self.pids())
 
     def pss_mb(self) -> float:
@@ -31,7 +31,7 @@ class ServerProcess:
         return sum(_pss_kb(pid) for pid in self.pids()) / 1024
 
     def keep_on(self, core: int) -> None:
-        """Pin the server's own process, whose workers have cores of their own by now."""
+        """Pin the server's own process to a core; its workers already have cores of their own."""
         for thread in Path(f"/proc/{self.process.pid}/task").iterdir():
             os.sched_setaffinity(int(thread.name), {core})
 
@@ -43,7 +43,7 @@ class ServerProcess:
 
 @contextmanager
 def running(arguments: list[str], ready_file: Path, core: int | None) -> Iterator[ServerProcess]:
-    """Run `python ARGUMENTS` on this core until the block ends; the server writes the ready file when it serves."""
+    """Run `python ARGUMENTS` on a core until the block ends; the server writes the ready file when it serves."""
     ready_file.unlink(missing_ok=True)
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     with pinned(core):  # a child inherits the affinity
@@ -84,7 +84,7 @@ def gateway(directory: Path, config: str, core: int | None, *options: str) -> It
 
 @contextmanager
 def pinned(core: int | None) -> Iterator[None]:
-    """Keep this process on one core (None: as it is), so that client and server do not share one."""
+    """Pin this process to one core until the block ends (None: unchanged)."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, before if core is None else {core})
     try:
@@ -94,7 +94,7 @@ def pinned(core: int | None) -> Iterator[None]:
 
 
 def alternate(rounds: int, *measures: Callable[[], float]) -> list[float]:
-    """Run the measures in turn, ABAB…, and return the median of each: noise then falls on all of them alike."""
+    """Run the measures in turn, ABAB…, so that noise affects all alike; returns the median of each."""
     values: list[list[float]] = [[] for _ in measures]
     for _ in range(rounds):
         for results, measure in zip(values, measures, strict=True):

@@ -1,7 +1,7 @@
-"""Trains the digits models with numpy and writes a model repository: `python -m examples.digits.build DIRECTORY`.
+"""Trains the digits models with NumPy and writes a model repository: `python -m examples.digits.build DIRECTORY`.
 
-Every model is fitted in closed form or by full-batch descent from a fixed seed, so that the accuracies of the test
-rows are the same on every machine.
+Every model is fitted in closed form or by full-batch descent from a fixed seed, so that its accuracy on the test rows
+is the same on every machine.
 """
 
 import shutil
@@ -50,7 +50,7 @@ class Layer(NamedTuple):
 
 
 def load_digits(path: Path = DATA) -> Digits:
-    """The committed data set, split into 898 rows to train on and 899 to test with."""
+    """Load the committed data set, split into 898 training rows and 899 test rows."""
     with np.load(path) as file:
         raw, labels, test = file["raw"], file["y"], file["test"]
     is_test = np.zeros(len(raw), dtype=bool)
@@ -59,12 +59,12 @@ def load_digits(path: Path = DATA) -> Digits:
 
 
 def one_hot(labels: NDArray[np.uint8]) -> Floats:
-    """Labels as rows `(rows, 10)` with a single 1."""
+    """One-hot encoding `(rows, 10)` of labels."""
     return np.eye(CLASSES)[labels]
 
 
 def fit_softmax_regression(x: Floats, labels: NDArray[np.uint8], steps: int = 400, rate: float = 0.05) -> Layer:
-    """Logistic regression on `x` `(rows, 64)` with an L2 penalty of 1 on the weights, by full-batch Adam."""
+    """Fit a logistic regression on `x` `(rows, 64)` with an L2 penalty of 1 on the weights, by full-batch Adam."""
     rows = len(x)
     inputs = np.hstack([x, np.ones((rows, 1))])
     targets = one_hot(labels)
@@ -85,13 +85,13 @@ def fit_softmax_regression(x: Floats, labels: NDArray[np.uint8], steps: int = 40
 def fit_random_features(
     x: Floats, labels: NDArray[np.uint8], widths: Sequence[int], sharpness: float = 6.0
 ) -> list[Layer]:
-    """Random ReLU layers of the given widths, then a ridge read-out in closed form.
+    """Draw random ReLU layers of the given widths, and fit a ridge read-out in closed form.
 
-    The last layer's outputs are the regression onto -1 and 1 times `sharpness`, which makes them logits.
+    The last layer's outputs are the regression onto -1 and 1, scaled by `sharpness` to logits.
     """
     random = np.random.default_rng(0)
     layers: list[Layer] = []
-    features = x.astype(np.float32)  # as the runtime computes them
+    features = x.astype(np.float32)  # in the runtime's precision
     for width in widths:
         inputs = features.shape[1]
         weights = (random.standard_normal((inputs, width)) * np.sqrt(2 / inputs)).astype(np.float32)
@@ -105,9 +105,9 @@ def fit_random_features(
 
 
 def fit_ridge(centred: Floats, targets: Floats, penalty: float = 1e-2) -> Layer:
-    """Ridge regression of `targets` `(rows, outputs)` on `centred` `(rows, features)`, whose columns have mean 0.
+    """Fit a ridge regression of `targets` `(rows, outputs)` on `centred` `(rows, features)`, whose columns have mean 0.
 
-    It solves the smaller of the two equal systems, of `rows` or of `features` unknowns; the penalty is relative to
+    The smaller of two equivalent systems is solved, with `rows` or with `features` unknowns. The penalty is relative to
     the mean squared length of a row.
     """
     rows, features = centred.shape
@@ -193,7 +193,7 @@ def write_kernel_machine(
 
 
 def model_path(repository: Path, name: str) -> Path:
-    """Where a repository keeps version 1 of a model."""
+    """Path of version 1 of a model in a repository."""
     return repository / name / "1" / "model.onnx"
 
 

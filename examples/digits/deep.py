@@ -1,7 +1,7 @@
 """Writes a repository with one deep network: `python -m examples.digits.deep DIRECTORY`.
 
-It takes some 10 ms a batch on a core, nearly as long for one row as for eight: what a server with it does is decided by
-the worker and its batches, hardly by the gateway.
+A batch takes about 10 ms on a core, nearly as long for one row as for eight. The performance of a server with this
+model depends on the worker and its batches, and hardly on the gateway.
 """
 
 import sys
@@ -10,7 +10,7 @@ from pathlib import Path
 from examples.digits.build import GRAY_LEVELS, PIXELS, fit_random_features, load_digits, model_path, write_network
 
 WIDTHS = [2048] * 6
-"""84 MB of weights, which no usual cache holds."""
+"""84 MB of weights, more than usual caches hold."""
 
 
 def build_deep(repository: Path) -> None:

@@ -1,6 +1,6 @@
-"""Serves the digits pipelines and replays labelled traffic against them: `python -m examples.digits.demo`.
+"""Serves the digits pipelines and sends labelled traffic to them: `python -m examples.digits.demo`.
 
-Exits with 1 unless every request got exactly one answer and the answers are as accurate as they are known to be.
+The exit status is 1 unless every request got exactly one answer and the accuracies are the known ones.
 """
 
 import json
@@ -28,7 +28,7 @@ from sluice.models.errors import ServingError
 DIRECTORY = Path(".demo")
 
 KNOWN_CORRECT = {"digits-cascade": 888, "digits-ensemble": 889}
-"""Test rows, of 899, that each pipeline answers right."""
+"""Correct answers of each pipeline among the 899 test rows."""
 
 OBJECTIVE_MS = 50
 RATE_PER_S = 300
@@ -37,7 +37,7 @@ EXPECTED_ATTAINMENT = 0.99
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 80
 
-NEXT_STEPS = """Every request got exactly one answer, and the accuracies are the known ones. To try it yourself:
+NEXT_STEPS = """Every request got exactly one answer, and the accuracies are the expected ones. To try it yourself:
 
   .venv-demo/bin/sluice serve --repository .demo/repository --partitions 2
   curl -s localhost:8000/v2/models/digits-cascade
@@ -47,7 +47,7 @@ NEXT_STEPS = """Every request got exactly one answer, and the accuracies are the
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the message is for the person who started it."""
+    """The demo cannot continue; the message is for its user."""
 
 
 class Server(NamedTuple):
@@ -58,19 +58,19 @@ class Server(NamedTuple):
 
     @property
     def metrics_url(self) -> str:
-        """Where its metrics are."""
+        """URL of the server's metrics."""
         return f"http://127.0.0.1:{self.http_port}/metrics"
 
     def target(self, protocol: str) -> str:
-        """Its address for `http` or `grpc`."""
+        """Address of the server for `http` or `grpc`."""
         return f"{protocol}://127.0.0.1:{self.http_port if protocol == 'http' else self.grpc_port}"
 
 
 class Replay(NamedTuple):
-    """Every test image sent to one pipeline over one protocol.
+    """The result of sending every test image to one pipeline over one protocol.
 
-    `run` is the first round, in which a refusal counts as a miss. The others count over all rounds: requests `sent`,
-    those that never got an answer, `correct` answers, and rows that were `escalated`.
+    `run` is the first round, in which a rejected request counts as a miss. The counts are over all rounds: requests
+    `sent`, requests `unanswered`, `correct` answers, and `escalated` rows.
     """
 
     pipeline: str
@@ -84,9 +84,9 @@ class Replay(NamedTuple):
 
 @contextmanager
 def serving(directory: Path) -> Iterator[Server]:
-    """The repository in `directory`, served by a process of its own on free ports that logs to `server.log` there.
+    """Serve the repository in `directory` on free ports until the block ends; the log is `server.log` there.
 
-    Raises DemoError when it does not start, or does not stop in order.
+    Raises DemoError when the server does not start, or does not stop cleanly.
     """
     ready, log_file = directory / "ready.json", directory / "server.log"
     ready.unlink(missing_ok=True)
@@ -97,28 +97,28 @@ def serving(directory: Path) -> Iterator[Server]:
             yield wait_until_ready(process, ready, log_file)
             process.terminate()
             if (code := process.wait(STOP_TIMEOUT_S)) != 0:
-                raise DemoError(f"the server exited with {code} when it was asked to stop; its log is {log_file}")
+                raise DemoError(f"server: exited with status {code} on SIGTERM, expected 0; its log is {log_file}")
         except subprocess.TimeoutExpired as error:
-            raise DemoError(f"the server did not stop within {STOP_TIMEOUT_S} s; its log is {log_file}") from error
+            raise DemoError(f"server: did not stop in {STOP_TIMEOUT_S} s; its log is {log_file}") from error
         finally:
             process.kill()
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], ready: Path, log_file: Path) -> Server:
-    """The server once it has loaded its models."""
+    """Wait until the server has loaded its models."""
     give_up = time.monotonic() + START_TIMEOUT_S
     while not ready.exists():
         if process.poll() is not None or time.monotonic() > give_up:
-            raise DemoError(f"the server did not start; the end of its log:\n{log_file.read_text()[-2000:]}")
+            raise DemoError(f"server: did not start; the end of its log:\n{log_file.read_text()[-2000:]}")
         time.sleep(0.02)
     ports = json.loads(ready.read_text())
     return Server(ports["http_port"], ports["grpc_port"])
 
 
 def replay(server: Server, pipeline: str, protocol: str, requests: Path) -> Replay:
-    """Send every test image once at Poisson times; ask again, at most `ROUNDS` times in all, what was refused.
+    """Send every test image once with Poisson arrivals, and rejected ones again, in at most `ROUNDS` rounds.
 
-    `requests` is a file to write the requests of a round to.
+    `requests` is a scratch file for the samples of a round.
     """
     with np.load(DATA) as file:
         arrays = dict(file)
@@ -152,7 +152,7 @@ def replay(server: Server, pipeline: str, protocol: str, requests: Path) -> Repl
 
 
 def table(replays: Sequence[Replay]) -> str:
-    """A heading, and a line a replay."""
+    """The table of results: a heading, and a line for each replay."""
     lines = [
         f"{'pipeline':16} {'over':5} {'requests':>8} {'accuracy':>8} {'escalated':>9} {'p50 ms':>7} {'p99 ms':>7} "
         f"{'goodput/s':>9} {'attainment':>10} {'mean batch':>10}"
@@ -170,7 +170,7 @@ def table(replays: Sequence[Replay]) -> str:
 
 
 def settled_requests(server: Server) -> Counter[str]:
-    """How many requests of each pipeline have had an outcome, as the server counts them."""
+    """Outcomes of each pipeline, as the server counts them."""
     with urllib.request.urlopen(server.metrics_url, timeout=START_TIMEOUT_S) as response:
         text = response.read().decode()
     counts: Counter[str] = Counter()
@@ -182,28 +182,28 @@ def settled_requests(server: Server) -> Counter[str]:
 
 
 def failures(replays: Sequence[Replay], settled: Counter[str]) -> Iterator[str]:
-    """What is wrong with the answers, a sentence each."""
+    """Errors in the results, one sentence each."""
     for pipeline, protocol, run, _, unanswered, correct, _ in replays:
         if unanswered:
             yield f"{pipeline} over {protocol}: {unanswered} requests got no answer: {run.record.reasons}"
         elif correct != KNOWN_CORRECT[pipeline]:
-            yield f"{pipeline} over {protocol}: {correct} answers are right, expected {KNOWN_CORRECT[pipeline]}"
+            yield f"{pipeline} over {protocol}: expected {KNOWN_CORRECT[pipeline]} correct answers, got {correct}"
     for pipeline in KNOWN_CORRECT:
         sent = sum(replay.sent for replay in replays if replay.pipeline == pipeline)
         if settled[pipeline] != sent:
-            yield f"{pipeline}: {sent} requests were sent, the server counts {settled[pipeline]} outcomes"
+            yield f"{pipeline}: expected an outcome for each of {sent} requests, the server counts {settled[pipeline]}"
 
 
 def warnings(replays: Sequence[Replay]) -> Iterator[str]:
-    """What a busy machine may do to the figures, a sentence each."""
+    """Signs of a busy machine in the results, one sentence each."""
     for pipeline, protocol, run, sent, *_ in replays:
         if run.metrics.attainment < EXPECTED_ATTAINMENT:
-            again = f"; {sent - len(run.record)} were refused and asked again" if sent > len(run.record) else ""
+            again = f"; {sent - len(run.record)} were rejected and sent again" if sent > len(run.record) else ""
             yield f"{pipeline} over {protocol}: only {run.metrics.attainment:.1%} met {OBJECTIVE_MS} ms{again}"
 
 
 def main(directory: Path = DIRECTORY) -> int:
-    """Build, serve, replay, print; everything written goes to `directory`. Returns the exit code."""
+    """Build the repository in `directory`, serve it, send traffic and print the table; returns the exit status."""
     print("Training the models …", flush=True)
     build_repository(directory / "repository")
     try:
@@ -230,6 +230,6 @@ def main(directory: Path = DIRECTORY) -> int:
 
 
 if __name__ == "__main__":
-    # Ended from outside, it takes the server along.
+    # SIGTERM ends the server as well.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

@@ -1,9 +1,9 @@
-"""Thirty inference engines on one GPU: the experiment of Ferikoglou et al., played again with every packing policy.
+"""Thirty inference engines on one GPU: the experiment of Ferikoglou et al., replayed with every packing policy.
 
 A. Ferikoglou et al., Resource Aware GPU Scheduling in Kubernetes Infrastructure (PARMA-DITAM 2021), whose logs are
-public (github.com/aferikoglou/ECE-Diploma). Thirty engines with SSD-MobileNet arrive 20 to 40 s apart on a V100; their
-owners ask for the 6994 MiB that one takes, or for up to 250 % more. From the logs come how long an engine runs in each
-run (the mean), the memory of its phases, and the arrivals, which are those of the seed; the rest is played.
+public (github.com/aferikoglou/ECE-Diploma). Thirty engines with SSD-MobileNet arrive 20 to 40 s apart on a V100. An
+engine uses 6994 MiB; its owner requests that much, or up to 250 % more. The logs give the mean run time of an engine
+in each run, the memory of its phases and the arrivals, which follow from the seed. The rest is simulated.
 """
 
 import random
@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from sluice.loadgen.papers.replay import Replayed, ReplayJob, SchedulingPace, replay
+from sluice.loadgen.papers.engines.packing_replay import PackingJob, ReplayResult, SchedulerTiming, replay
+from sluice.loadgen.papers.experiment import PaperExperiment
 from sluice.models.units import NS_PER_S
 from sluice.mps.packing.best_fit import BestFit
 from sluice.mps.packing.cbp import CorrelationBased
@@ -28,23 +29,23 @@ ENGINE_GIB = 7
 ENGINES = 30
 SEED = 2020
 EXTRA_PERCENT = (0, 50, 100, 150, 200, 250)
-"""How much more than an engine takes is asked for."""
+"""Over-provisioning of the requests: memory requested beyond what an engine uses."""
 
 GIB = 1024
 _AROUND_S = 5
-"""To start a container, and to tell that it is done: together 4.2 to 5.5 s on average in the twelve runs without
-restarts."""
+"""Time to start a container and to notice its end: 4.2 to 5.5 s on average in the twelve runs without restarts."""
 _START = ((0, 9), (318, 6), (700, 6))
-"""MiB and seconds: the container and imports, the CUDA context, the model; then TensorFlow takes its pool.
+"""MiB and seconds: the container and imports, the CUDA context, the model; then TensorFlow takes its memory pool.
 
-Rounded from the run of `exclusive` at 0 %, whose samples tell them to some seconds: 318 MiB for 6 to 9 s, then in half
-of the engines 400 to 850 for as long."""
+Rounded from the run of `exclusive` at 0 %, whose samples are some seconds apart: 318 MiB for 6 to 9 s, then 400 to
+850 MiB for as long in half of the engines."""
 LESS_MIB = (2_887, 852)
-"""Where its pool does not fit, the allocator tries smaller ones: what comes free when such an engine ends."""
+"""Smaller pools that the allocator tries where its pool does not fit: the memory that such an engine frees at its end.
+"""
 
 
-class Logged(msgspec.Struct, frozen=True):
-    """Means and totals of a run that was published; `run_s` is the only one that is played from."""
+class PublishedRun(msgspec.Struct, frozen=True):
+    """Means and totals of a published run. Only `run_s` is an input of the replay."""
 
     run_s: float
     pending_s: int | None = None
@@ -53,15 +54,15 @@ class Logged(msgspec.Struct, frozen=True):
 
 
 class PackingCase(msgspec.Struct, frozen=True):
-    """A run: the policy, how much more than it takes an engine asks for, what was published and what the replay gives.
+    """One run: a policy and an over-provisioning, with the published and the replayed figures.
 
-    Runs that were never made have the `run_s` of the one that is most like them, and nothing else.
+    A run that was never published has only the `run_s` of the published run that is most like it.
     """
 
     policy: str
     extra_percent: int
-    logged: Logged
-    replayed: Replayed
+    published: PublishedRun
+    replayed: ReplayResult
 
 
 _DEFAULT = ((131.5, 1510, 4077), (140.2, 1627, 4351), (148.8, 1708, 4626), (153.0, 1799, 4787), (157.3, 1909, 4905),
@@ -71,49 +72,52 @@ _ALIBABA = ((158.9, 132, 1334), (140.0, 205, 1516), (153.0, 735, 2411), (153.1, 
 _CUSTOM = ((172.4, 40, 1150, 3), (173.1, 58, 1193, 10), (170.7, 66, 1201, 13), (187.3, 77, 1235, 20),
            (183.3, 73, 1189, 19), (176.5, 122, 1330, 6))  # fmt: skip
 
-_EXCLUSIVE = tuple(Logged(*run, restarts=0) for run in _DEFAULT)
-_BEST_FIT = tuple(Logged(*run, restarts=0) for run in _ALIBABA)
-_PP = tuple(Logged(*run) for run in _CUSTOM)
-_CROWDED = tuple(Logged(run.run_s) for run in _PP)
-_BOOKED = tuple(Logged(run.run_s) for run in _BEST_FIT)
-_FOUR_AT_A_TIME = (Logged(_BEST_FIT[0].run_s),) * len(EXTRA_PERCENT)
+_EXCLUSIVE = tuple(PublishedRun(*run, restarts=0) for run in _DEFAULT)
+_BEST_FIT = tuple(PublishedRun(*run, restarts=0) for run in _ALIBABA)
+_PP = tuple(PublishedRun(*run) for run in _CUSTOM)
+_CBP = tuple(PublishedRun(run.run_s) for run in _PP)
+_FIRST_FIT = tuple(PublishedRun(run.run_s) for run in _BEST_FIT)
+_PEAK_SAFE = (PublishedRun(_BEST_FIT[0].run_s),) * len(EXTRA_PERCENT)
 
-WATCHED = SchedulingPace(look_ns=NS_PER_S, pause_ns=5 * NS_PER_S)
-_RUNS: tuple[tuple[PackingPolicy, str, SchedulingPace, Sequence[Logged]], ...] = (
-    (Exclusive(), "exclusive", SchedulingPace(), _EXCLUSIVE),
-    (BestFit(unit_mib=GIB), "best_fit", SchedulingPace(), _BEST_FIT),
-    (FirstFitDecreasing(), "first_fit_decreasing", SchedulingPace(), _BOOKED),
-    (CorrelationBased(), "cbp", WATCHED, _CROWDED),
-    (PeakPrediction(), "pp", WATCHED, _PP),
-    (PeakSafe(), "peak_safe", SchedulingPace(look_ns=NS_PER_S), _FOUR_AT_A_TIME),
+SAMPLING = SchedulerTiming(look_ns=NS_PER_S, pause_ns=5 * NS_PER_S)
+_RUNS: tuple[tuple[PackingPolicy, str, SchedulerTiming, Sequence[PublishedRun]], ...] = (
+    (Exclusive(), "exclusive", SchedulerTiming(), _EXCLUSIVE),
+    (BestFit(unit_mib=GIB), "best_fit", SchedulerTiming(), _BEST_FIT),
+    (FirstFitDecreasing(), "first_fit_decreasing", SchedulerTiming(), _FIRST_FIT),
+    (CorrelationBased(), "cbp", SAMPLING, _CBP),
+    (PeakPrediction(), "pp", SAMPLING, _PP),
+    (PeakSafe(), "peak_safe", SchedulerTiming(look_ns=NS_PER_S), _PEAK_SAFE),
 )
 
 
 def cases() -> Iterator[PackingCase]:
-    """Every policy at every excess."""
-    for policy, name, pace, runs in _RUNS:
-        for extra_percent, logged in zip(EXTRA_PERCENT, runs, strict=True):
-            yield PackingCase(name, extra_percent, logged, play(policy, pace, extra_percent, logged.run_s))
+    """Every policy at every over-provisioning."""
+    for policy, name, timing, runs in _RUNS:
+        for extra_percent, published in zip(EXTRA_PERCENT, runs, strict=True):
+            result = replay_engines(policy, timing, extra_percent, published.run_s)
+            yield PackingCase(name, extra_percent, published, result)
 
 
-def play(
-    policy: PackingPolicy, pace: SchedulingPace, extra_percent: int, run_s: float, spread_s: float = 0.0
-) -> Replayed:
-    """Thirty engines that ask for so much more than they take, each of which runs for `run_s` with that deviation."""
-    # What was measured of engines tells a policy their mean life; only `peak_safe` goes by it.
+def replay_engines(
+    policy: PackingPolicy, timing: SchedulerTiming, extra_percent: int, run_s: float, spread_s: float = 0.0
+) -> ReplayResult:
+    """Replay thirty engines with run times of mean `run_s` and standard deviation `spread_s`."""
+    # Policies see the mean life of an engine, as measurements would give it; only `peak_safe` uses it.
     chance = random.Random(SEED + extra_percent)
-    tenants = (Tenant(f"engine-{number}", request_mib(policy, extra_percent), life(run_s)) for number in range(ENGINES))
+    tenants = (
+        Tenant(f"engine-{number}", request_mib(policy, extra_percent), engine_life(run_s)) for number in range(ENGINES)
+    )
     jobs = [
-        ReplayJob(tenant, arrival_ns, life(chance.gauss(run_s, spread_s)), LESS_MIB)
+        PackingJob(tenant, arrival_ns, engine_life(chance.gauss(run_s, spread_s)), LESS_MIB)
         for tenant, arrival_ns in zip(tenants, arrivals_ns(), strict=True)
     ]
-    return replay(policy, jobs, {"gpu": DEVICE_MIB}, pace)
+    return replay(policy, jobs, {"gpu": DEVICE_MIB}, timing)
 
 
 def request_mib(
     policy: PackingPolicy, extra_percent: int, memory_mib: int = ENGINE_MIB, memory_gib: int = ENGINE_GIB
 ) -> int:
-    """What an engine asks for: whole GiB from Alibaba's scheduler, at most the device."""
+    """The memory that an engine requests, at most the device; Alibaba's scheduler takes whole GiB."""
     factor = 1 + extra_percent / 100
     if isinstance(policy, BestFit):
         return min(DEVICE_MIB // GIB, int(memory_gib * factor)) * GIB
@@ -121,7 +125,7 @@ def request_mib(
 
 
 def arrivals_ns(count: int = ENGINES) -> list[int]:
-    """When engines arrive; the generator of the experiment, Python 2's `randint`, is one `random` a number."""
+    """Arrival times of the engines, drawn as Python 2's `randint` does, which the experiment used."""
     chance = random.Random(SEED)
     times = [0]
     for _ in range(count - 1):
@@ -129,18 +133,18 @@ def arrivals_ns(count: int = ENGINES) -> list[int]:
     return times
 
 
-def life(run_s: float) -> tuple[MemoryPhase, ...]:
-    """The phases of an engine whose container runs for so long."""
+def engine_life(run_s: float) -> tuple[MemoryPhase, ...]:
+    """The phases of an engine whose container runs for `run_s`."""
     start = [MemoryPhase(mib, seconds * NS_PER_S) for mib, seconds in _START]
     rest_s = run_s + _AROUND_S - sum(seconds for _, seconds in _START)
     return (*start, MemoryPhase(ENGINE_MIB, round(rest_s * NS_PER_S)))
 
 
 def table(runs: Sequence[PackingCase]) -> str:
-    """A Markdown table, a line for each run, with published figures beside those of the replay."""
+    """A Markdown table with the published and the replayed figures of each run."""
     lines = [
-        "| policy | asked for | pending s, published | replayed | makespan s, published | replayed | off"
-        " | restarts, published | replayed | most MiB |",
+        "| policy | requested | pending s, published | replayed | makespan s, published | replayed | error"
+        " | restarts, published | replayed | peak MiB |",
         "|---|---|---|---|---|---|---|---|---|---|",
         *(_line(run) for run in runs),
     ]
@@ -148,17 +152,17 @@ def table(runs: Sequence[PackingCase]) -> str:
 
 
 def _line(run: PackingCase) -> str:
-    logged, replayed = run.logged, run.replayed
-    off = "" if logged.makespan_s is None else f"{replayed.makespan_s / logged.makespan_s - 1:+.1%}"
+    published, replayed = run.published, run.replayed
+    off = "" if published.makespan_s is None else f"{replayed.makespan_s / published.makespan_s - 1:+.1%}"
     cells = (
         run.policy,
         f"+{run.extra_percent} %",
-        _cell(logged.pending_s),
+        _cell(published.pending_s),
         f"{replayed.pending_s:.0f}",
-        _cell(logged.makespan_s),
+        _cell(published.makespan_s),
         f"{replayed.makespan_s:.0f}",
         off,
-        _cell(logged.restarts),
+        _cell(published.restarts),
         str(replayed.restarts),
         str(replayed.peak_mib),
     )
@@ -167,3 +171,10 @@ def _line(run: PackingCase) -> str:
 
 def _cell(value: int | None) -> str:
     return "" if value is None else str(value)
+
+
+EXPERIMENT = PaperExperiment(
+    "packing",
+    "thirty engines on one GPU by every packing policy (Ferikoglou et al., 2021)",
+    lambda: table(list(cases())),
+)

@@ -1,10 +1,10 @@
 """Twenty-five engines of six kinds on one GPU: the workload of the slides of Ferikoglou et al.
 
-The kinds, their queries and their memory are published; logs of these runs are not. How long a query takes, how long an
-engine needs to start, the order, and that the quantized MobileNet takes as much memory as the other are assumed, so
-that only ratios can be compared. Those of the slides, on average over what is asked for too much: engines wait 8.6
-times as long with Alibaba's scheduler as with theirs, which is `pp` here, and 11 times with Kubernetes'; the 99th
-percentile of the time that a job takes is 2.4 and 3.2 times theirs. Engines are taken not to slow each other down.
+The slides give the kinds, their queries and their memory, but no logs. Assumed here are the duration of a query, the
+start time of an engine, the order of arrival, the memory of the quantized MobileNet (that of the other MobileNet) and
+that engines do not slow each other down, so only ratios can be compared. The slides report, averaged over the
+over-provisioning: engines wait 8.6 times as long with Alibaba's scheduler as with theirs (`pp` here), and 11 times as
+long with Kubernetes'; the 99th percentile of job completion times is 2.4 and 3.2 times theirs.
 """
 
 import random
@@ -13,17 +13,18 @@ from statistics import fmean
 
 import msgspec
 
+from sluice.loadgen.papers.engines.packing_replay import PackingJob, ReplayResult, SchedulerTiming, replay
+from sluice.loadgen.papers.experiment import PaperExperiment
 from sluice.loadgen.papers.memory_packing import (
     DEVICE_MIB,
     EXTRA_PERCENT,
     GIB,
     LESS_MIB,
+    SAMPLING,
     SEED,
-    WATCHED,
     arrivals_ns,
     request_mib,
 )
-from sluice.loadgen.papers.replay import Replayed, ReplayJob, SchedulingPace, replay
 from sluice.models.units import NS_PER_S
 from sluice.mps.packing.best_fit import BestFit
 from sluice.mps.packing.exclusive import Exclusive
@@ -33,8 +34,8 @@ from sluice.mps.packing.pp import PeakPrediction
 from sluice.mps.packing.tenant import MemoryPhase, Tenant
 
 
-class Engine(msgspec.Struct, frozen=True):
-    """A kind of engine: its memory as measured, and as whole GiB, and the queries of each that there is."""
+class EngineKind(msgspec.Struct, frozen=True):
+    """A kind of engine: its memory as measured and in whole GiB, and the queries of each instance."""
 
     name: str
     memory_mib: int
@@ -44,59 +45,59 @@ class Engine(msgspec.Struct, frozen=True):
 
 
 ENGINES = (
-    Engine("mobilenet", 872, 1, 0.02, (1024, 1024, 2048, 2048)),
-    Engine("mobilenet-quantized", 872, 1, 0.02, (256, 256, 512, 512)),
-    Engine("resnet50", 8388, 9, 0.03, (4096, 4096, 8192, 8192)),
-    Engine("ssd-mobilenet", 6994, 7, 0.12, (128, 128, 128, 1024, 1024)),
-    Engine("ssd-mobilenet-quantized-finetuned", 6994, 7, 0.12, (64, 64, 1024, 1024)),
-    Engine("ssd-mobilenet-symmetrically-quantized", 6994, 7, 0.12, (512, 512, 4096, 4096)),
+    EngineKind("mobilenet", 872, 1, 0.02, (1024, 1024, 2048, 2048)),
+    EngineKind("mobilenet-quantized", 872, 1, 0.02, (256, 256, 512, 512)),
+    EngineKind("resnet50", 8388, 9, 0.03, (4096, 4096, 8192, 8192)),
+    EngineKind("ssd-mobilenet", 6994, 7, 0.12, (128, 128, 128, 1024, 1024)),
+    EngineKind("ssd-mobilenet-quantized-finetuned", 6994, 7, 0.12, (64, 64, 1024, 1024)),
+    EngineKind("ssd-mobilenet-symmetrically-quantized", 6994, 7, 0.12, (512, 512, 4096, 4096)),
 )
 _START = (MemoryPhase(0, 9 * NS_PER_S), MemoryPhase(318, 6 * NS_PER_S))
 
-_POLICIES: dict[str, tuple[PackingPolicy, SchedulingPace]] = {
-    "exclusive": (Exclusive(), SchedulingPace()),
-    "best_fit": (BestFit(unit_mib=GIB), SchedulingPace()),
-    "pp": (PeakPrediction(), WATCHED),
-    "peak_safe": (PeakSafe(), SchedulingPace(look_ns=NS_PER_S)),
+_POLICIES: dict[str, tuple[PackingPolicy, SchedulerTiming]] = {
+    "exclusive": (Exclusive(), SchedulerTiming()),
+    "best_fit": (BestFit(unit_mib=GIB), SchedulerTiming()),
+    "pp": (PeakPrediction(), SAMPLING),
+    "peak_safe": (PeakSafe(), SchedulerTiming(look_ns=NS_PER_S)),
 }
 
 
-def cases() -> dict[str, list[Replayed]]:
-    """By policy, a replay for each of `EXTRA_PERCENT`."""
+def cases() -> dict[str, list[ReplayResult]]:
+    """By policy, the result for each of `EXTRA_PERCENT`."""
     return {
         name: [
-            replay(policy, jobs(policy, extra_percent), {"gpu": DEVICE_MIB}, pace) for extra_percent in EXTRA_PERCENT
+            replay(policy, jobs(policy, extra_percent), {"gpu": DEVICE_MIB}, timing) for extra_percent in EXTRA_PERCENT
         ]
-        for name, (policy, pace) in _POLICIES.items()
+        for name, (policy, timing) in _POLICIES.items()
     }
 
 
-def jobs(policy: PackingPolicy, extra_percent: int) -> list[ReplayJob]:
-    """All engines in a shuffled order, which ask for so much more than they take."""
+def jobs(policy: PackingPolicy, extra_percent: int) -> list[PackingJob]:
+    """All engines in shuffled order, with requests `extra_percent` above what they use."""
     engines = [
         (f"{each.name}-{number}", each, queries) for each in ENGINES for number, queries in enumerate(each.queries)
     ]
     random.Random(SEED).shuffle(engines)
     found = []
     for (name, engine, queries), arrival_ns in zip(engines, arrivals_ns(len(engines)), strict=True):
-        asked_mib = request_mib(policy, extra_percent, engine.memory_mib, engine.memory_gib)
+        requested_mib = request_mib(policy, extra_percent, engine.memory_mib, engine.memory_gib)
         life = (*_START, MemoryPhase(engine.memory_mib, round(queries * engine.query_s * NS_PER_S)))
-        found.append(ReplayJob(Tenant(name, asked_mib, life), arrival_ns, life, LESS_MIB))
+        found.append(PackingJob(Tenant(name, requested_mib, life), arrival_ns, life, LESS_MIB))
     return found
 
 
-def ratios(replayed: Sequence[Replayed], others: Sequence[Replayed]) -> tuple[float, float]:
-    """How many times as long as in the others engines wait, and take at the 99th percentile; on average."""
+def ratios(replayed: Sequence[ReplayResult], others: Sequence[ReplayResult]) -> tuple[float, float]:
+    """Mean wait and mean 99th percentile of completion times, each as a multiple of the others'."""
     pending = fmean(run.pending_s for run in replayed) / fmean(run.pending_s for run in others)
     return pending, fmean(run.p99_s for run in replayed) / fmean(run.p99_s for run in others)
 
 
-def table(runs: Mapping[str, Sequence[Replayed]]) -> str:
-    """A Markdown table: a line for each policy; in the cells the mean wait and the 99th percentile, in seconds."""
+def table(runs: Mapping[str, Sequence[ReplayResult]]) -> str:
+    """A Markdown table with a line for each policy; cells are mean wait / 99th percentile in seconds."""
     lines = [
         "| policy | "
         + " | ".join(f"+{extra} %" for extra in EXTRA_PERCENT)
-        + " | pending, times that of pp | p99, times | pending, times that of peak_safe | p99, times | restarts |",
+        + " | pending / pp's | p99 / pp's | pending / peak_safe's | p99 / peak_safe's | restarts |",
         "|" + "---|" * (len(EXTRA_PERCENT) + 6),
     ]
     for name, replayed in runs.items():
@@ -104,3 +105,10 @@ def table(runs: Mapping[str, Sequence[Replayed]]) -> str:
         times = " | ".join(f"{ratio:.1f}" for other in ("pp", "peak_safe") for ratio in ratios(replayed, runs[other]))
         lines.append(f"| {name} | {cells} | {times} | {sum(run.restarts for run in replayed)} |")
     return "\n".join(lines) + "\n"
+
+
+EXPERIMENT = PaperExperiment(
+    "mixed-packing",
+    "twenty-five engines of six kinds, as on the slides of Ferikoglou et al. (2021)",
+    lambda: table(cases()),
+)

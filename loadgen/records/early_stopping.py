@@ -1,4 +1,4 @@
-"""MLPerf's early-stopping test: whether a run saw enough queries for its verdict on a percentile.
+"""MLPerf's early-stopping test: decides if a run has enough queries for a claim about a percentile.
 
 MLCommons inference rules, "Early stopping". With t misses among n queries the claim "at least the share p of all
 queries meets the limit" holds at confidence c when P[Bin(n, 1 - p) <= t] <= 1 - c. That probability is the regularised
@@ -11,14 +11,14 @@ CONFIDENCE = 0.99
 
 
 def confirmed(queries: int, misses: int, percentile: float) -> bool:
-    """Whether `misses` out of `queries` confirm that `percentile` % (0 < percentile < 100) meet the limit."""
+    """True when `misses` out of `queries` confirm that `percentile` % (0 < percentile < 100) meet the limit."""
     q = 1 - percentile / 100
-    # At or above the mean the probability is about a half or more: never small enough.
+    # At or above the mean the probability is about a half or more, which is never small enough.
     return misses < queries * q and _at_most(misses, queries, q) <= 1 - CONFIDENCE
 
 
 def queries_needed(misses: int, percentile: float) -> int:
-    """The fewest queries that are confirmed with so many misses among them."""
+    """The fewest queries that are confirmed with `misses` among them."""
     low, high = misses, 2 * (misses + 1)
     while not confirmed(high, misses, percentile):
         low, high = high, 2 * high

@@ -1,4 +1,4 @@
-"""What happened to every query of a run, in columns."""
+"""The record of a run: the times and the status of every query, in columns."""
 
 import enum
 import re
@@ -10,33 +10,33 @@ import numpy.typing as npt
 from sluice.loadgen.traffic.schedule import Schedule
 
 MAX_REASONS = 8
-"""How many different reasons of failure a run keeps; further ones are counted together."""
+"""Number of distinct failure reasons that a run counts; further ones are counted together."""
 _OTHERS = "other reasons"
 _NUMBER = re.compile(r"(?<![\w.])(?<!\w[:-])(?<!HTTP )\d+(?:\.\d+)?(?:e[+-]?\d+)?")
-"""A quantity in a reason: no status code, and no part of a name (`cpu0`, `mps-20`, `model:1`)."""
+"""A quantity in a reason; status codes and parts of names (`cpu0`, `mps-20`, `model:1`) do not match."""
 
 
 class Status(enum.IntEnum):
-    """How a query ended; `PENDING` only until then."""
+    """Status of a query; `PENDING` until it ends."""
 
     PENDING = 0
     OK = 1
     SHED = 2
-    """The target refused it for lack of time or space."""
+    """The target refused the query for lack of time or space."""
     ERROR = 3
     TIMEOUT = 4
-    """No answer came before the run gave up waiting."""
+    """No answer arrived before the drain timeout."""
     DROPPED = 5
-    """The client could not send it: its backlog was full."""
+    """The client did not send the query: its backlog was full."""
 
 
 @dataclass
 class Record:
     """Columns of shape (queries,): times are int64 nanoseconds from the start of the run.
 
-    `sent_ns` is -1 for a query that never left the client. `answers` holds what the target needs to decode an answer
-    after the run, and is empty unless answers are wanted. `reasons` counts why queries failed; one stands for all that
-    differ from it in quantities only.
+    `sent_ns` is -1 for a query that never left the client. `answers` holds the answers for the target to decode after
+    the run, and is empty unless they are kept. `reasons` counts failures by their reason; reasons that differ only in
+    quantities count as the first of them.
     """
 
     due_ns: npt.NDArray[np.int64]
@@ -65,7 +65,7 @@ class Record:
         return len(self.due_ns)
 
     def head(self, queries: int) -> "Record":
-        """The first `queries` queries: those that were issued when a run is interrupted."""
+        """The first `queries` queries, which an interrupted run has issued."""
         return Record(
             self.due_ns[:queries],
             self.sample[:queries],
@@ -78,7 +78,7 @@ class Record:
         )
 
     def count_reason(self, reason: str) -> None:
-        """Count a reason of failure as the first one like it; at most `MAX_REASONS` are told apart."""
+        """Count a failure under its reason, or under the first reason that differs only in quantities."""
         if reason not in self.reasons:
             alike = _NUMBER.sub("#", reason)
             full = len(self._firsts) >= MAX_REASONS

@@ -1,30 +1,40 @@
-"""Samples: the tensors that queries carry, out of a file or made up, and what the answers should be."""
+"""Samples: the tensors that queries carry, from a file or at random, and the labels of their rows."""
 
 import zipfile
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from sluice.loadgen.target.base import TargetModel, Tensors
 from sluice.loadgen.traffic.seeds import generator
 from sluice.models.errors import ConfigError
 from sluice.models.tensors.arrays import Array, numpy_dtype
 from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec
+
+Tensors = Mapping[str, npt.NDArray[np.generic]]
 
 RANDOM = "random"
 _RANDOM_SAMPLES = 64
 _RANDOM_TEXT_BYTES = 8
 
 
+class TargetModel(msgspec.Struct, frozen=True):
+    """A model's metadata from the target; shapes as on the wire, with a leading -1 for a model that can be batched."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
 @dataclass(frozen=True)
 class SampleSource:
-    """Where samples come from: `file` is the path of an .npz file, or `random`.
+    """The source of samples: `file` is the path of an .npz file, or `random`.
 
-    `inputs` names the array of a model input where the names differ, `labels` the array with the right answers,
-    `subset` an array of row numbers: the rows to use, in that order.
+    `inputs` maps model inputs to arrays where the names differ, `labels` names the array of expected classes, and
+    `subset` an array of row numbers to use, in that order.
     """
 
     file: str = RANDOM
@@ -54,7 +64,7 @@ class Samples:
         return slice(sample * self.rows_per_query, (sample + 1) * self.rows_per_query)
 
     def row_count(self, sample: int) -> int:
-        """How many rows a sample has."""
+        """Number of rows in a sample."""
         return len(range(self._total)[self.rows_of(sample)])
 
     @property
@@ -62,25 +72,25 @@ class Samples:
         return len(next(iter(self.inputs.values())))
 
     def tensors(self, sample: int) -> Tensors:
-        """The tensors of a sample as the model takes them."""
+        """The tensors of a sample in the shapes that the model takes."""
         rows = self.rows_of(sample)
         return {name: array[rows] if self.batched else array[rows.start] for name, array in self.inputs.items()}
 
 
 def load_samples(source: SampleSource, metadata: TargetModel, rows_per_query: int, seed: int) -> Samples:
-    """The samples of `source` for a model, in the model's datatypes; raises `ConfigError` when they do not fit it."""
+    """Load the samples of `source` in the model's datatypes; raises `ConfigError` when they do not fit the model."""
     if rows_per_query < 1:
         raise ConfigError(f"--rows: must be at least 1, got {rows_per_query}")
     if source.file == RANDOM:
         if source.labels or source.inputs or source.subset:
-            raise ConfigError("--input, --labels and --subset name arrays of a file: give --samples FILE.npz")
+            raise ConfigError("--input, --labels and --subset: name arrays of a file; expected --samples FILE.npz")
         inputs = _random_inputs(metadata, rows_per_query, seed)
         batched = all(tensor.shape[:1] == (VARIABLE,) for tensor in metadata.inputs)
         labels = None
     else:
         inputs, labels, batched = _read_file(source, metadata)
     if not batched and rows_per_query != 1:
-        raise ConfigError(f"--rows {rows_per_query}: the model takes no batches, so a query is one row")
+        raise ConfigError(f"--rows: the model cannot be batched; expected 1, got {rows_per_query}")
     return Samples(inputs, labels, rows_per_query, batched)
 
 
@@ -97,14 +107,14 @@ def _read_file(
         ranks.add(array.ndim - len(tensor.shape))
     if ranks not in ({0}, {1}):
         expected = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in metadata.inputs)
-        raise ConfigError(f"{source.file}: arrays must be (rows, *item); the model's inputs are {expected}")
+        raise ConfigError(f"--samples {source.file}: expected arrays of shape (rows, *item) for inputs {expected}")
     lengths = {name: len(array) for name, array in inputs.items()}
     labels = None
     if source.labels:
         labels = _rows(_named(arrays, source.labels, source.file), subset, source).astype(np.int64)
         lengths[source.labels] = len(labels)
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
-        raise ConfigError(f"{source.file}: arrays must have the same number of rows, at least one, got {lengths}")
+        raise ConfigError(f"--samples {source.file}: expected arrays of equal length, at least 1, got {lengths}")
     return inputs, labels, ranks == {0}
 
 
@@ -124,13 +134,13 @@ def _open_npz(file: str) -> dict[str, Array]:
 
 def _named(arrays: dict[str, Array], key: str, file: str) -> Array:
     if key not in arrays:
-        raise ConfigError(f"{file}: has no array {key!r}, only {', '.join(sorted(arrays))}")
+        raise ConfigError(f"--samples {file}: no array {key!r}; it has {', '.join(sorted(arrays))}")
     return arrays[key]
 
 
 def _rows(array: Array, subset: Array | None, source: SampleSource) -> Array:
     if not array.ndim:
-        raise ConfigError(f"{source.file}: expected arrays of at least one dimension, got a single number")
+        raise ConfigError(f"--samples {source.file}: expected arrays of at least one dimension, got a single number")
     if subset is None:
         return array
     if (
@@ -138,7 +148,7 @@ def _rows(array: Array, subset: Array | None, source: SampleSource) -> Array:
         or subset.dtype.kind not in "iu"
         or (subset.size and not 0 <= subset.min() <= subset.max() < len(array))
     ):
-        raise ConfigError(f"{source.file}: array {source.subset!r} must hold row numbers, rows 0 to {len(array) - 1}")
+        raise ConfigError(f"--subset {source.subset}: expected row numbers from 0 to {len(array) - 1}")
     return np.asarray(array[subset])
 
 
@@ -146,7 +156,7 @@ def _cast(array: Array, tensor: TensorSpec, file: str) -> Array:
     wanted = numpy_dtype(tensor.datatype)
     text = array.dtype.kind in "SU"
     if text != (tensor.datatype is DataType.BYTES) or not (text or np.can_cast(array.dtype, wanted, "same_kind")):
-        raise ConfigError(f"{file}: input {tensor.name} is {tensor.datatype}, its array is {array.dtype}")
+        raise ConfigError(f"--samples {file}: input {tensor.name}: expected {tensor.datatype}, got {array.dtype}")
     return np.ascontiguousarray(array if text else array.astype(wanted))
 
 
@@ -157,7 +167,7 @@ def _random_inputs(metadata: TargetModel, rows_per_query: int, seed: int) -> dic
         batched = tensor.shape[:1] == (VARIABLE,)
         item = tensor.shape[1:] if batched else tensor.shape
         if VARIABLE in item:
-            raise ConfigError(f"input {tensor.name}: its shape {list(item)} varies; give --samples FILE.npz")
+            raise ConfigError(f"input {tensor.name}: variable shape {list(item)}; expected --samples FILE.npz")
         shape = (_RANDOM_SAMPLES * (rows_per_query if batched else 1), *item)
         inputs[tensor.name] = _random_array(tensor.datatype, shape, rng)
     return inputs
@@ -167,5 +177,5 @@ def _random_array(datatype: DataType, shape: tuple[int, ...], rng: np.random.Gen
     if datatype is DataType.BYTES:
         return rng.integers(10**7, 10**8, size=shape).astype(f"S{_RANDOM_TEXT_BYTES}")
     dtype = numpy_dtype(datatype)
-    # 0 and 1 are valid whatever whole numbers mean: pixels, counts or indices.
+    # 0 and 1 are valid as pixels, counts and indices alike.
     return rng.random(shape).astype(dtype) if dtype.kind == "f" else rng.integers(2, size=shape).astype(dtype)

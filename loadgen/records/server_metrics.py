@@ -1,4 +1,4 @@
-"""What the server says of a run: batch sizes and the way through pipelines, from its Prometheus metrics."""
+"""The server's own figures of a run: batch sizes and rows by pipeline stage, from its Prometheus metrics."""
 
 import http.client
 import urllib.request
@@ -19,7 +19,7 @@ _LABELS = {
 _TIMEOUT_S = 5.0
 
 
-class BatchSizes(msgspec.Struct, frozen=True):
+class BatchStatistics(msgspec.Struct, frozen=True):
     """The batches of one model on one partition."""
 
     model: str
@@ -29,7 +29,7 @@ class BatchSizes(msgspec.Struct, frozen=True):
 
 
 class StageShare(msgspec.Struct, frozen=True):
-    """The rows that a stage ran for; `share` is relative to the busiest stage of the pipeline, which sees them all."""
+    """The rows of a stage; `share` is relative to the busiest stage of the pipeline, which sees all rows."""
 
     pipeline: str
     stage: str
@@ -37,20 +37,20 @@ class StageShare(msgspec.Struct, frozen=True):
     share: float
 
 
-class ServerSide(msgspec.Struct, frozen=True):
-    """A run as the server saw it, warm-up included."""
+class ServerReport(msgspec.Struct, frozen=True):
+    """Figures of a run from the server's side, warm-up included."""
 
-    batches: tuple[BatchSizes, ...] = ()
+    batches: tuple[BatchStatistics, ...] = ()
     stages: tuple[StageShare, ...] = ()
 
     @property
     def mean_batch(self) -> float:
-        """Rows a batch, over all models and partitions; 0 without batches."""
+        """Mean rows a batch over all models and partitions; 0 without batches."""
         return sum(b.batches * b.mean_rows for b in self.batches) / max(1, sum(b.batches for b in self.batches))
 
 
 def scrape(url: str) -> Counters:
-    """The counters a server shows now; raises `ConfigError` when they cannot be had."""
+    """Read the counters of a running server; raises `ConfigError` when they cannot be read."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=_TIMEOUT_S) as response:
@@ -60,7 +60,7 @@ def scrape(url: str) -> Counters:
 
 
 def read_counters(text: str) -> Counters:
-    """The counters of interest in a Prometheus text; raises `ValueError` for what is none."""
+    """The counters of interest in a Prometheus text; raises `ValueError` for anything else."""
     counters: Counters = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -70,8 +70,8 @@ def read_counters(text: str) -> Counters:
     return counters
 
 
-def difference(before: Counters, after: Counters) -> ServerSide:
-    """What happened between two scrapes; whatever did not move is left out."""
+def metrics_between(before: Counters, after: Counters) -> ServerReport:
+    """The report of what happened between two scrapes; counters that did not change are left out."""
     grown = {key: value - before.get(key, 0.0) for key, value in after.items() if value > before.get(key, 0.0)}
     sizes = {
         (model, partition): (round(count), grown.get(("sluice_batch_rows_sum", model, partition), 0.0))
@@ -83,15 +83,15 @@ def difference(before: Counters, after: Counters) -> ServerSide:
         for (metric, pipeline, stage), value in grown.items()
         if metric == "sluice_stage_rows_total"
     }
-    return server_side(sizes, rows)
+    return server_report(sizes, rows)
 
 
-def server_side(sizes: dict[tuple[str, str], tuple[int, float]], rows: dict[tuple[str, str], int]) -> ServerSide:
-    """From (batches, rows) by model and partition, and rows by pipeline and stage."""
+def server_report(sizes: dict[tuple[str, str], tuple[int, float]], rows: dict[tuple[str, str], int]) -> ServerReport:
+    """Build a report from (batches, rows) by model and partition, and rows by pipeline and stage."""
     busiest: dict[str, int] = {}
     for (pipeline, _), count in rows.items():
         busiest[pipeline] = max(busiest.get(pipeline, 0), count)
-    return ServerSide(
-        tuple(BatchSizes(*key, batches, total / batches) for key, (batches, total) in sorted(sizes.items())),
+    return ServerReport(
+        tuple(BatchStatistics(*key, batches, total / batches) for key, (batches, total) in sorted(sizes.items())),
         tuple(StageShare(*key, count, count / busiest[key[0]]) for key, count in sorted(rows.items())),
     )

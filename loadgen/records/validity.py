@@ -1,31 +1,31 @@
-"""Whether a run says anything about the target: a client that could not keep up measures itself."""
+"""Validity of a run: a client that could not keep up measures itself instead of the target."""
 
 from sluice.loadgen.records.early_stopping import queries_needed
-from sluice.loadgen.records.stats import QueryStatistics
+from sluice.loadgen.records.statistics import QueryStatistics
 
 _LATENESS_FLOOR_MS = 1.0
 _LATENESS_SHARE_OF_SLO = 0.05
 
 
 def invalid_reasons(metrics: QueryStatistics, slo_ms: float | None, percentile: float, interrupted: bool) -> list[str]:
-    """Why a run is invalid, a sentence each; empty for a valid run."""
+    """The reasons why a run is invalid, one sentence each; empty for a valid run."""
     reasons = ["interrupted before its end"] if interrupted else []
     needed = queries_needed(0, percentile)
     if metrics.queries < needed:
         reasons.append(
-            f"too short: {metrics.queries} queries after the warm-up; a verdict on {percentile:g} % takes {needed}"
+            f"too short: {metrics.queries} queries after the warm-up; a claim about {percentile:g} % needs {needed}"
         )
     return reasons + client_limits(metrics, slo_ms)
 
 
 def client_limits(metrics: QueryStatistics, slo_ms: float | None) -> list[str]:
-    """How the client fell short of the schedule, a sentence each."""
+    """The ways in which the client fell short of the schedule, one sentence each."""
     reasons = []
     limit_ms = max(_LATENESS_FLOOR_MS, _LATENESS_SHARE_OF_SLO * (slo_ms or 0.0))
     if metrics.lateness_ms is not None and metrics.lateness_ms.p99 > limit_ms:
         reasons.append(
-            f"limited by the client: 1 % of the queries left {metrics.lateness_ms.p99:.2f} ms late or more, "
-            f"{limit_ms:g} ms is allowed; give more --connections, a lower --rate or the client a core of its own"
+            f"limited by the client: 1 % of the queries were sent {metrics.lateness_ms.p99:.2f} ms late or more, "
+            f"{limit_ms:g} ms is allowed; try more --connections, a lower --rate or a core of its own for the client"
         )
     if metrics.dropped:
         reasons.append(f"limited by the client: {metrics.dropped} queries were dropped before they were sent")

@@ -1,4 +1,4 @@
-"""Open-loop pacing: every query leaves when it is due, whatever became of those before."""
+"""Open-loop pacing: every query is sent when it is due, regardless of earlier queries."""
 
 import asyncio
 import gc
@@ -16,19 +16,19 @@ from sluice.mps.alarm import Alarm
 
 _LEAD_NS = 10 * NS_PER_MS
 _BURST = 64
-"""Overdue queries issued before answers are read again."""
+"""Most overdue queries issued in one turn, before the loop reads answers again."""
 
 
 class Issuer:
-    """Drives one target through one schedule; the sink of that target.
+    """Issues one schedule to one target, and records the target's reports.
 
-    `start_ns` is when the schedule began, on the monotonic clock; 0 before.
+    `start_ns` is the start of the schedule on the monotonic clock; 0 before.
     """
 
     def __init__(self, schedule: Schedule, record: Record) -> None:
         self.interrupted = False
         self._record = record
-        # Views of the columns whose items are plain integers: ten times as fast as numpy's.
+        # Memory views of the columns take plain integers, ten times as fast as numpy.
         self._sent_ns = record.sent_ns.data
         self._done_ns = record.done_ns.data
         self._status = record.status.data
@@ -41,11 +41,11 @@ class Issuer:
         self._all_issued = asyncio.Event()
 
     def sent(self, query: int) -> None:
-        """Note when a query left."""
+        """Record the time at which a query was sent."""
         self._sent_ns[query] = time.monotonic_ns() - self.start_ns
 
     def done(self, query: int, status: Status, answer: object = None, reason: str = "") -> None:
-        """Settle a query."""
+        """Record the end of a query."""
         assert self._status[query] == 0, f"query {query} was settled twice"
         self._done_ns[query] = time.monotonic_ns() - self.start_ns
         self._status[query] = status
@@ -58,9 +58,9 @@ class Issuer:
             self._finished.set()
 
     async def run(self, target: Target, drain_timeout_s: float) -> Record:
-        """Issue everything, wait at most `drain_timeout_s` for the rest of the answers, close the target.
+        """Issue the schedule, wait at most `drain_timeout_s` for outstanding answers, and close the target.
 
-        Returns the record of what was issued: all of the schedule unless `stop` was called.
+        Returns the record of the issued queries: the whole schedule unless `stop` was called.
         """
         alarm = Alarm()
         self.start_ns = time.monotonic_ns() + _LEAD_NS
@@ -78,7 +78,7 @@ class Issuer:
         return self._record.head(self._issued)
 
     def stop(self) -> None:
-        """Issue nothing more; called again, wait for nothing more."""
+        """Stop issuing; a second call also stops waiting for answers."""
         if self.interrupted:
             self._finished.set()
         self.interrupted = True
@@ -92,7 +92,7 @@ class Issuer:
             self._issued = k + 1
             try:
                 target.issue(k, samples[k])
-            except Exception as error:  # whatever it is: the queries after this one are due all the same
+            except Exception as error:  # no failure may delay the queries after this one
                 self.done(k, Status.ERROR, reason=f"cannot be sent: {error!r}")
             k += 1
             elapsed_ns = time.monotonic_ns() - self.start_ns
@@ -114,7 +114,7 @@ class Issuer:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    # A full collection takes tens of milliseconds, which would be measured as the target's.
+    # A full garbage collection takes tens of milliseconds, which would count as the target's latency.
     gc.collect()
     gc.freeze()
     gc.disable()

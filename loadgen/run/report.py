@@ -1,13 +1,13 @@
-"""A result as text for people and as JSON for programs."""
+"""Reports of runs and searches, as text and as JSON."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from sluice.loadgen.records.server_metrics import ServerSide
-from sluice.loadgen.records.stats import Distribution, QueryStatistics
-from sluice.loadgen.run.findmax import Peak, Probe
+from sluice.loadgen.records.server_metrics import ServerReport
+from sluice.loadgen.records.statistics import Distribution, QueryStatistics
+from sluice.loadgen.run.find_max import MaxRate, Probe
 from sluice.loadgen.run.result import RunResult
 from sluice.loadgen.traffic.arrivals import ArrivalProcess
 from sluice.loadgen.traffic.seeds import STREAMS, sub_seed
@@ -16,12 +16,12 @@ SCHEMA_VERSION = 1
 
 
 def run_text(result: RunResult) -> str:
-    """The report of a run, a few lines of text."""
+    """The report of a run as lines of text."""
     return "\n".join(_run_lines(result)) + "\n"
 
 
 def run_json(result: RunResult) -> bytes:
-    """The report of a run as a JSON object; times in milliseconds unless a key says otherwise."""
+    """The report of a run as a JSON object; times are in milliseconds unless their key names another unit."""
     return _json(
         {
             "kind": "run",
@@ -44,7 +44,7 @@ def run_json(result: RunResult) -> bytes:
 
 
 def probe_text(probe: Probe) -> str:
-    """One line on a probe of `find-max`."""
+    """The line of one probe of `find-max`."""
     latency = probe.result.metrics.latency_ms
     p99 = "no answers" if latency is None else f"p99 {latency.p99:.3f} ms"
     if probe.passed:
@@ -55,28 +55,28 @@ def probe_text(probe: Probe) -> str:
     return f"{probe.rate:12.1f}/s  met by {attainment:7.3f} %  {p99:>18}  seed {probe.result.config.seed}  {verdict}\n"
 
 
-def peak_text(peak: Peak) -> str:
+def max_rate_text(found: MaxRate) -> str:
     """The last line of `find-max`."""
-    if peak.rate is None:
-        return f"Result: no rate met the objective in {len(peak.probes)} probes\n"
-    if peak.limit is None:
+    if found.rate is None:
+        return f"Result: no rate met the objective in {len(found.probes)} probes\n"
+    if found.failed_rate is None:
         limit = ", no rate failed: the real maximum is higher"
-    elif peak.client_limited:
-        limit = f"; {peak.limit:.1f}/s was too much for the client, the real maximum may be higher"
+    elif found.client_limited:
+        limit = f"; {found.failed_rate:.1f}/s exceeded the client's capacity, the real maximum may be higher"
     else:
-        limit = f"; {peak.limit:.1f}/s failed"
-    return f"Result: {peak.rate:.1f}/s within the objective{limit} ({len(peak.probes)} probes)\n"
+        limit = f"; {found.failed_rate:.1f}/s failed"
+    return f"Result: {found.rate:.1f}/s within the objective{limit} ({len(found.probes)} probes)\n"
 
 
-def peak_json(peak: Peak) -> bytes:
+def max_rate_json(found: MaxRate) -> bytes:
     """The report of `find-max` as a JSON object."""
     return _json(
         {
             "kind": "find-max",
-            "rate": peak.rate,
-            "failed_rate": peak.limit,
-            "client_limited": peak.client_limited,
-            "probes": [msgspec.Raw(run_json(probe.result)) for probe in peak.probes],
+            "rate": found.rate,
+            "failed_rate": found.failed_rate,
+            "client_limited": found.client_limited,
+            "probes": [msgspec.Raw(run_json(probe.result)) for probe in found.probes],
         }
     )
 
@@ -88,7 +88,7 @@ def _json(content: dict[str, Any]) -> bytes:
 def _run_lines(result: RunResult) -> Iterator[str]:
     config, metrics = result.config, result.metrics
     yield f"Server scenario: {config.model} at {config.target}" + (" (SIMULATED)" if result.simulated else "")
-    yield f"  seed {config.seed}, schedule {result.schedule_digest[:16]}, {config.warmup_s:g} s of warm-up left out"
+    yield f"  seed {config.seed}, schedule {result.schedule_digest[:16]}, {config.warmup_s:g} s of warm-up excluded"
     if config.arrivals.process is not ArrivalProcess.POISSON:
         yield f"  arrivals   {config.arrivals.describe()}"
     yield (
@@ -119,9 +119,9 @@ def _run_lines(result: RunResult) -> Iterator[str]:
 
 def _objective_line(metrics: QueryStatistics, slo_ms: float | None, percentile: float) -> str:
     objective = "an answer" if slo_ms is None else f"{slo_ms:g} ms"
-    confirmation = "confirmed" if metrics.confirmed else f"not confirmed (takes {metrics.queries_to_confirm} queries)"
+    confirmation = "confirmed" if metrics.confirmed else f"not confirmed (needs {metrics.queries_to_confirm} queries)"
     met = metrics.attainment * 100
-    return f"  objective  {objective} for {percentile:g} %: met by {met:.3f} %, by early stopping {confirmation}"
+    return f"  objective  {objective} for {percentile:g} %: met by {met:.3f} %, {confirmation} by early stopping"
 
 
 def _distribution_line(title: str, d: Distribution | None) -> str:
@@ -131,7 +131,7 @@ def _distribution_line(title: str, d: Distribution | None) -> str:
     return f"  {title:10} " + " ".join(f"{value:9.3f}" for value in values)
 
 
-def _server_lines(server: ServerSide | None) -> Iterator[str]:
+def _server_lines(server: ServerReport | None) -> Iterator[str]:
     if server is None:
         return
     yield f"  batches    {sum(batch.batches for batch in server.batches)}, mean {server.mean_batch:.2f} rows"

@@ -1,4 +1,4 @@
-"""A run's configuration and its result."""
+"""The configuration and the result of a run."""
 
 from dataclasses import dataclass, field, replace
 
@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.samples import SampleSource
-from sluice.loadgen.records.server_metrics import ServerSide
-from sluice.loadgen.records.stats import QueryStatistics
+from sluice.loadgen.records.server_metrics import ServerReport
+from sluice.loadgen.records.statistics import QueryStatistics
 from sluice.loadgen.records.validity import client_limits
 from sluice.loadgen.traffic.arrivals import Arrivals
 
@@ -21,8 +21,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `target` is `http://host:port`, `grpc://host:port` or `sim:FILE`; `model` names a model or a pipeline. The run ends
     after `duration_s` or `queries`, whichever comes first; with `each_once` every sample is sent once. `percentile` is
-    the share of queries, in %, that has to meet `slo_ms`. `output` names the output that is compared with the labels:
-    class numbers, or scores of which the largest counts; by default the model's first.
+    the share of queries, in %, that has to meet `slo_ms`. `output` names the output to compare with the labels, by
+    default the model's first: class numbers, or scores whose largest gives the class.
     """
 
     target: str
@@ -46,11 +46,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run found.
+    """The result of one run.
 
-    `record` holds a row a query, warm-up included. `predictions` and `expected` have shape (queries, rows), -1 where
-    there is none; they are None without labels and in a simulation. `start_ns` is when a live run began, on the
-    monotonic clock. `invalid` says why the run proves nothing.
+    `record` holds one row a query, warm-up included. `predictions` and `expected` have shape (queries, rows), with -1
+    for a missing one; they are None without labels and in a simulation. `start_ns` is the start of a live run on the
+    monotonic clock. `invalid` lists the reasons why the run is invalid.
     """
 
     config: RunConfig
@@ -62,23 +62,23 @@ class RunResult:
     simulated: bool = False
     start_ns: int = 0
     client_cpu_us_per_query: float | None = None
-    server: ServerSide | None = None
+    server: ServerReport | None = None
     predictions: Predictions | None = None
     expected: Predictions | None = None
     environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def client_limits(self) -> list[str]:
-        """How the client fell short of the schedule: those reasons of `invalid` that a longer run would not cure."""
+        """The reasons of `invalid` that a longer run would not cure: the client fell short of the schedule."""
         return client_limits(self.metrics, self.config.slo_ms)
 
     def without_rows(self) -> "RunResult":
-        """The same figures without what is kept of every query: it may be large."""
+        """The same result without its per-query data, which may be large."""
         return replace(self, record=self.record.head(0), predictions=None, expected=None)
 
     @property
     def slo_met(self) -> bool:
-        """Whether enough queries met the objective."""
+        """True when enough queries met the objective."""
         return self.metrics.attainment * 100 >= self.config.percentile
 
     @property
@@ -90,7 +90,7 @@ class RunResult:
 
     @property
     def accuracy(self) -> float | None:
-        """Share of the answered rows that were predicted right; None when there are none."""
+        """Share of the answered rows with the expected class; None when no row was answered."""
         if self.predictions is None or self.expected is None or not self.answered_rows:
             return None
         right = (self.predictions == self.expected) & (self.expected >= 0)

@@ -1,4 +1,4 @@
-"""MLPerf's Server scenario: independent queries at Poisson (or other) times, against a live or a simulated target."""
+"""MLPerf's Server scenario: queries with Poisson (or other) arrivals, against a live or a simulated target."""
 
 import asyncio
 import os
@@ -11,24 +11,24 @@ import numpy.typing as npt
 import uvloop
 
 from sluice.loadgen.records.record import Record
-from sluice.loadgen.records.samples import Samples, load_samples
-from sluice.loadgen.records.server_metrics import Counters, ServerSide, difference, scrape
-from sluice.loadgen.records.stats import measure
+from sluice.loadgen.records.samples import Samples, TargetModel, load_samples
+from sluice.loadgen.records.server_metrics import Counters, ServerReport, metrics_between, scrape
+from sluice.loadgen.records.statistics import query_statistics
 from sluice.loadgen.records.validity import invalid_reasons
 from sluice.loadgen.run.issuer import Issuer
 from sluice.loadgen.run.result import Predictions, RunConfig, RunResult
-from sluice.loadgen.target.base import Target, TargetModel
+from sluice.loadgen.simulation.target import SIMULATED, SimulatedTarget
+from sluice.loadgen.target.base import Target
 from sluice.loadgen.target.http import HttpTarget
-from sluice.loadgen.target.simulated import SIMULATED, SimulatedTarget
 from sluice.loadgen.traffic.schedule import Schedule, server_schedule
 from sluice.models.errors import ConfigError
 
 
 def run_server_scenario(config: RunConfig) -> RunResult:
-    """Run once and report; blocks until every query is settled.
+    """Run the scenario once; blocks until every query has ended.
 
-    Raises `ConfigError` for a configuration that cannot be run and `TargetUnreachable` when the target is not there. An
-    interrupt (Ctrl-C in the main thread) ends the run early; the result is then invalid.
+    Raises `ConfigError` for a configuration that cannot be run, and `TargetUnreachable` when the target does not
+    answer. An interrupt (Ctrl-C in the main thread) ends the run early and makes the result invalid.
     """
     _check(config)
     if config.target.startswith(SIMULATED):
@@ -38,14 +38,14 @@ def run_server_scenario(config: RunConfig) -> RunResult:
 
 
 def open_target(config: RunConfig) -> Target:
-    """The live target at a URL; raises `ConfigError` for a URL of no known kind."""
+    """The live target at the run's URL; raises `ConfigError` for an unknown scheme."""
     if config.target.startswith("http://"):
         return HttpTarget(config.target, config.model, config.slo_ms, config.connections)
     if config.target.startswith("grpc://"):
         from sluice.loadgen.target.grpc import GrpcTarget
 
         return GrpcTarget(config.target, config.model, config.slo_ms)
-    raise ConfigError(f"--target {config.target}: expected http://host:port, grpc://host:port or sim:FILE.yaml")
+    raise ConfigError(f"--target: expected http://host:port, grpc://host:port or sim:FILE.yaml, got {config.target}")
 
 
 def _check(config: RunConfig) -> None:
@@ -83,7 +83,7 @@ async def _drive(config: RunConfig, target: Target) -> RunResult:
     cpu_ns = time.process_time_ns()
     record = await issuer.run(target, config.drain_timeout_s)
     cpu_ns = time.process_time_ns() - cpu_ns
-    server = None if before is None else await _server_side(config.metrics_url, before, record)
+    server = None if before is None else await _server_report(config.metrics_url, before, record)
     return _result(
         config,
         schedule,
@@ -97,11 +97,11 @@ async def _drive(config: RunConfig, target: Target) -> RunResult:
     )
 
 
-async def _server_side(url: str, before: Counters, record: Record) -> ServerSide | None:
+async def _server_report(url: str, before: Counters, record: Record) -> ServerReport | None:
     try:
-        return difference(before, await asyncio.to_thread(scrape, url))
+        return metrics_between(before, await asyncio.to_thread(scrape, url))
     except ConfigError as error:
-        # A server that died under load must not take the run's figures with it.
+        # The figures of the run stay valid when the server dies under load.
         record.count_reason(str(error))
         return None
 
@@ -129,11 +129,11 @@ def _result(
     simulated: bool = False,
     start_ns: int = 0,
     client_cpu_us_per_query: float | None = None,
-    server: ServerSide | None = None,
+    server: ServerReport | None = None,
     predictions: Predictions | None = None,
     expected: Predictions | None = None,
 ) -> RunResult:
-    metrics = measure(record, config.slo_ms, config.percentile, config.warmup_s)
+    metrics = query_statistics(record, config.slo_ms, config.percentile, config.warmup_s)
     return RunResult(
         config=config,
         schedule_digest=schedule.digest,
@@ -163,7 +163,7 @@ def _predictions(target: Target, record: Record, output: str, samples: Samples) 
 
 
 def class_numbers(output: npt.NDArray[np.generic], batched: bool) -> Predictions:
-    """The class of each row: the output itself when it is whole numbers, else the place of its largest score."""
+    """The class of each row: the output itself when it holds whole numbers, else the index of its largest score."""
     rows = output if batched else output[np.newaxis]
     if np.issubdtype(rows.dtype, np.integer):
         if rows.size == len(rows):

@@ -1,1 +1,1 @@
-"""Targets: the systems under test that the load generator can drive."""
+"""Live targets: clients of servers that speak the V2 inference protocol over HTTP or gRPC."""

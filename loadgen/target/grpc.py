@@ -1,4 +1,4 @@
-"""Target over gRPC: requests serialised beforehand, spread over a few channels."""
+"""A target over gRPC: requests are serialised before the run and spread over a few channels."""
 
 import asyncio
 from collections.abc import Mapping
@@ -11,14 +11,15 @@ import numpy.typing as npt
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from sluice.loadgen.records.record import Status
-from sluice.loadgen.target.base import Sink, TargetModel, TargetUnreachable, Tensors
+from sluice.loadgen.records.samples import TargetModel, Tensors
+from sluice.loadgen.target.base import QueryListener, TargetUnreachable
 from sluice.loadgen.target.v2 import from_wire, wire_bytes
 from sluice.models.errors import ConfigError
 from sluice.models.tensors.arrays import datatype_of
 from sluice.models.tensors.spec import DataType, TensorSpec
 
 MAX_IN_FLIGHT = 8192
-"""Calls that may be under way at once; one more is dropped."""
+"""Most calls in flight; a further query is dropped."""
 
 _CHANNELS = 4
 _TIMEOUT_S = 5.0
@@ -26,7 +27,7 @@ _MAX_MESSAGE_BYTES = 1 << 30
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _RETRY_AFTER = "retry-after"
 _OPTIONS = [
-    # Without it the channels of a process share one connection.
+    # Without this option the channels of a process share one connection.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
@@ -46,7 +47,7 @@ class GrpcTarget:
         self._requests: dict[int, bytes] = {}
 
     async def metadata(self) -> TargetModel:
-        """Describe the model."""
+        """Read the model's metadata."""
         async with grpc.aio.insecure_channel(self._address, options=_OPTIONS) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             request = service_pb2.ModelMetadataRequest(name=self._model)
@@ -58,9 +59,9 @@ class GrpcTarget:
                 raise ConfigError(f"--model {self._model}: {error.code().name} {error.details()}") from error
         return TargetModel(_specs(answer.inputs), _specs(answer.outputs))
 
-    async def prepare(self, samples: Mapping[int, Tensors], sink: Sink, keep_answers: bool) -> None:
+    async def prepare(self, samples: Mapping[int, Tensors], listener: QueryListener, keep_answers: bool) -> None:
         """Serialise all requests and connect all channels."""
-        self._sink = sink
+        self._listener = listener
         self._keep_answers = keep_answers
         self._requests = {sample: self._request(tensors) for sample, tensors in samples.items()}
         self._channels = [grpc.aio.insecure_channel(self._address, options=_OPTIONS) for _ in range(_CHANNELS)]
@@ -68,42 +69,42 @@ class GrpcTarget:
         try:
             await asyncio.wait_for(asyncio.gather(*(c.channel_ready() for c in self._channels)), _TIMEOUT_S)
         except TimeoutError as error:
-            raise TargetUnreachable(f"--target grpc://{self._address}: cannot connect") from error
+            raise TargetUnreachable(f"--target grpc://{self._address}: no connection in {_TIMEOUT_S:g} s") from error
 
     def issue(self, query: int, sample: int) -> None:
         """Start a call on the next channel."""
         if len(self._tasks) >= MAX_IN_FLIGHT:
-            self._sink.done(query, Status.DROPPED, reason=f"{MAX_IN_FLIGHT} calls were under way already")
+            self._listener.done(query, Status.DROPPED, reason=f"{MAX_IN_FLIGHT} calls were in flight")
             return
         task = asyncio.get_running_loop().create_task(self._call(query, self._requests[sample]))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Cancel what is under way and close the channels."""
+        """Cancel the calls in flight and close the channels."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(channel.close(None) for channel in self._channels))
 
     def decode(self, answer: object, output: str) -> npt.NDArray[np.generic]:
-        """One output of a kept answer, which must carry raw contents."""
+        """Decode one output of a kept answer, which must carry raw contents."""
         response = service_pb2.ModelInferResponse.FromString(answer)
         for tensor, content in zip(response.outputs, response.raw_output_contents, strict=False):
             if tensor.name == output:
                 return from_wire(content, DataType(tensor.datatype), tuple(tensor.shape))
-        raise ConfigError(f"--output {output}: the answers have no such output in raw contents")
+        raise ConfigError(f"--output {output}: not in the answers' raw contents")
 
     async def _call(self, query: int, request: bytes) -> None:
         call = self._calls[query % _CHANNELS](request)
-        self._sink.sent(query)
+        self._listener.sent(query)
         try:
             answer = await call
         except grpc.aio.AioRpcError as error:
             status = Status.SHED if _shed(error) else Status.ERROR
-            self._sink.done(query, status, reason=f"{error.code().name}: {error.details()}")
+            self._listener.done(query, status, reason=f"{error.code().name}: {error.details()}")
         else:
-            self._sink.done(query, Status.OK, answer if self._keep_answers else None)
+            self._listener.done(query, Status.OK, answer if self._keep_answers else None)
 
     def _request(self, tensors: Tensors) -> bytes:
         request = service_pb2.ModelInferRequest(model_name=self._model)
@@ -116,7 +117,7 @@ class GrpcTarget:
 
 
 def _shed(error: grpc.aio.AioRpcError) -> bool:
-    """Whether a living server refused the call: what cannot be reached is UNAVAILABLE as well."""
+    """True when the server shed the call. UNAVAILABLE alone does not say so: it also means a server out of reach."""
     trailing: Any = error.trailing_metadata()
     return error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED or _RETRY_AFTER in trailing
 

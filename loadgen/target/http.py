@@ -1,6 +1,6 @@
-"""Target over HTTP/1.1: keep-alive connections of our own, requests encoded beforehand, one request at a time each.
+"""A target over HTTP/1.1: keep-alive connections that carry one request at a time, encoded before the run.
 
-General clients cost 70 to 900 µs a request; this one some 10 µs, so that the client is not what is measured.
+General clients cost 70 to 900 µs a request. This one costs some 10 µs, so that the run measures the server.
 """
 
 import asyncio
@@ -14,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.loadgen.records.record import Status
-from sluice.loadgen.target.base import Sink, TargetModel, TargetUnreachable, Tensors
+from sluice.loadgen.records.samples import TargetModel, Tensors
+from sluice.loadgen.target.base import QueryListener, TargetUnreachable
 from sluice.loadgen.target.http_response import ProtocolError, Response, ResponseReader
 from sluice.loadgen.target.v2 import decode_metadata, decode_output, encode_request
 from sluice.models.errors import ConfigError
 
 MAX_BACKLOG = 8192
-"""Queries that may wait for a connection; one more is dropped."""
+"""Most queries that wait for a connection; a further one is dropped."""
 
 _CONNECT_TIMEOUT_S = 5.0
 _OPENED_AT_START = 8
@@ -30,12 +31,12 @@ _MAX_REASON_CHARACTERS = 200
 
 
 class HttpTarget:
-    """A V2 server at `http://host:port`; at most `connections` requests are under way at once."""
+    """A V2 server at `http://host:port`, with at most `connections` requests in flight."""
 
     def __init__(self, url: str, model: str, slo_ms: float | None, connections: int) -> None:
         parts = urlsplit(url)
         if not parts.hostname or parts.path not in ("", "/"):
-            raise ConfigError(f"--target {url}: expected http://host:port")
+            raise ConfigError(f"--target: expected http://host:port, got {url}")
         self._host, self._port = parts.hostname, parts.port or 80
         self._authority = parts.netloc
         self._path_name = quote(model, safe="")
@@ -50,15 +51,15 @@ class HttpTarget:
         self._closed = False
 
     async def metadata(self) -> TargetModel:
-        """Describe the model."""
+        """Read the model's metadata."""
         status, body = await asyncio.to_thread(self._get, f"/v2/models/{self._path_name}")
         if status != 200:
             raise ConfigError(f"--model {self._model}: {self._authority} answered {status} {_reason(body)}")
         return decode_metadata(body)
 
-    async def prepare(self, samples: Mapping[int, Tensors], sink: Sink, keep_answers: bool) -> None:
+    async def prepare(self, samples: Mapping[int, Tensors], listener: QueryListener, keep_answers: bool) -> None:
         """Encode all requests and open the first connections."""
-        self._sink = sink
+        self._listener = listener
         self._keep_answers = keep_answers
         self._requests = {
             sample: encode_request(self._authority, self._path_name, tensors, self._slo_ms)
@@ -70,17 +71,17 @@ class HttpTarget:
             raise TargetUnreachable(f"--target {self._authority}: cannot connect: {error}") from error
 
     def issue(self, query: int, sample: int) -> None:
-        """Send on a free connection, else wait in the backlog for one."""
+        """Send on a free connection, or append to the backlog."""
         if self._free:
             self._send(self._free.pop(), query, sample)
         elif len(self._backlog) >= MAX_BACKLOG:
-            self._sink.done(query, Status.DROPPED, reason=f"{MAX_BACKLOG} queries waited for a connection already")
+            self._listener.done(query, Status.DROPPED, reason=f"{MAX_BACKLOG} queries were waiting for a connection")
         else:
             self._backlog.append((query, sample))
             self._grow()
 
     async def close(self) -> None:
-        """Cut all connections."""
+        """Abort all connections."""
         self._closed = True
         for task in self._opening:
             task.cancel()
@@ -90,36 +91,36 @@ class HttpTarget:
         await asyncio.sleep(0)
 
     def decode(self, answer: object, output: str) -> npt.NDArray[np.generic]:
-        """One output of a kept answer."""
+        """Decode one output of a kept answer."""
         response = cast(Response, answer)
         return decode_output(response.body, response.head.json_bytes, output)
 
     def answered(self, connection: "_Connection", query: int, response: Response) -> None:
-        """Settle the query of a connection, which is free from now on."""
+        """Settle the query of a connection and free the connection."""
         head = response.head
         if not head.close:
             self._give_work(connection)
         if head.status == 200:
-            self._sink.done(query, _OK, response if self._keep_answers else None)
+            self._listener.done(query, _OK, response if self._keep_answers else None)
         else:
             status = Status.SHED if head.status in _SHED else Status.ERROR
-            self._sink.done(query, status, reason=f"HTTP {head.status}: {_reason(response.body)}")
+            self._listener.done(query, status, reason=f"HTTP {head.status}: {_reason(response.body)}")
 
     def lost(self, connection: "_Connection", query: int | None, reason: str) -> None:
-        """Forget a connection and fail the query that was under way on it."""
+        """Remove a connection that closed, and fail its query."""
         self._open.discard(connection)
         if connection in self._free:
             self._free.remove(connection)
         if self._closed:
             return
         if query is not None:
-            self._sink.done(query, Status.ERROR, reason=reason)
+            self._listener.done(query, Status.ERROR, reason=reason)
         if self._backlog:
             self._grow()
 
     def _send(self, connection: "_Connection", query: int, sample: int) -> None:
         connection.send(query, self._requests[sample])
-        self._sink.sent(query)
+        self._listener.sent(query)
 
     def _give_work(self, connection: "_Connection") -> None:
         if self._backlog:
@@ -137,9 +138,9 @@ class HttpTarget:
         try:
             await self._connect()
         except OSError as error:
-            # Each failed attempt settles a query, so that a dead target is not asked for ever.
+            # Each failed attempt settles a query, which bounds the attempts on a dead target.
             if self._backlog:
-                self._sink.done(self._backlog.popleft()[0], Status.ERROR, reason=f"cannot connect: {error}")
+                self._listener.done(self._backlog.popleft()[0], Status.ERROR, reason=f"cannot connect: {error}")
 
     def _grown(self, task: asyncio.Task[None]) -> None:
         self._opening.discard(task)
@@ -151,7 +152,7 @@ class HttpTarget:
         opening = loop.create_connection(lambda: _Connection(self, self._keep_answers), self._host, self._port)
         _, connection = await asyncio.wait_for(opening, _CONNECT_TIMEOUT_S)
         if connection.transport.is_closing():
-            raise ConnectionResetError("the connection was closed at once")
+            raise ConnectionResetError("the target closed the connection at once")
         self._open.add(connection)
         self._give_work(connection)
 
@@ -164,14 +165,14 @@ class HttpTarget:
         except OSError as error:
             raise TargetUnreachable(f"--target {self._authority}: {error or type(error).__name__}") from error
         except http.client.HTTPException as error:
-            expected = f"expected an answer in HTTP; a port of gRPC is asked as grpc://{self._authority}"
-            raise TargetUnreachable(f"--target {self._authority}: {expected}") from error
+            problem = f"not an HTTP server; for a gRPC port give grpc://{self._authority}"
+            raise TargetUnreachable(f"--target {self._authority}: {problem}") from error
         finally:
             connection.close()
 
 
 class _Connection(asyncio.Protocol):
-    """One keep-alive connection; `query` is the one under way on it."""
+    """One keep-alive connection with at most one query in flight."""
 
     transport: asyncio.Transport
 
@@ -179,10 +180,10 @@ class _Connection(asyncio.Protocol):
         self._target = target
         self._reader = ResponseReader(keep_bodies)
         self._query: int | None = None
-        self._failure = "the connection was closed before the answer"
+        self._failure = "connection closed before the answer"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Nagle's algorithm is off by default on the loops' TCP transports."""
+        """Keep the transport; event loops disable Nagle's algorithm on it by default."""
         self.transport = cast(asyncio.Transport, transport)
 
     def send(self, query: int, request: bytes) -> None:
@@ -195,7 +196,7 @@ class _Connection(asyncio.Protocol):
         try:
             response = self._reader.feed(data)
             if response is not None and self._query is None:
-                raise ProtocolError("an answer came without a request")
+                raise ProtocolError("answer without a request")
         except ProtocolError as error:
             self._failure = str(error)
             self.transport.abort()
@@ -207,7 +208,7 @@ class _Connection(asyncio.Protocol):
             self._target.answered(self, query, response)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the target."""
+        """Report the loss to the target."""
         self._target.lost(self, self._query, self._failure)
 
 

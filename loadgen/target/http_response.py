@@ -1,4 +1,4 @@
-"""The one kind of HTTP/1.1 response a load generator needs to read fast: a status, a length, a body."""
+"""A fast reader of the one kind of HTTP/1.1 response that inference servers send: status, length and body."""
 
 import re
 from functools import lru_cache
@@ -16,11 +16,11 @@ _END = b"\r\n\r\n"
 
 
 class ProtocolError(Exception):
-    """The bytes are not a response this client understands; the connection cannot be used any more."""
+    """The bytes are not a response that this client reads; the connection cannot be used any more."""
 
 
 class Head(NamedTuple):
-    """What the head of a response says; `json_bytes`, the length of the JSON before binary tensors, is -1 if untold."""
+    """The head of a response; `json_bytes`, the length of the JSON before binary tensors, is -1 when absent."""
 
     status: int
     body_bytes: int
@@ -48,7 +48,7 @@ class ResponseReader:
     def feed(self, data: bytes) -> Response | None:
         """Take the next piece; returns the response that it completes, if any.
 
-        Raises `ProtocolError`, after which the reader is of no further use.
+        Raises `ProtocolError`, after which the reader cannot be used.
         """
         head = self._head
         if head is None:
@@ -58,7 +58,7 @@ class ResponseReader:
             if end < 4:
                 self._unread = data
                 if len(data) > MAX_HEAD_BYTES:
-                    raise ProtocolError(f"the response head is longer than {MAX_HEAD_BYTES} bytes")
+                    raise ProtocolError(f"response head: longer than {MAX_HEAD_BYTES} bytes")
                 return None
             head = self._head = _read_head(data[:end])
             self._unread = b""
@@ -70,23 +70,23 @@ class ResponseReader:
         if self._missing > 0:
             return None
         if self._missing < 0:
-            raise ProtocolError("bytes came after the end of the response")
+            raise ProtocolError("response: bytes after its end")
         response = Response(head, b"".join(self._pieces))
         self._head = None
         self._pieces.clear()
         return response
 
 
-@lru_cache(maxsize=64)  # a server repeats itself: most heads of a second are the same bytes
+@lru_cache(maxsize=64)  # most heads of one second are the same bytes
 def _read_head(head: bytes) -> Head:
     status = _STATUS.match(head)
     if status is None:
-        raise ProtocolError(f"the response does not start with an HTTP/1.1 status line: {head[:40]!r}")
+        raise ProtocolError(f"response: expected an HTTP/1.1 status line, got {head[:40]!r}")
     length = _LENGTH.search(head)
     if length is None:
-        raise ProtocolError("the response has no valid Content-Length (chunked bodies are not supported)")
+        raise ProtocolError("response: no valid Content-Length (chunked bodies are not supported)")
     if int(length[1]) > MAX_BODY_BYTES:
-        raise ProtocolError(f"the response body is longer than {MAX_BODY_BYTES} bytes")
+        raise ProtocolError(f"response body: longer than {MAX_BODY_BYTES} bytes")
     json_length = _JSON_LENGTH.search(head)
     return Head(
         int(status[1]), int(length[1]), int(json_length[1]) if json_length else -1, _CLOSE.search(head) is not None

@@ -1,10 +1,10 @@
-"""The V2 inference protocol over HTTP, client side: requests with binary tensors, answers with either kind."""
+"""Client-side codec of the V2 inference protocol: requests with binary tensors, answers with binary or JSON tensors."""
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from sluice.loadgen.target.base import TargetModel, Tensors
+from sluice.loadgen.records.samples import TargetModel, Tensors
 from sluice.models.errors import ConfigError
 from sluice.models.tensors.arrays import datatype_of, decode_bytes, encode_bytes, numpy_dtype
 from sluice.models.tensors.spec import DataType, TensorSpec
@@ -35,11 +35,11 @@ class _Answer(msgspec.Struct):
 
 
 def decode_metadata(body: bytes) -> TargetModel:
-    """Model metadata from JSON; raises `ConfigError` when it is none."""
+    """Decode model metadata from JSON; raises `ConfigError` for anything else."""
     try:
         metadata = msgspec.json.decode(body, type=_Metadata)
     except msgspec.DecodeError as error:
-        raise ConfigError(f"target: its model metadata cannot be read: {error}") from error
+        raise ConfigError(f"--target: unreadable model metadata: {error}") from error
     return TargetModel(
         tuple(TensorSpec(t.name, t.datatype, t.shape) for t in metadata.inputs),
         tuple(TensorSpec(t.name, t.datatype, t.shape) for t in metadata.outputs),
@@ -47,21 +47,21 @@ def decode_metadata(body: bytes) -> TargetModel:
 
 
 def wire_bytes(array: npt.NDArray[np.generic]) -> bytes:
-    """A tensor's elements as they travel: little-endian, or length-prefixed for BYTES."""
+    """A tensor's elements on the wire: little-endian, or length-prefixed for BYTES."""
     if datatype_of(array.dtype) is DataType.BYTES:
         return encode_bytes(array, rows=1)[0]
     return array.tobytes()
 
 
 def from_wire(buffer: bytes, datatype: DataType, shape: tuple[int, ...]) -> npt.NDArray[np.generic]:
-    """The array whose elements travelled as `buffer`."""
+    """The array with the elements of `buffer`; the reverse of `wire_bytes`."""
     if datatype is DataType.BYTES:
         return decode_bytes(buffer, shape)
     return np.frombuffer(buffer, numpy_dtype(datatype)).reshape(shape)
 
 
 def encode_request(host: str, model: str, tensors: Tensors, slo_ms: float | None) -> bytes:
-    """A complete HTTP/1.1 inference request that asks for binary outputs."""
+    """Encode a complete HTTP/1.1 inference request with binary outputs."""
     contents = [wire_bytes(array) for array in tensors.values()]
     header = {
         "inputs": [
@@ -85,7 +85,7 @@ def encode_request(host: str, model: str, tensors: Tensors, slo_ms: float | None
 
 
 def decode_output(body: bytes, json_bytes: int, output: str) -> npt.NDArray[np.generic]:
-    """One output of an inference answer; `json_bytes` is -1 for an answer that is all JSON."""
+    """Decode one output of an inference answer; `json_bytes` is -1 for an answer that is all JSON."""
     json_bytes = len(body) if json_bytes < 0 else json_bytes
     offset = json_bytes
     for found in msgspec.json.decode(body[:json_bytes], type=_Answer).outputs:
@@ -95,4 +95,4 @@ def decode_output(body: bytes, json_bytes: int, output: str) -> npt.NDArray[np.g
         if found.name == output:
             return np.array(found.data, dtype=numpy_dtype(found.datatype)).reshape(found.shape)
         offset += size
-    raise ConfigError(f"--output {output}: the answers have no such output")
+    raise ConfigError(f"--output {output}: not in the answers")

@@ -1,1 +1,1 @@
-"""TODO loadgen/traffic."""
+"""Traffic: arrival processes, recorded traces, and the schedule that a run fixes from its seed."""

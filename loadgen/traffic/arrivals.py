@@ -1,4 +1,4 @@
-"""Arrival processes: when the queries of an open-loop run are due."""
+"""Arrival processes: the due times of an open-loop run's queries."""
 
 import enum
 from collections.abc import Callable
@@ -16,15 +16,15 @@ Floats = npt.NDArray[np.float64]
 
 MIN_CV, MAX_CV = 0.01, 20.0
 DEFAULT_CV = 4.0
-"""Bursts as AlpaServe (OSDI'23) takes them."""
+"""Burstiness of AlpaServe's workloads (OSDI '23)."""
 MAX_QUERIES = 20_000_000
-"""The most queries one run may hold: every query takes some 50 bytes of columns."""
+"""Upper bound on the queries of one run; each takes some 50 bytes of columns."""
 
 _CHUNK = 65_536
 
 
 class ArrivalProcess(enum.StrEnum):
-    """How the arrivals of a run are spread over time."""
+    """A stochastic process of arrivals, or a recorded trace."""
 
     POISSON = "poisson"
     GAMMA = "gamma"
@@ -32,14 +32,14 @@ class ArrivalProcess(enum.StrEnum):
 
 
 class Arrivals(msgspec.Struct, frozen=True):
-    """An arrival process and what it takes: `cv` belongs to `gamma`, the CSV file `trace` to `trace`."""
+    """An arrival process with its parameters: `cv` is used by `gamma`, and the CSV file `trace` by `trace`."""
 
     process: ArrivalProcess = ArrivalProcess.POISSON
     cv: float = DEFAULT_CV
     trace: str = ""
 
     def describe(self) -> str:
-        """The process and what it takes, for a report."""
+        """The process and its parameters, for a report."""
         match self.process:
             case ArrivalProcess.POISSON:
                 return "poisson"
@@ -49,7 +49,7 @@ class Arrivals(msgspec.Struct, frozen=True):
                 return f"trace {self.trace}"
 
     def draw(self, rate: float, duration_s: float | None, queries: int | None, rng: np.random.Generator) -> Times:
-        """Arrivals of the process, as the function of its name gives them; raises `ConfigError` as that does."""
+        """Draw arrivals with `poisson`, `gamma` or `replay`; raises `ConfigError` as they do."""
         match self.process:
             case ArrivalProcess.POISSON:
                 return poisson(rate, duration_s, queries, rng)
@@ -62,30 +62,30 @@ class Arrivals(msgspec.Struct, frozen=True):
 def poisson(rate: float, duration_s: float | None, queries: int | None, rng: np.random.Generator) -> Times:
     """Arrivals of a Poisson process of `rate` a second, int64 nanoseconds from the start of the run, ascending.
 
-    Ends before `duration_s` seconds, after `queries` arrivals, or at whichever of the two comes first. Raises
-    `ConfigError` when a bound is missing or not positive, or when more than `MAX_QUERIES` arrivals would come.
+    The process ends before `duration_s` seconds or after `queries` arrivals, whichever comes first. Raises
+    `ConfigError` when a bound is missing or not positive, or allows more than `MAX_QUERIES` arrivals.
     """
-    # -ln(1 - u) instead of the generator's own method: its definition cannot change with a numpy release.
+    # -ln(1 - u) instead of numpy's own method, which may change with a release.
     return _renewal(rate, duration_s, queries, lambda count: -np.log1p(-rng.random(count)))
 
 
 def gamma(rate: float, cv: float, duration_s: float | None, queries: int | None, rng: np.random.Generator) -> Times:
-    """Arrivals whose gaps are independent and gamma-distributed, bounded and refused as those of `poisson`.
+    """Arrivals whose gaps are independent and gamma-distributed, with the bounds and errors of `poisson`.
 
-    `cv` is the coefficient of variation of the gaps, from 0.01 to 20: 0 would be a clock, 1 a Poisson process, and more
-    makes bursts.
+    `cv` is the coefficient of variation of the gaps, from 0.01 to 20: 0 would be a clock, 1 is a Poisson process, and
+    larger values make bursts.
     """
     if not MIN_CV <= cv <= MAX_CV:
-        raise ConfigError(f"cv: must be between {MIN_CV} and {MAX_CV}, got {cv}")
+        raise ConfigError(f"--cv: must be between {MIN_CV} and {MAX_CV}, got {cv}")
     shape = 1 / cv**2
     return _renewal(rate, duration_s, queries, lambda count: _gamma_variates(shape, count, rng) / shape)
 
 
 def replay(times: Floats, rate: float, duration_s: float | None, queries: int | None) -> Times:
-    """A trace's arrivals, its time stretched so that their mean rate is `rate` a second; bounded as `poisson`.
+    """A trace's arrivals, scaled in time to a mean rate of `rate` a second; with the bounds of `poisson`.
 
-    `times` ascend, in any unit, and are not all equal. The trace is played from its beginning, again and again if the
-    run is longer; without a bound, once. A part of it may well have another rate than the whole.
+    `times` ascend, in any unit, and are not all equal. The trace starts at its beginning and repeats while the run is
+    longer; without a bound it is played once. The rate of a part may differ from that of the whole.
     """
     if duration_s is None and queries is None:
         queries = len(times)
@@ -103,7 +103,7 @@ def replay(times: Floats, rate: float, duration_s: float | None, queries: int | 
 
 
 def _renewal(rate: float, duration_s: float | None, queries: int | None, draw_gaps: Callable[[int], Floats]) -> Times:
-    """Arrivals with independent gaps, of mean 1 as drawn."""
+    """Arrivals with independent gaps; `draw_gaps` draws gaps of mean 1."""
     _check(rate, duration_s, queries)
     end_ns = np.iinfo(np.int64).max if duration_s is None else round(duration_s * NS_PER_S)
     wanted = MAX_QUERIES if queries is None else queries
@@ -118,14 +118,14 @@ def _renewal(rate: float, duration_s: float | None, queries: int | None, draw_ga
 
 
 def _bounded(arrivals: Times, duration_s: float | None) -> Times:
-    """Those before the end."""
+    """The arrivals before the end of the run."""
     return arrivals if duration_s is None else arrivals[: int(np.searchsorted(arrivals, round(duration_s * NS_PER_S)))]
 
 
 def _gamma_variates(shape: float, count: int, rng: np.random.Generator) -> Floats:
-    """Gamma variates of scale 1 by the method of Marsaglia and Tsang (2000), shapes below 1 by their boost.
+    """Gamma variates of scale 1 by the method of Marsaglia and Tsang (2000), with their boost for shapes below 1.
 
-    Made of the generator's uniform numbers only, as in `poisson`; normal ones by Box and Muller.
+    Uses uniform numbers only, as `poisson` does; normal ones come from them by Box and Muller.
     """
     boosted = shape + 1 if shape < 1 else shape
     d = boosted - 1 / 3
@@ -147,14 +147,14 @@ def _gamma_variates(shape: float, count: int, rng: np.random.Generator) -> Float
 
 def _check(rate: float, duration_s: float | None, queries: int | None) -> None:
     if not 0 < rate <= NS_PER_S:
-        raise ConfigError(f"rate: must be above 0 and at most {NS_PER_S} queries a second, got {rate}")
+        raise ConfigError(f"--rate: must be above 0 and at most {NS_PER_S} queries a second, got {rate}")
     if duration_s is None and queries is None:
-        raise ConfigError("schedule: give a duration, a number of queries, or both")
+        raise ConfigError("schedule: no end; expected --duration, --queries, or both")
     if duration_s is not None and not 0 < duration_s < np.inf:
-        raise ConfigError(f"duration: must be a positive number of seconds, got {duration_s}")
+        raise ConfigError(f"--duration: must be a positive number of seconds, got {duration_s}")
     if queries is not None and not 1 <= queries <= MAX_QUERIES:
-        raise ConfigError(f"queries: must be between 1 and {MAX_QUERIES}, got {queries}")
+        raise ConfigError(f"--queries: must be between 1 and {MAX_QUERIES}, got {queries}")
     if queries is None and duration_s is not None and rate * duration_s > MAX_QUERIES / 2:
         raise ConfigError(
-            f"schedule: {rate}/s for {duration_s} s is more than the {MAX_QUERIES // 2} queries of one run"
+            f"schedule: too long; expected at most {MAX_QUERIES // 2} queries, got {rate}/s for {duration_s} s"
         )

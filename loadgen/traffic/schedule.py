@@ -1,4 +1,4 @@
-"""Schedules: which sample is sent when, fixed before the run starts."""
+"""Schedules: the due time and the sample of each query, fixed before the run starts."""
 
 import hashlib
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Schedule:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the little-endian columns: equal for runs that sent the same samples at the same times."""
+        """SHA-256 of the little-endian columns; equal digests mean the same samples at the same times."""
         content = hashlib.sha256(self.due_ns.astype("<i8").tobytes())
         content.update(self.sample.astype("<i8").tobytes())
         return content.hexdigest()
@@ -42,16 +42,16 @@ def server_schedule(
     seed: int,
     arrivals: Arrivals = POISSON,
 ) -> Schedule:
-    """Samples drawn uniformly with replacement out of `samples`, or each of them once, shuffled.
+    """Build the schedule of the Server scenario: samples drawn uniformly with replacement from `samples`.
 
-    With `each_once` the number of samples bounds the run as `queries` does. Raises `ConfigError` as the arrivals do,
-    and when no query falls into the duration.
+    With `each_once` every sample is sent at most once, in random order, and their number bounds the run as `queries`
+    does. Raises `ConfigError` as the arrivals do, and when no query falls into the duration.
     """
     if each_once:
         queries = min(samples, queries or samples)
     due_ns = arrivals.draw(rate, duration_s, queries, generator(seed, "arrivals"))
     if not len(due_ns):
-        raise ConfigError(f"schedule: no query falls into {duration_s} s at {rate}/s; give a longer duration")
+        raise ConfigError(f"schedule: no query falls into {duration_s} s at {rate}/s; expected a longer --duration")
     rng = generator(seed, "samples")
     if each_once:
         return Schedule(due_ns, rng.permutation(samples)[: len(due_ns)].astype(np.int64))

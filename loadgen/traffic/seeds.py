@@ -1,13 +1,13 @@
-"""One master seed, one named sub-seed for each use of chance, so that no use disturbs another."""
+"""Random streams: one master seed, and a named sub-seed for each use of randomness, so that uses are independent."""
 
 import numpy as np
 
 STREAMS = ("arrivals", "samples", "data", "verdicts", "service", "ways", "strays", "pace")
-"""What chance is used for; a new use goes to the end, or the others' numbers change."""
+"""The uses of randomness. New ones are appended: a stream's numbers depend on its position."""
 
 
 def sub_seed(master: int, stream: str) -> int:
-    """The seed of one stream, a 64-bit number that depends on the master seed and the stream only."""
+    """The 64-bit seed of one stream, which depends only on the master seed and the stream."""
     sequence = np.random.SeedSequence(master, spawn_key=(STREAMS.index(stream),))
     return int(sequence.generate_state(1, np.uint64)[0])
 

@@ -11,17 +11,17 @@ import numpy.typing as npt
 from sluice.models.errors import ConfigError
 
 MAX_TRACE = 2_000_000
-"""The most arrivals that are read of a trace."""
+"""Upper bound on the arrivals of a trace file."""
 
 
 def read_trace(path: str) -> npt.NDArray[np.float64]:
-    """The arrivals of a trace, ascending, in the file's own unit (seconds for ISO 8601 timestamps).
+    """Read the arrivals of a trace, ascending, in the file's own unit (seconds for ISO 8601 timestamps).
 
-    They are in the first column whose heading contains "time", else in the first one; without a heading, in the first.
-    Raises `ConfigError` for a file that is not there, a value that is no time, or a trace without two different times.
+    The times are in the first column whose heading contains "time"; without such a heading, in the first column.
+    Raises `ConfigError` for a file that cannot be read, a value that is not a time, or fewer than two distinct times.
     """
     if not path:
-        raise ConfigError("--trace: expected a CSV file for arrivals by trace")
+        raise ConfigError("--arrivals trace: requires --trace FILE")
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             times = _read(csv.reader(file), path)
@@ -29,7 +29,7 @@ def read_trace(path: str) -> npt.NDArray[np.float64]:
         raise ConfigError(f"--trace: {path}: cannot be read: {error}") from error
     times.sort()
     if not times or times[0] == times[-1]:
-        raise ConfigError(f"--trace: {path}: expected at least two different times, got {len(times)} rows")
+        raise ConfigError(f"--trace: {path}: expected at least two distinct times, got {len(times)} rows")
     return np.array(times)
 
 
@@ -42,13 +42,13 @@ def _read(rows: Iterable[list[str]], path: str) -> list[float]:
         time = _time(row[column]) if column < len(row) else None
         if time is not None:
             if len(times) == MAX_TRACE:
-                raise ConfigError(f"--trace: {path}: has more than {MAX_TRACE} rows; cut it")
+                raise ConfigError(f"--trace: {path}: too long; expected at most {MAX_TRACE} rows")
             times.append(time)
         elif number == 1:
-            column = next((place for place, name in enumerate(row) if "time" in name.lower()), 0)
+            column = next((index for index, name in enumerate(row) if "time" in name.lower()), 0)
         else:
-            what = repr(row[column]) if column < len(row) else "nothing"
-            raise ConfigError(f"--trace: {path}: line {number}: expected a number or a timestamp, got {what}")
+            found = repr(row[column]) if column < len(row) else "nothing"
+            raise ConfigError(f"--trace: {path}: line {number}: expected a number or a timestamp, got {found}")
     return times
 
 

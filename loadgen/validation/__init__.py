@@ -1,1 +1,1 @@
-"""TODO loadgen/validation."""
+"""Validation of the simulator: measures a live server, calibrates the simulation and compares the two."""

@@ -1,8 +1,8 @@
-"""Measures what a GPU makes of MPS: `python3 scripts/gpu_check`, for a bare machine with a card and PyTorch.
+"""Measures the behaviour of MPS on a GPU: `python3 scripts/gpu_check`, for a bare machine with a card and PyTorch.
 
-It needs nothing of Sluice but these files, PyTorch and nvidia-ml-py, and no network. It changes no setting of the card:
-not its clocks, its compute mode, its MIG layout, and resets nothing; the MPS daemon is its own, and is ended. Every
-part may fail alone. The findings are in gpu_check.json, written after every step; the status is 0.
+The script needs only these files, PyTorch and nvidia-ml-py, and no network. It changes no setting of the card (clocks,
+compute mode, MIG layout) and resets nothing. It starts an MPS daemon of its own and stops it at the end. Parts fail
+independently. The findings are written to gpu_check.json after every step; the exit status is 0.
 """
 
 import argparse
@@ -24,13 +24,13 @@ import served
 from record import Record, Skipped
 
 SECONDS = 470
-"""For all parts; those that have not begun by then are left out, and one that still runs is interrupted."""
+"""Time limit for all parts: a running part is interrupted, and later parts are skipped."""
 LAST_S = 20
-"""What is kept for the end."""
+"""Seconds reserved for stopping everything at the end."""
 
 
 def main() -> int:
-    """Run the parts, print a table."""
+    """Run the parts and print a table."""
     options = _options()
     if options.dry_run:
         sys.path.insert(0, str(served.ROOT))
@@ -59,18 +59,16 @@ def _options() -> argparse.Namespace:
     )
     default = Path(os.environ.get("OUT", "gpu_check_out"))
     parser.add_argument(
-        "--out", type=Path, default=default, metavar="DIR", help=f"for the findings (default {default})"
+        "--out", type=Path, default=default, metavar="DIR", help=f"folder of the findings (default {default})"
     )
-    parser.add_argument("--parts", default=",".join(_PARTS), metavar="A,B", help=f"of {','.join(_PARTS)}")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"for all parts (default {SECONDS})")
-    parser.add_argument("--control", metavar="FILE", help="the program nvidia-cuda-mps-control")
-    parser.add_argument(
-        "--site", type=Path, metavar="DIR", help="Python packages that were carried, for the part served"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="on a fake card and a fake MPS, where there is none")
+    parser.add_argument("--parts", default=",".join(_PARTS), metavar="A,B", help=f"parts to run, of {','.join(_PARTS)}")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"time limit for all parts (default {SECONDS})")
+    parser.add_argument("--control", metavar="FILE", help="path of nvidia-cuda-mps-control")
+    parser.add_argument("--site", type=Path, metavar="DIR", help="folder of Python packages for the part `served`")
+    parser.add_argument("--dry-run", action="store_true", help="use a fake card and a fake MPS")
     options = parser.parse_args()
     if unknown := set(options.parts.split(",")) - set(_PARTS):
-        parser.error(f"there is no part {', '.join(sorted(unknown))}")
+        parser.error(f"--parts: unknown {', '.join(sorted(unknown))}; expected some of {', '.join(_PARTS)}")
     return options
 
 
@@ -83,7 +81,7 @@ def _run_parts(bench: parts.Bench, record: Record, options: argparse.Namespace, 
             found = record.part(name)
             bench.end = min(time.monotonic() + limit_s, end - LAST_S)
             if not bench.has(5):
-                found["status"] = "skipped: the time was over"
+                found["status"] = "skipped: no time left"
                 continue
             _run_part(name, partial(part, bench, found, options), found)
             record.save()
@@ -117,7 +115,7 @@ def _end(bench: parts.Bench, found: dict[str, Any]) -> None:
     found["used_mib"] = card.used_mib(bench.nvml)
     found["left"] = left = [pid for stop in _stops(found) for pid in stop]
     if left:
-        raise RuntimeError(f"MPS processes {left} are left")
+        raise RuntimeError(f"MPS processes still running: {left}")
 
 
 def _stops(found: dict[str, Any]) -> list[list[int]]:
@@ -134,7 +132,7 @@ def _fake_program(directory: Path) -> str:
 
 
 def _table(record: Record) -> str:
-    """How each part ended, and the multiprocessors and latencies by share."""
+    """The status of each part, and multiprocessors and latencies by share."""
     lines = [f"{name:10} {found.get('seconds', 0):7.1f} s  {found.get('status', '-')}"
              for name, found in record.parts.items()]  # fmt: skip
     rows = record.parts.get("sweep", {}).get("rows", [])
@@ -164,7 +162,7 @@ _PARTS: dict[str, tuple[Callable[[parts.Bench, dict[str, Any], argparse.Namespac
     "static": (_alone(parts.static_sets), 45),
     "served": (lambda bench, found, options: served.serve(bench, found, options.site), 150),
 }
-"""What runs, in this order, and for how many seconds at most."""
+"""The parts in order, with the time limit of each in seconds."""
 
 if __name__ == "__main__":
     sys.exit(main())

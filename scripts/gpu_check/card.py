@@ -1,4 +1,4 @@
-"""The card as NVML and nvidia-smi tell it; nothing is changed."""
+"""Description of the card by NVML and nvidia-smi; read only."""
 
 import ctypes
 from collections.abc import Callable, Iterator
@@ -14,11 +14,11 @@ _SMI = ("-L", "--query-gpu=name,driver_version,compute_mode,mig.mode.current,mem
 
 @contextmanager
 def opened(*, dry_run: bool) -> Iterator[Any]:
-    """NVML's Python module, initialised, on a fake card in a dry run; raises Skipped without the module."""
+    """Open NVML (a fake card in a dry run) and yield its Python module; raises Skipped where there is none."""
     try:
         import pynvml
     except ImportError:
-        raise Skipped("there is no module pynvml (nvidia-ml-py)") from None
+        raise Skipped("pynvml (nvidia-ml-py) is not installed") from None
     if dry_run:
         fake = import_module("tests.support.fake_nvml")
         with fake.installed(fake.FakeNvml(fake.FakeGpu())):
@@ -27,7 +27,7 @@ def opened(*, dry_run: bool) -> Iterator[Any]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        raise Skipped(f"no NVIDIA driver answers: {error}") from None
+        raise Skipped(f"no NVIDIA driver: {error}") from None
     try:
         yield pynvml
     finally:
@@ -41,7 +41,7 @@ def first_uuid(nvml: Any) -> str:
 
 
 def used_mib(nvml: Any) -> int | None:
-    """Memory of device 0 that processes hold."""
+    """Memory in use on device 0; None when NVML does not report it."""
     try:
         return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(0)).used // MIB)
     except nvml.NVMLError:
@@ -49,9 +49,9 @@ def used_mib(nvml: Any) -> int | None:
 
 
 def describe(nvml: Any, found: dict[str, Any]) -> None:
-    """Fill in what the driver tells of every card; what it does not tell is there as its error."""
-    found["driver"] = _told(nvml, nvml.nvmlSystemGetDriverVersion)
-    found["cuda"] = _told(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
+    """Fill in the driver's description of every card; a value it refuses is replaced by the error."""
+    found["driver"] = _reported(nvml, nvml.nvmlSystemGetDriverVersion)
+    found["cuda"] = _reported(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
     found["cards"] = [_card(nvml, nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(nvml.nvmlDeviceGetCount())]
     found["nvidia-smi"] = [run(["nvidia-smi", *options.split(" ")]) for options in _SMI]
 
@@ -63,9 +63,9 @@ def _card(nvml: Any, card: Any) -> dict[str, Any]:
         "uuid": nvml.nvmlDeviceGetUUID(card),
         "memory_mib": memory.total // MIB,
         "used_mib": memory.used // MIB,
-        "mig_mode": _told(nvml, nvml.nvmlDeviceGetMigMode, card),
-        "compute_mode": _told(nvml, nvml.nvmlDeviceGetComputeMode, card),
-        "processes": _told(
+        "mig_mode": _reported(nvml, nvml.nvmlDeviceGetMigMode, card),
+        "compute_mode": _reported(nvml, nvml.nvmlDeviceGetComputeMode, card),
+        "processes": _reported(
             nvml, lambda: [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses_v3(card)]
         ),
         "profiles": list(_profiles(nvml, card)),
@@ -86,7 +86,7 @@ def _profiles(nvml: Any, card: Any) -> Iterator[dict[str, Any]]:
             "instances": info.instanceCount,
             "multiprocessors": info.multiprocessorCount,
             "memory_mib": info.memorySizeMB,
-            "placements": _told(nvml, _placements, nvml, card, info.id),
+            "placements": _reported(nvml, _placements, nvml, card, info.id),
         }
 
 
@@ -98,7 +98,7 @@ def _placements(nvml: Any, card: Any, profile: int) -> list[tuple[int, int]]:
     return [(place.start, place.size) for place in places[: count.value]]
 
 
-def _told(nvml: Any, call: Callable[..., Any], *values: Any) -> Any:
+def _reported(nvml: Any, call: Callable[..., Any], *values: Any) -> Any:
     try:
         return call(*values)
     except nvml.NVMLError as error:

@@ -1,4 +1,4 @@
-"""Worker processes, from the side of the one who asks."""
+"""Client side of the worker processes (worker.py)."""
 
 import json
 import queue
@@ -19,11 +19,11 @@ EXIT_S = 8.0
 
 
 class Client:
-    """A worker; an answer that does not come in time ends it, in the order that MPS wants."""
+    """A worker process; it is killed when an answer does not arrive in time, after MPS has destroyed its contexts."""
 
     def __init__(self, variables: Mapping[str, str], daemon: Daemon | None = None, *, fake: bool = False) -> None:
         self._daemon = daemon
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (for as long as the process)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process runs)
         self._process = subprocess.Popen(
             [sys.executable, _WORKER, *(["--fake"] if fake else [])],
             env=plain_environment() | dict(variables),
@@ -38,15 +38,15 @@ class Client:
         self.hello = self.answer(START_S)
 
     def send(self, op: str, **values: Any) -> None:
-        """Ask, without waiting."""
+        """Send a request without waiting for the answer."""
         assert self._process.stdin is not None
         try:
             print(json.dumps({"op": op, **values}), file=self._process.stdin, flush=True)
         except OSError:
-            return  # the answer will tell that it has gone
+            return  # the answer will report that the worker has ended
 
     def answer(self, timeout_s: float = 60) -> dict[str, Any]:
-        """The next answer, `ok` or with an `error` and its text."""
+        """Wait for the next answer, which is `ok` or has an `error` and its text."""
         try:
             line = self._answers.get(timeout=timeout_s)
         except queue.Empty:
@@ -60,12 +60,12 @@ class Client:
         return found
 
     def ask(self, op: str, timeout_s: float = 60, **values: Any) -> dict[str, Any]:
-        """Ask, and wait."""
+        """Send a request and wait for the answer."""
         self.send(op, **values)
         return self.answer(timeout_s)
 
     def close(self) -> int | None:
-        """Let it end by itself, and kill it when it does not; returns its status."""
+        """Let the worker end, or kill it when it does not; returns its exit status."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.close()
@@ -75,7 +75,7 @@ class Client:
             return self._process.returncode
 
     def kill(self) -> None:
-        """Have its contexts destroyed, then kill it."""
+        """Have MPS destroy the worker's contexts, then kill it."""
         if self._process.poll() is None and self._daemon is not None:
             for server in self._daemon.servers():
                 self._daemon.say(f"terminate_client {server} {self.pid}", 5)
@@ -94,7 +94,7 @@ class Client:
 
 
 def together(clients: Sequence[Client], batch: int, seconds: float) -> list[dict[str, Any]]:
-    """All run batches at the same time; each has made its graph before."""
+    """Run batches on all workers at the same time; their CUDA graphs are captured before."""
     for client in clients:
         client.ask("latency", batch=batch, seconds=0.2)
     start_at = time.time() + 0.2

@@ -1,4 +1,4 @@
-"""A private MPS daemon: in a directory of its own, in the compute mode that there is, ended with all it started."""
+"""A private MPS daemon in a directory of its own; the card's compute mode is left as it is."""
 
 import contextlib
 import os
@@ -18,22 +18,22 @@ _DIRECTORIES = ("/usr/bin", "/usr/local/bin", "/usr/local/nvidia/bin", "/opt/nvi
 
 
 def find_program(given: str | None) -> str:
-    """The control program; raises Skipped where there is none."""
+    """Path of the control program; raises Skipped where there is none."""
     path = os.pathsep.join((os.environ.get("PATH", ""), *_DIRECTORIES))
     found = given or shutil.which(PROGRAM, path=path)
     if found is None:
-        raise Skipped(f"there is no {PROGRAM}")
+        raise Skipped(f"{PROGRAM} not found")
     return found
 
 
 def plain_environment() -> dict[str, str]:
-    """This process's, without settings of MPS."""
+    """This process's environment without the settings of MPS."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS")}
     return kept | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
 
 
 class Daemon:
-    """The daemon of one device; `variables` are what its clients need."""
+    """The daemon of one device; `variables` are the environment variables of its clients."""
 
     def __init__(self, program: str, device: str, flags: Sequence[str] = ()) -> None:
         self.program = program
@@ -49,28 +49,28 @@ class Daemon:
         self._pids: set[int] = set()
 
     def start(self) -> dict[str, Any]:
-        """Start it and wait until it answers; raises RuntimeError, with the transcript, when it does not."""
+        """Start the daemon and wait until it answers; raises RuntimeError with the transcript when it does not."""
         begun = run([self.program, "-d", *self._flags], env=self.environment)
         give_up = time.monotonic() + 8
         while (ping := self.say("get_default_active_thread_percentage", 5))["rc"] != 0 or not ping["out"].strip():
             if time.monotonic() > give_up:
-                raise RuntimeError(f"the daemon does not answer: {begun}, then {ping}")
+                raise RuntimeError(f"MPS daemon: no answer: {begun}, then {ping}")
             time.sleep(0.1)
         self._note_pids()
         return begun
 
     def say(self, command: str, timeout_s: float = 10) -> dict[str, Any]:
-        """The transcript of a command."""
+        """Send a command; returns its transcript."""
         return run([self.program], f"{command}\n", timeout_s, self.environment)
 
     def servers(self) -> list[int]:
-        """Process ids."""
+        """Process ids of the servers."""
         found = [int(line) for line in re.findall(r"^\s*(\d+)\s*$", self.say("get_server_list")["out"], re.MULTILINE)]
         self._pids.update(found)
         return found
 
     def server(self) -> int:
-        """That of this user, started if need be."""
+        """Process id of this user's server, which is started when there is none."""
         if not self.servers():
             self.say(f"start_server -uid {os.getuid()}", 20)
         give_up = time.monotonic() + 15
@@ -79,14 +79,14 @@ class Daemon:
                 if "ACTIVE" in self.say(f"get_server_status {pid}")["out"]:
                     return pid
             time.sleep(0.1)
-        raise RuntimeError(f"no server became active; the logs end with {self.logs()}")
+        raise RuntimeError(f"MPS daemon: no server became active; its logs end with {self.logs()}")
 
     def logs(self) -> dict[str, str]:
-        """The ends of its logs."""
+        """The last part of each log."""
         return {path.name: path.read_text(errors="replace")[-3000:] for path in sorted(self._logs.glob("*.log"))}
 
     def stop(self) -> dict[str, Any]:
-        """Quit; then signals, to processes that it has told of only. Raises RuntimeError when something is left."""
+        """Quit, then signal the remaining processes that the daemon has listed; `left` in the result are survivors."""
         self._note_pids()
         self.servers()
         found: dict[str, Any] = {"quit": self.say("quit -t 5", 15)}
@@ -96,7 +96,7 @@ class Daemon:
             if number is not None and left:
                 found[number.name] = left
                 for pid in left:
-                    with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    with contextlib.suppress(ProcessLookupError):  # the process has just ended
                         os.kill(pid, number)
             while self._left() and time.monotonic() < give_up:
                 time.sleep(0.05)

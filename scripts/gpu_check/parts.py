@@ -1,4 +1,4 @@
-"""The parts of the check that need MPS; each fills in what it finds, and raises when it cannot go on."""
+"""The parts of the check that need MPS; each fills in its findings, and raises when it cannot continue."""
 
 import os
 import re
@@ -41,7 +41,7 @@ Findings = dict[str, Any]
 
 
 class Bench:
-    """What the parts work with: the card, the control program, one daemon for most of them, the end of the time."""
+    """Shared state of the parts: the card, the control program, a daemon for most parts, and the time limit."""
 
     def __init__(self, device: str, program: str | None, nvml: Any, save: Callable[[], Any], *, fake: bool) -> None:
         self.device = device
@@ -54,12 +54,12 @@ class Bench:
 
     @property
     def program(self) -> str:
-        """The control program; raises Skipped where there is none."""
+        """Path of the control program; raises Skipped where there is none."""
         return find_program(self._given)
 
     @property
     def daemon(self) -> Daemon:
-        """The one that parts share, started when it is first asked for."""
+        """The daemon that parts share; the first use starts it."""
         if self._daemon is None:
             daemon = Daemon(self.program, self.device)
             try:
@@ -72,13 +72,13 @@ class Bench:
         return self._daemon
 
     def stop(self) -> Findings | None:
-        """End that daemon, if there is one."""
+        """Stop the shared daemon, if it runs."""
         daemon, self._daemon = self._daemon, None
         return None if daemon is None else daemon.stop()
 
     @contextmanager
     def client(self, share: int | None = None, daemon: Daemon | None = None, **more: str) -> Any:
-        """A worker with a share under the daemon; without a share, and a daemon, one without MPS."""
+        """Run a worker with a share under the daemon, or without MPS when neither is given."""
         if share is not None:
             daemon = daemon or self.daemon
             more["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(share)
@@ -90,12 +90,12 @@ class Bench:
             client.close()
 
     def has(self, seconds: float) -> bool:
-        """Whether that much is left."""
+        """True when so much time is left."""
         return time.monotonic() + seconds < self.end
 
 
 def transcript(bench: Bench, found: Findings) -> None:
-    """What every command answers: without a daemon, a server, a client, and with each."""
+    """Answers of every command: without a daemon, without a server, without a client, and with each."""
     daemon = Daemon(bench.program, bench.device)
     try:
         found["flags"] = [run([bench.program, flag], env=daemon.environment) for flag in ("-v", "-h")]
@@ -124,7 +124,7 @@ def sweep(bench: Bench, found: Findings) -> None:
     rows = found["rows"] = []
     for share in (None, *SHARES):
         if not bench.has(12):
-            found["cut"] = "the time was over"
+            found["cut"] = "no time left"
             return
         row: Findings = {"share": share, "used_mib_before": used_mib(bench.nvml)}
         rows.append(row)
@@ -135,13 +135,13 @@ def sweep(bench: Bench, found: Findings) -> None:
                 row["latency"] = {batch: client.ask("latency", batch=batch, seconds=0.6) for batch in BATCHES}
             row["used_mib_after"] = used_mib(bench.nvml)
         bench.save()
-    # The variable alone, with a directory where nobody listens: does anything hold?
+    # Find out if the variable has an effect without a daemon.
     with bench.client(None, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25") as client:
         found["share_25_without_daemon"] = client.hello
 
 
 def memory(bench: Bench, found: Findings) -> None:
-    """What a limit shows as, and what the error of one who wants more says."""
+    """The visible memory under a limit, and the error of an allocation beyond it."""
     with bench.client(100, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=f"0={LIMIT_MIB}M") as client:
         found["hello"] = client.hello
         found["within"] = client.ask("allocate", mib=LIMIT_MIB // 4)
@@ -155,17 +155,17 @@ def memory(bench: Bench, found: Findings) -> None:
     ]
     with bench.client(100) as client:
         found["server_limit"] = client.ask("allocate", mib=3 * LIMIT_MIB)
-    found["stop"] = bench.stop()  # the limit would be that of later parts
+    found["stop"] = bench.stop()  # the limit would apply to later parts
 
 
 def pairs(bench: Bench, found: Findings) -> None:
-    """Two workers alone and together, under MPS and without."""
+    """Two workers alone and together, with and without MPS."""
     rows = found["rows"] = []
     cases = [(*pair, True) for pair in PAIRS] + [(100, 100, False)]
     for first, second, with_mps in cases:
         for batch in (4, 32):
             if not bench.has(20):
-                found["cut"] = "the time was over"
+                found["cut"] = "no time left"
                 return
             row: Findings = {"shares": (first, second), "mps": with_mps, "batch": batch}
             rows.append(row)
@@ -181,7 +181,7 @@ def pairs(bench: Bench, found: Findings) -> None:
 
 
 def live_change(bench: Bench, found: Findings) -> None:
-    """A server's percentage is changed while it has a client, to see who notices."""
+    """Change a server's percentage while it has a client, and measure old and new clients."""
     daemon = bench.daemon
     server = daemon.server()
     with bench.client(100) as old:
@@ -196,7 +196,7 @@ def live_change(bench: Bench, found: Findings) -> None:
 
 
 def terminate(bench: Bench, found: Findings) -> None:
-    """What a client sees whose contexts are destroyed, and that its neighbour sees nothing."""
+    """Destroy a client's contexts: the client sees an error, and its neighbour does not."""
     daemon = bench.daemon
     with bench.client(50) as victim, bench.client(50) as neighbour:
         found["before"] = [client.ask("check") for client in (victim, neighbour)]
@@ -207,7 +207,7 @@ def terminate(bench: Bench, found: Findings) -> None:
 
 
 def static_sets(bench: Bench, found: Findings) -> None:
-    """Static sets of multiprocessors: whether the driver has them, and what their commands answer."""
+    """Static sets of multiprocessors: support by the driver, and the answers of their commands."""
     found["stop"] = bench.stop()
     daemon = Daemon(bench.program, bench.device, ("-S",))
     try:
@@ -221,7 +221,7 @@ def static_sets(bench: Bench, found: Findings) -> None:
         found["listed"] = daemon.say("lspart")
         name = re.search(r"(?:GPU|MIG)-[^\s/]+/\S+", found["add"]["out"])
         if name is None:
-            raise Skipped("no set could be made")
+            raise Skipped("sm_partition add created no set")
         with bench.client(None, daemon, CUDA_MPS_SM_PARTITION=name[0]) as client:
             found["inside"] = client.hello
             found["inside_latency"] = client.ask("latency", batch=16, seconds=0.5) if client.hello["ok"] else None

@@ -1,4 +1,4 @@
-"""What a run has found, in a file that is complete after every step."""
+"""Findings of a run, in a file that is complete after every step."""
 
 import json
 import re
@@ -14,11 +14,11 @@ _SERIAL = re.compile(r"(?im)^(.*\b(?:serial|board id|part number)\b[^:\n]*: *).*
 
 
 class Skipped(Exception):
-    """A part cannot be done here; the message says why."""
+    """A part cannot run here; the message gives the reason."""
 
 
 class Record:
-    """The parts and their findings; UUIDs are written as made-up ones, the same one for the same."""
+    """The parts and their findings; the file has a placeholder for each distinct UUID."""
 
     def __init__(self, directory: Path, *, dry_run: bool) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -28,11 +28,11 @@ class Record:
         self._head = {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "dry_run": dry_run}
 
     def part(self, name: str) -> dict[str, Any]:
-        """What a part writes its findings into."""
+        """The findings of a part, which it fills in."""
         return self.parts.setdefault(name, {})
 
     def save(self) -> Path:
-        """Write all that there is; the file is never half written."""
+        """Write all findings so far; the file is replaced atomically."""
         text = json.dumps({**self._head, "parts": self.parts}, indent=1, default=str)
         scratch = self._path.with_suffix(".part")
         scratch.write_text(self._scrubbed(text), encoding="utf-8")
@@ -50,9 +50,9 @@ class Record:
 def run(
     command: Sequence[str], text: str = "", timeout_s: float = 15, env: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """A command's transcript: what was said, what came, the status (None: it did not end in time), milliseconds.
+    """Run a command; returns its transcript: input, output, exit status (None: it did not end in time), milliseconds.
 
-    What it prints goes to files: a daemon that it leaves behind may keep a pipe open for as long as it runs.
+    Output goes to files, since a daemon that the command starts may keep a pipe open as long as it runs.
     """
     begun = time.monotonic()
     found: dict[str, Any] = {"command": text.strip() or " ".join(command)}

@@ -1,4 +1,4 @@
-"""Sluice itself on partitions of the card: a cascade is served, and every request is accounted for."""
+"""Sluice itself on partitions of the card: serves a cascade and checks that every request gets an answer."""
 
 import importlib.util
 import json
@@ -34,10 +34,10 @@ print(json.dumps({{"sent": done.sent, "unanswered": done.unanswered, "correct": 
 
 
 def serve(bench: Bench, found: Findings, site: Path | None) -> None:
-    """Two shares under MPS, in a dry run two sets of cores; `site` holds packages that were carried."""
+    """Serve on two shares under MPS (one core set in a dry run); `site` is a folder of Python packages."""
     sys.path[:0] = [str(site)] if site is not None else []
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        raise Skipped(f"not carried: {', '.join(missing)}")
+        raise Skipped(f"packages missing: {', '.join(missing)}")
     variables = plain_environment() | {
         "PYTHONPATH": os.pathsep.join(filter(None, (str(site or ""), str(ROOT), os.environ.get("PYTHONPATH")))),
         "LD_LIBRARY_PATH": os.pathsep.join(map(str, _cuda_libraries())),
@@ -62,7 +62,7 @@ def serve(bench: Bench, found: Findings, site: Path | None) -> None:
 
 
 def python(text: str, variables: dict[str, str], timeout_s: float = 30) -> Findings:
-    """The transcript of a program."""
+    """Run a Python program; returns its transcript."""
     return run([sys.executable, "-c", text], timeout_s=timeout_s, env=variables)
 
 
@@ -88,7 +88,7 @@ def _serve(directory: Path, config: Path, variables: dict[str, str], found: Find
     try:
         while not ready.exists():
             if process.poll() is not None or time.monotonic() - begun > READY_S:
-                raise RuntimeError(f"the server is not ready: {log.read_text(errors='replace')[-3000:]}")
+                raise RuntimeError(f"server: did not become ready: {log.read_text(errors='replace')[-3000:]}")
             time.sleep(0.1)
         found["ready_s"] = round(time.monotonic() - begun, 2)
         ports = json.loads(ready.read_text())
@@ -100,7 +100,7 @@ def _serve(directory: Path, config: Path, variables: dict[str, str], found: Find
         program = _REPLAY.format(http=ports["http_port"], grpc=ports["grpc_port"], file=str(directory / "rows.npz"))
         replayed = python(program, variables, 90)
         if replayed["rc"] != 0:
-            raise RuntimeError(f"the requests could not be replayed: {replayed}")
+            raise RuntimeError(f"replay of requests failed: {replayed}")
         found["replay"] = json.loads(replayed["out"])
     finally:
         process.send_signal(signal.SIGTERM)
@@ -112,10 +112,10 @@ def _serve(directory: Path, config: Path, variables: dict[str, str], found: Find
             found["exit"] = "killed"
         found["log"] = log.read_text(errors="replace")[-4000:]
     if found["exit"] != 0:
-        raise RuntimeError(f"the server ended with {found['exit']}")
+        raise RuntimeError(f"server: expected exit status 0, got {found['exit']}")
 
 
 def _cuda_libraries() -> list[Path]:
-    """What PyTorch's packages bring of CUDA, for ONNX Runtime."""
+    """Folders of the CUDA libraries in PyTorch's packages, for ONNX Runtime."""
     found = [Path(path) / "nvidia" for path in sys.path]
     return [library for each in found if each.is_dir() for library in sorted(each.glob("*/lib"))]

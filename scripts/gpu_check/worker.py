@@ -1,4 +1,4 @@
-"""A process with a CUDA context that measures what it is asked, a line of JSON for a line of JSON."""
+"""A process with a CUDA context that answers requests for measurements, one line of JSON each."""
 
 import json
 import os
@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 class TorchWorker:
-    """ResNet50 in half precision with random weights; each batch size is a CUDA graph, so that the card is timed."""
+    """ResNet50 in half precision with random weights; CUDA graphs keep the host's time out of the measurement."""
 
     def __init__(self) -> None:
         torch = self._torch = import_module("torch")
@@ -24,7 +24,7 @@ class TorchWorker:
         self._held: list[Any] = []
 
     def hello(self) -> dict[str, Any]:
-        """What the device looks like from here."""
+        """Description of the device as this process sees it."""
         free, total = self._torch.cuda.mem_get_info()
         name = self._properties.name
         return {
@@ -36,7 +36,7 @@ class TorchWorker:
         }
 
     def latency(self, batch: int, seconds: float) -> dict[str, Any]:
-        """Median milliseconds of a batch by device events, and of the same without a graph by the host's clock."""
+        """Median milliseconds of a batch by device events, and by the host's clock without a graph."""
         torch = self._torch
         graph = self._graph(batch)
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -58,7 +58,7 @@ class TorchWorker:
         return {"ms": statistics.median(times), "count": len(times), "eager_ms": statistics.median(eager)}
 
     def load(self, batch: int, seconds: float, start_at: float) -> dict[str, Any]:
-        """Batches one after the other from `start_at` on the wall clock: how many, median and 99th percentile."""
+        """Run successive batches from `start_at` on the wall clock; returns count, median and 99th percentile."""
         graph = self._graph(batch)
         time.sleep(max(0.0, start_at - time.time()))
         times = []
@@ -71,12 +71,12 @@ class TorchWorker:
         return summary(times)
 
     def allocate(self, mib: int) -> dict[str, Any]:
-        """Take memory, and keep it."""
+        """Allocate memory and keep it."""
         self._held.append(self._torch.empty(mib * MIB, dtype=self._torch.uint8, device="cuda"))
         return {}
 
     def check(self) -> dict[str, Any]:
-        """Whether the context works."""
+        """Run a small kernel, which fails when the context is broken."""
         self._torch.ones(1024, device="cuda").sum().item()
         return {}
 
@@ -107,7 +107,7 @@ class TorchWorker:
 def _network(torch: Any) -> Any:
     try:
         network = import_module("torchvision.models").resnet50
-    except ImportError:  # about as much arithmetic, layer for layer of one kind
+    except ImportError:  # convolutions with about as much arithmetic
         layers = [torch.nn.Conv2d(3, 256, 7, 4, 3)]
         for _ in range(8):
             layers += [torch.nn.ReLU(), torch.nn.Conv2d(256, 256, 3, 1, 1)]
@@ -116,7 +116,7 @@ def _network(torch: Any) -> Any:
 
 
 class FakeWorker:
-    """The same on the fake MPS, with latencies as a V100's ResNet50 has them: for trying the script out."""
+    """The same interface on the fake MPS, with the latencies of ResNet50 on a V100, for dry runs."""
 
     def __init__(self) -> None:
         sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -152,16 +152,16 @@ class FakeWorker:
 
 
 def summary(times: list[float]) -> dict[str, Any]:
-    """How many batches, and what they took."""
+    """Count, median and 99th percentile of batch times."""
     ordered = sorted(times)
     return {"count": len(ordered), "p50_ms": statistics.median(ordered), "p99_ms": ordered[int(len(ordered) * 0.99)]}
 
 
 def main() -> int:
-    """Answer until the input ends."""
+    """Answer requests until the input ends."""
     fake = sys.argv[1:] == ["--fake"]
     begun = time.monotonic()
-    # What libraries print must not come between the answers.
+    # Output of libraries must not mix with the answers.
     answers = sys.stdout
     sys.stdout = sys.stderr
     try:

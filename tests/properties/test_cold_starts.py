@@ -1,4 +1,4 @@
-"""Whatever is asked for, comes, fails or goes: on demand no memory is exceeded, and every request has one outcome."""
+"""On-demand loading under random faults: memory is never exceeded, and every request has one outcome."""
 
 import random
 from collections import Counter
@@ -43,9 +43,9 @@ from tests.support.scheduling import CERTAINTY, MS, FaultySimulator, S, cascade,
 KEYS = tuple("abcdefgh")
 NEW_KEYS = tuple("stu")
 UNIT = 2 << 20
-"""Bytes that sizes are counted in: differences that mean something."""
+"""Unit of model sizes, so that random sizes differ noticeably."""
 DAY_MS = 86_400_000
-"""The longest that a request has: nothing is given up for its deadline then."""
+"""The longest time limit of a request; with it no request is rejected for its deadline."""
 PIPELINES = (
     *(single(key) for key in KEYS),
     single("a", Late.EVICT, name="hard"),
@@ -69,9 +69,9 @@ RESIDENCIES = st.builds(
 
 
 class FailingLoads(FaultySimulator):
-    """A simulator in which a tenth of the loads fails; a change of what is served is drawn when its time has come.
+    """A simulator in which a tenth of the loads fails; a change of the served models is drawn when it is due.
 
-    `weigh` says what a model is found to take.
+    `weigh` gives the measured memory of a model.
     """
 
     def __init__(
@@ -93,10 +93,10 @@ class FailingLoads(FaultySimulator):
 
 
 class Trial:
-    """A seeded run on three partitions; a tenth of the loads fails, and two partitions are lost, of which one is back.
+    """A seeded run on three partitions: a tenth of the loads fails, two partitions are lost, and one of them returns.
 
-    Three models are brought meanwhile, and held where there is room for them. What no profile tells may be found to
-    take more than its `sizes` when it is loaded.
+    Three models are added during the run and loaded where they fit. A model without a profile may turn out larger than
+    its `sizes` when it is loaded.
     """
 
     def __init__(self, seed: int, residency: ResidencyConfig, memory: list[int], known: bool) -> None:
@@ -203,7 +203,7 @@ class Trial:
             elif isinstance(decision, DispatchBatch):
                 assert decision.model in self.held[decision.partition], "a batch goes where its model is not"
         for name, held in self.held.items():
-            # What is on its way cannot be called back, and the pinned model stays.
+            # A load in progress cannot be cancelled, and the pinned model stays.
             may_go = held - self.coming[name] - {"a"}
             assert not may_go or self._taken(name) <= self.capacity[name], f"memory is exceeded beside {may_go}"
         self._steps += 1
@@ -211,7 +211,7 @@ class Trial:
             check_invariants(self.scheduler)
 
     def _taken(self, name: str) -> int:
-        """What a partition holds or is being given, by what is known of it."""
+        """Memory of the models that a partition holds or loads, by their known sizes."""
         return sum(self.sizes[key] for key in self.held[name])
 
     def batch_ns(self, batch: DispatchBatch) -> int:

@@ -1,4 +1,4 @@
-"""A constant load never has cores go to and fro, whatever models, objectives and partitions there are."""
+"""Under a constant load cores never move back and forth, for random models, objectives and partitions."""
 
 import itertools
 
@@ -36,7 +36,7 @@ objectives = st.fixed_dictionaries({name: st.sampled_from((0, 10, 30, 100)) for 
 
 @settings(max_examples=80, deadline=None)
 @given(tables, rates, objectives, st.integers(1, 3), st.integers(0, 2))
-def test_no_split_is_come_back_to_under_a_constant_load(
+def test_no_split_recurs_under_a_constant_load(
     tables: dict[str, dict[str, LatencyTable]],
     rates: dict[str, float],
     objectives: dict[str, int],

@@ -1,4 +1,4 @@
-"""Whatever partitions of a device have to run: each gets its share, but for a batch of each of the others."""
+"""Every partition of a shared device gets its share, to within one batch of each other partition."""
 
 import io
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sluice.batcher.drivers.journal import JournalWriter, replay
 from sluice.batcher.interface.decisions import AnyDecision, CompleteRequest
 from sluice.batcher.interface.events import AnyEvent, RequestArrived
-from sluice.loadgen.papers.shared_device import BurstJob, Cap, run, spec_of
+from sluice.loadgen.papers.engines.shared_device import BurstJob, ShareCap, run_jobs, scheduler_spec
 
 MS = 1_000_000
 WEIGHTS = st.lists(st.integers(1, 20), min_size=2, max_size=4)
@@ -18,7 +18,7 @@ PAUSES_S = st.sampled_from([0.0, 0.001, 0.013, 0.05, 0.2])
 
 @st.composite
 def mixes(draw: st.DrawFn) -> tuple[BurstJob, ...]:
-    """Jobs that come and go, whose shares are all of the device or a part of it."""
+    """Bursty jobs whose shares add up to at most the device."""
     weights = draw(WEIGHTS)
     whole = sum(weights) + draw(st.sampled_from([0, 0, 10]))
     return tuple(
@@ -28,7 +28,7 @@ def mixes(draw: st.DrawFn) -> tuple[BurstJob, ...]:
 
 
 class Bursts:
-    """When the requests of each burst came, and when the last of them was complete, in nanoseconds."""
+    """Arrival and completion of each burst, in nanoseconds."""
 
     def __init__(self, jobs: Sequence[BurstJob]) -> None:
         self.ended: list[tuple[str, int]] = []
@@ -52,16 +52,16 @@ class Bursts:
 
 @given(mixes(), st.sampled_from([5, 10, 20]))
 @settings(max_examples=40)
-def test_each_gets_its_share_but_for_a_batch_of_each_of_the_others(jobs: tuple[BurstJob, ...], batch_ms: int) -> None:
+def test_each_gets_its_share_to_within_a_batch_of_each_of_the_others(jobs: tuple[BurstJob, ...], batch_ms: int) -> None:
     bursts = Bursts(jobs)
-    run(Cap.ELASTIC, jobs, batch_ms / 1e3, bursts.observe)
+    run_jobs(ShareCap.ELASTIC, jobs, batch_ms / 1e3, bursts.observe)
     by_name = {job.name: job for job in jobs}
     assert len(bursts.ended) == sum(job.bursts for job in jobs)
     for name, took_ns in bursts.ended:
         job = by_name[name]
         work_ns = round(job.work_s * 1e3 / batch_ms) * batch_ms * MS
         others_ns = (len(jobs) - 1) * batch_ms * MS
-        # While it had something to run, it was given its share less what the others had already begun.
+        # While it had work, the job got its share, less the batches that others had already started.
         assert job.share * took_ns <= work_ns + others_ns + 1_000
 
 
@@ -69,5 +69,5 @@ def test_each_gets_its_share_but_for_a_batch_of_each_of_the_others(jobs: tuple[B
 @settings(max_examples=5)
 def test_a_journal_replays_to_the_same_decisions(jobs: tuple[BurstJob, ...]) -> None:
     journal = io.BytesIO()
-    run(Cap.ELASTIC, jobs, 0.01, JournalWriter(journal.write, spec_of(Cap.ELASTIC, jobs)).record)
+    run_jobs(ShareCap.ELASTIC, jobs, 0.01, JournalWriter(journal.write, scheduler_spec(ShareCap.ELASTIC, jobs)).record)
     assert replay(journal.getvalue().splitlines()) is None

@@ -1,4 +1,4 @@
-"""Batches that fail by what is in them, or for want of memory: only what is to blame fails, after few reruns."""
+"""Batches that fail for a bad request or for lack of memory: only the culprits fail, after few reruns."""
 
 from collections.abc import Sequence, Set
 
@@ -20,10 +20,9 @@ FLAT = LatencyTable.from_ms({1: 1, LARGEST: 1.5})
 def outcomes(
     rows: list[int], bad: Set[int], rooms: Sequence[int], partitions: int = 1
 ) -> tuple[dict[int, Outcome], list[int]]:
-    """How requests of so many rows each end, and the sizes of the batches that ran after the first, in order.
+    """Outcomes of requests with the given `rows`, and the sizes of the batches after the first, in order.
 
-    There are so many partitions of each kind, which have memory for batches of `rooms` rows. A batch with a request
-    that is `bad` fails.
+    There are `partitions` of each kind, with memory for batches of `rooms` rows. A batch with a `bad` request fails.
     """
     hosts = tuple(
         PartitionConfig(f"{kind}:{number}", f"cpu{kind}") for kind in range(len(rooms)) for number in range(partitions)
@@ -73,7 +72,7 @@ def test_one_bad_request_is_found_in_two_reruns_for_each_halving(count: int, pla
 
 
 @pytest.mark.parametrize("exponent", range(1, 7))
-def test_of_a_power_of_two_that_is_the_bound_itself(exponent: int) -> None:
+def test_a_power_of_two_takes_as_many_reruns_as_the_bound(exponent: int) -> None:
     count = 2**exponent
     assert max(len(outcomes([1] * count, {bad}, [LARGEST])[1]) for bad in range(count)) == 2 * exponent
 
@@ -95,7 +94,7 @@ def test_only_bad_requests_fail(count: int, bad: set[int]) -> None:
     bad=st.sets(st.integers(0, 15), max_size=2),
     room=st.integers(0, LARGEST),
 )
-def test_without_memory_only_what_does_not_fit_alone_fails(rows: list[int], bad: set[int], room: int) -> None:
+def test_without_memory_only_requests_that_do_not_fit_alone_fail(rows: list[int], bad: set[int], room: int) -> None:
     settled, reruns = outcomes(rows, bad, [room])
     for number, each in enumerate(rows):
         fails = number in bad or each > room
@@ -109,7 +108,7 @@ def test_without_memory_only_what_does_not_fit_alone_fails(rows: list[int], bad:
     rooms=st.lists(st.integers(0, LARGEST), min_size=2, max_size=3),
     partitions=st.integers(1, 2),
 )
-def test_what_fits_on_some_partition_runs_there(rows: list[int], rooms: list[int], partitions: int) -> None:
+def test_a_request_that_fits_on_some_partition_runs_there(rows: list[int], rooms: list[int], partitions: int) -> None:
     settled, _ = outcomes(rows, set(), rooms, partitions)
     for number, each in enumerate(rows):
         assert settled[number] is (Outcome.COMPLETED if each <= max(rooms) else Outcome.FAILED_BACKEND)

@@ -17,7 +17,7 @@ LAYOUTS = {
 
 @st.composite
 def changes(draw: st.DrawFn) -> tuple[Geometry, Layout, Layout, Layout]:
-    """A GPU, its present layout, one that is wanted, and what of the present is in use."""
+    """A GPU, its present layout, a desired layout, and the instances in use."""
     gpu = draw(st.sampled_from(sorted(LAYOUTS)))
     present, wanted = (draw(st.sampled_from(LAYOUTS[gpu])) for _ in range(2))
     in_use = frozenset(each for each in sorted(present, key=str) if draw(st.booleans()))
@@ -26,7 +26,7 @@ def changes(draw: st.DrawFn) -> tuple[Geometry, Layout, Layout, Layout]:
 
 @st.composite
 def served(draw: st.DrawFn) -> tuple[Geometry, Layout, dict[str, MigDemand]]:
-    """A GPU, a layout, and demands that its instances could serve, each of them one demand."""
+    """A GPU, a layout, and demands that its instances could serve, one demand each."""
     gpu = draw(st.sampled_from(sorted(LAYOUTS)))
     geometry, layout = GEOMETRIES[gpu], draw(st.sampled_from(LAYOUTS[gpu]))
     rate = st.integers(1, 100)
@@ -44,7 +44,9 @@ def price(profiles: list[MigProfile]) -> tuple[int, int, int]:
 
 
 @given(served())
-def test_demands_are_served_with_no_more_than_it_takes(case: tuple[Geometry, Layout, dict[str, MigDemand]]) -> None:
+def test_demands_are_served_at_the_least_price(
+    case: tuple[Geometry, Layout, dict[str, MigDemand]],
+) -> None:
     geometry, layout, demands = case
     shares = cover_demands(geometry, demands)
     assert list(shares) == list(demands)
@@ -74,7 +76,7 @@ def test_every_step_is_legal_and_touches_only_what_changes(change: tuple[Geometr
 
 
 @given(changes())
-def test_what_fits_is_packed_and_loses_no_more_than_it_must(change: tuple[Geometry, Layout, Layout, Layout]) -> None:
+def test_demands_that_fit_are_packed_at_the_least_loss(change: tuple[Geometry, Layout, Layout, Layout]) -> None:
     geometry, present, other, in_use = change
     wanted = [WantedInstance(each.profile) for each in other]
     packed = pack(geometry, wanted, present, in_use)
@@ -89,7 +91,7 @@ def test_what_fits_is_packed_and_loses_no_more_than_it_must(change: tuple[Geomet
 
 
 @given(changes())
-def test_a_present_layout_that_is_wanted_stays_as_it_is(change: tuple[Geometry, Layout, Layout, Layout]) -> None:
+def test_a_desired_layout_that_is_present_stays_as_it_is(change: tuple[Geometry, Layout, Layout, Layout]) -> None:
     geometry, present, _, in_use = change
     assert pack(geometry, [WantedInstance(each.profile) for each in present], present, in_use) == present
 

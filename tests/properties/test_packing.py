@@ -1,7 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.loadgen.papers.replay import ReplayJob, SchedulingPace, replay
+from sluice.loadgen.papers.engines.packing_replay import PackingJob, SchedulerTiming, replay
 from sluice.models.units import NS_PER_S
 from sluice.mps.packing.layout import pack_tenants
 from sluice.mps.packing.peak_safe import PeakSafe
@@ -17,8 +17,8 @@ lives = st.lists(st.tuples(st.integers(0, MEMORY_MIB - HEADROOM_MIB), st.integer
 
 
 @st.composite
-def jobs(draw: st.DrawFn) -> list[ReplayJob]:
-    """Jobs that take as long as they like, whatever was measured, and never more memory than that."""
+def jobs(draw: st.DrawFn) -> list[PackingJob]:
+    """Jobs with arbitrary durations whose memory never exceeds the measured memory."""
     found = []
     for number in range(draw(st.integers(1, 8))):
         measured = draw(lives)
@@ -26,15 +26,15 @@ def jobs(draw: st.DrawFn) -> list[ReplayJob]:
         known = draw(st.sampled_from([measured, ()]))
         request_mib = draw(st.integers(max(phase.memory_mib for phase in measured), MEMORY_MIB - HEADROOM_MIB))
         tenant = Tenant(f"job-{number}", request_mib, known)
-        found.append(ReplayJob(tenant, draw(st.integers(0, 100)) * NS_PER_S, life))
+        found.append(PackingJob(tenant, draw(st.integers(0, 100)) * NS_PER_S, life))
     return found
 
 
 @settings(max_examples=40, deadline=None)
 @given(jobs(), st.integers(1, 2))
-def test_measured_peaks_never_run_out_of_memory(work: list[ReplayJob], devices: int) -> None:
+def test_measured_peaks_never_run_out_of_memory(work: list[PackingJob], devices: int) -> None:
     policy = PeakSafe(headroom_mib=HEADROOM_MIB)
-    played = replay(policy, work, {f"gpu{n}": MEMORY_MIB for n in range(devices)}, SchedulingPace(look_ns=NS_PER_S))
+    played = replay(policy, work, {f"gpu{n}": MEMORY_MIB for n in range(devices)}, SchedulerTiming(look_ns=NS_PER_S))
     assert len(played.jobs) == len(work)
     assert played.restarts == 0
     assert played.peak_mib <= MEMORY_MIB - HEADROOM_MIB

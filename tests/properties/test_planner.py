@@ -29,7 +29,7 @@ def series_parallel_problem(seed: int, *, cascading: bool = False) -> Problem:
 
 
 def check(problem: Problem, paths: list[Path]) -> None:
-    """Paths are what they say, distinct, in order, and within the budget."""
+    """Assert that paths have the stated figures, are distinct, in order, and within the budget."""
     for path in paths:
         assert path.latency_ns == longest_ns(problem.stages, path.choices) <= problem.budget_ns
     assert len({path.choices for path in paths}) == len(paths)

@@ -18,7 +18,7 @@ NOBODY = cast("Request", None)
 
 
 class Expected(NamedTuple):
-    """The key by which a queue is ordered, and the entry."""
+    """The sort key of a queue, and the entry."""
 
     order_ns: int
     shallowness: int
@@ -27,7 +27,7 @@ class Expected(NamedTuple):
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """A queue against lists that are sorted anew after every change: what can be in time, and what is late."""
+    """A queue against lists that are sorted again after every change: entries in time, and late entries."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ CELLS = st.dictionaries(st.integers(1, 70), st.integers(1, 10**9), min_size=1, m
 
 @st.composite
 def estimates(draw: st.DrawFn) -> LatencyEstimate:
-    """An estimate of any table, with anything observed."""
+    """An estimate from a random table with random observations."""
     cells = tuple(sorted(draw(CELLS).items()))
     max_rows = draw(st.integers(1, 80))
     estimate = LatencyEstimate(LatencyTable(cells), max_rows, draw(st.integers(0, 10**6)))

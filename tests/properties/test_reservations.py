@@ -16,14 +16,14 @@ COMPLETION, LOSS, ARRIVAL, WAKE_UP = range(4)
 
 
 class Graph(NamedTuple):
-    """What each stage of a pipeline waits for, and its queue (None for a combiner)."""
+    """The sources of each stage of a pipeline, and its queue (None for a combiner)."""
 
     waits_for: tuple[tuple[int, ...], ...]
     queues: tuple[QueueKey | None, ...]
 
 
 class Arrival(NamedTuple):
-    """A request; `runs` is what share of the rows that a stage could run it does run, in quarters."""
+    """A request; `runs` is the share of a stage's possible rows that it runs, in quarters."""
 
     at_ns: int
     graph: int
@@ -34,24 +34,24 @@ class Arrival(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """Partitions with the models they hold, and what a batch of 1, 2, … rows really takes by (kind, model)."""
+    """Partitions with their models, and the exact time of a batch of 1, 2, … rows by (kind, model)."""
 
     partitions: tuple[tuple[PartitionConfig, tuple[str, ...]], ...]
     lengths: dict[tuple[str, str], tuple[int, ...]]
 
 
 class Running(NamedTuple):
-    """A batch on a partition, or work that nobody reserved."""
+    """A batch on a partition, or unreserved work."""
 
     partition: str
     members: tuple[Part, ...]
 
 
 class Executor:
-    """Runs requests in virtual time with latencies that are exactly those reserved, and asserts all that is promised.
+    """Runs requests in virtual time with exactly the reserved latencies, and asserts the guarantees of reservations.
 
-    `ended` has, by request, when its last stage was over; `refused` and `evicted` the others. Work that is not
-    reserved fills partitions whenever it fits in before what is.
+    `ended` is the end of each request's last stage; the other requests are `refused` or `evicted`. Unreserved work
+    fills partitions whenever it fits before the next reservation.
     """
 
     def __init__(self, machine: Machine, graphs: Sequence[Graph], filler: Sequence[int] = ()) -> None:
@@ -148,7 +148,7 @@ class Executor:
 
     def complete(self, batch: Running, now_ns: int) -> None:
         if self.running.get(batch.partition) is not batch:
-            return  # it was lost
+            return  # the batch was lost
         self.running[batch.partition] = None
         for request, stage in batch.members:
             if request in self.open and request not in self.evicted:
@@ -200,7 +200,7 @@ class Executor:
 
 
 def picture(reservations: Reservations) -> list[tuple[str, int, int, int, tuple[Part, ...]]]:
-    """All that is reserved."""
+    """All reservations: partition, slot and members."""
     return [
         (name, slot.start_ns, slot.end_ns, slot.rows, tuple((held.request, stage) for held, stage in slot.members))
         for name, timeline in reservations.timelines.items()
@@ -209,7 +209,7 @@ def picture(reservations: Reservations) -> list[tuple[str, int, int, int, tuple[
 
 
 def check(reservations: Reservations) -> None:
-    """Slots do not overlap, are long enough, and lie between what their members wait for and what waits for them."""
+    """Assert that slots do not overlap, are long enough, and lie between their members' sources and successors."""
     for timeline in reservations.timelines.values():
         end_ns = timeline.free_ns if timeline.slots else 0
         for slot in timeline.slots:
@@ -226,7 +226,7 @@ def check(reservations: Reservations) -> None:
 
 
 def reserved_cost(reservations: Reservations, request: int) -> float:
-    """The price of batches of its own where it has its slots."""
+    """The cost of a request's stages as batches of their own in its slots."""
     return sum(
         cost_of(timeline, timeline.lengths[slot.queue[0]][held.rows - 1])
         for timeline in reservations.timelines.values()
@@ -249,7 +249,7 @@ GRAPHS = (
 
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[int, ...]:
-    """Lengths that gain by batching, do not, or follow no rule at all."""
+    """Batch times with a gain from batching, without one, or arbitrary."""
     sizes = draw(st.integers(1, 6))
     if draw(st.booleans()):
         fixed, row = draw(st.integers(1, 12)), draw(st.integers(0, 4))
@@ -297,7 +297,7 @@ def test_no_request_that_was_admitted_is_late(machine: Machine, requests: list[A
 
 
 @given(machines(), arrivals())
-def test_a_refusal_tells_what_stood_in_the_way(machine: Machine, requests: list[Arrival]) -> None:
+def test_a_refusal_names_its_cause(machine: Machine, requests: list[Arrival]) -> None:
     executor = Executor(machine, GRAPHS)
     executor.run(requests)
     held = {model for _, models in machine.partitions for model in models}
@@ -319,7 +319,7 @@ def test_a_refusal_tells_what_stood_in_the_way(machine: Machine, requests: list[
 
 
 @given(machines(), arrivals(), st.lists(st.tuples(st.integers(1, 150), st.integers(0, 2)), min_size=1, max_size=2))
-def test_what_a_lost_partition_held_is_placed_anew_or_given_up(
+def test_reservations_of_a_lost_partition_are_moved_or_evicted(
     machine: Machine, requests: list[Arrival], losses: list[tuple[int, int]]
 ) -> None:
     names = [config.name for config, _ in machine.partitions]
@@ -333,7 +333,7 @@ def test_what_a_lost_partition_held_is_placed_anew_or_given_up(
 
 
 def test_overload_does_not_keep_batches_from_filling() -> None:
-    """Twice as many requests as can be served: nearly as many are served as could be."""
+    """Under twice the load that can be served, almost as many requests are served as possible."""
     lengths = tuple(8_000 + 500 * rows for rows in range(1, 17))
     machine = Machine(((PartitionConfig("p", "gpu"), ("a",)),), {("gpu", "a"): lengths})
     executor = Executor(machine, GRAPHS)

@@ -25,7 +25,7 @@ ANY = st.lists(st.tuples(st.integers(0, 20), st.sampled_from(KINDS)), max_size=4
 
 
 def fits(models: dict[str, ModelNeed], partitions: list[PartitionConfig]) -> bool:
-    """Whether there is a way to hold each model once, by trying all."""
+    """True when some placement holds each model once; tries all."""
     for hosts in product(range(len(partitions)), repeat=len(models)):
         used = [0] * len(partitions)
         for need, host in zip(models.values(), hosts, strict=True):

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, the scheduler keeps its invariants and settles every request once."""
+"""The scheduler keeps its invariants and settles every request once under any sequence of events."""
 
 from collections.abc import Collection
 
@@ -57,7 +57,7 @@ MOST_STEPS_TO_DRAIN = 2_000
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """A driver that may do anything a driver may do."""
+    """A driver that takes any action that drivers may take."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,10 +72,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.combining: list[Member] = []
         self.asked: list[Member] = []
         self.building: BuildPlan | None = None
-        # What each partition may be given batches of, and what it was ordered to load and unload.
+        # The models that each partition may run, and its loads and unloads in progress.
         self.holds: dict[str, set[str]] = {name: set() for name in KINDS}
         self.orders: dict[str, list[LoadModel | UnloadModel]] = {name: [] for name in KINDS}
-        # The models that the last plan has a place for.
+        # The models that the last plan places.
         self.placed: set[str] = set()
 
     # -- what a driver does
@@ -96,7 +96,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check_that_nobody_is_overlooked()
 
     def check_that_nobody_is_overlooked(self) -> None:
-        """Where work waits beside an idle partition, a policy has seen it or will; what it put off comes back."""
+        """Assert that waiting work beside an idle partition has been offered to a policy, or has a wake-up."""
         for group in self.scheduler.dispatcher.fleet.groups:
             run_queue = self.scheduler.dispatcher.wakeups.run_queues[group]
             if first_idle(group) is not None and not all(

@@ -1,4 +1,4 @@
-"""Whatever is loaded and retired, in whatever order: nothing that was admitted is lost, and nothing stays behind."""
+"""Random loads and retirements of revisions: no admitted request is lost, and nothing is left behind."""
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -33,7 +33,7 @@ PARTITIONS = ("cpu0", "cpu1")
 
 
 class ServingMachine(RuleBasedStateMachine):
-    """Workers that hold what they are told to, and clients that ask for the last revision, or for one before."""
+    """Workers that hold the ordered models, and clients that request the last revision or an earlier one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class ServingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(data=st.data(), gives_up=st.booleans())
     def retire(self, data: st.DataObject, gives_up: bool) -> None:
-        """A pipeline goes; maybe nobody cares any more for what it runs."""
+        """Retire a pipeline; no other pipeline may need its models any more."""
         name = data.draw(st.sampled_from(self.open))
         self.open.remove(name)
         self.retired.append(name)

@@ -1,4 +1,4 @@
-"""Cold starts of chains in virtual time: one load is waited for, not one a stage (Xanadu, Middleware 2020)."""
+"""Cold starts of chains in virtual time: a request waits for one load, not one a stage (Xanadu, Middleware 2020)."""
 
 import msgspec
 import pytest
@@ -30,7 +30,7 @@ class Halves:
 
 
 def cold_chain(stages: int, prewarm: Prewarm) -> tuple[int, dict[str, int]]:
-    """How long a request to a chain takes of which no model is loaded, and how long each waits for its first batch."""
+    """Latency of a request to a chain without loaded models, and the idle time of each model before its first batch."""
     keys = [f"s{number}" for number in range(stages)]
     models = [
         msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""The asyncio runtime under virtual time and the simulator decide alike, step by step."""
+"""The asyncio runtime in virtual time and the simulator make the same decisions, step by step."""
 
 import asyncio
 import random
@@ -66,7 +66,7 @@ SLOW = {
     key: table if key == "twin" else LatencyTable(tuple((rows, 2 * latency_ns) for rows, latency_ns in table.cells))
     for key, table in TABLES.items()
 }
-"""Half as fast, but for the model that comes and goes."""
+"""Half as fast, except for the model that comes and goes."""
 CERTAINTY = ConfidenceSpec("probs", Confidence.MAX)
 
 Step = tuple[int, AnyEvent | None, list[AnyDecision]]
@@ -74,9 +74,9 @@ Arrival = tuple[int, RequestArrived]
 
 
 class Machine:
-    """Batches take what the tables say, and a tenth more or less; every third row is uncertain.
+    """Batches take the time of the tables, plus or minus a tenth; every third row has a low confidence.
 
-    The odd nanoseconds keep any two from ending at one instant, for which a loop's timers have no order.
+    Odd nanoseconds keep two batches from ending at the same instant, for which a loop's timers have no order.
     """
 
     def __init__(self, tables: Mapping[str, Mapping[str, LatencyTable]]) -> None:
@@ -97,14 +97,14 @@ class Machine:
 
 
 class Planning(NamedTuple):
-    """How a run is planned."""
+    """Builds the plans of a run."""
 
     planner: Planner
     build: Callable[[SchedulerSpec, Observed], Plan]
 
 
 class Run(NamedTuple):
-    """What is served, by partitions as fast as their tables say."""
+    """The spec of a run, and the latency tables of its partitions."""
 
     spec: SchedulerSpec
     tables: dict[str, dict[str, LatencyTable]]
@@ -114,7 +114,7 @@ class Run(NamedTuple):
 
 
 class Inline(Executor):
-    """Does at once what it is given: in virtual time a thread would take either no time or for ever."""
+    """An executor that runs functions at once: in virtual time a thread would take no time, or for ever."""
 
     def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future: Future[T] = Future()
@@ -142,7 +142,7 @@ def scheduler_spec(policy: PolicyConfig, late: Late) -> SchedulerSpec:
 
 
 def planned_spec(late: Late) -> SchedulerSpec:
-    """A fast and a slow partition; the second stage of the cascade may be run by either model."""
+    """A fast and a slow partition; either model may run the second stage of the cascade."""
     spec = scheduler_spec(DeadlineSettings(), late)
     cascade, ensemble, twin = spec.pipelines
     first, second = cascade.stages
@@ -159,14 +159,14 @@ def planned_spec(late: Late) -> SchedulerSpec:
 
 
 def plan_with_residency(spec: SchedulerSpec, observed: Observed) -> Plan:
-    """Until rates are known no plan but that partition b gives the model `twin` up, which it then gets back."""
+    """Until rates are known, the only plan is that partition b unloads the model `twin`, which it loads again later."""
     if not observed.rates:
         return Plan((), {"b": ("large", "small")})
     return msgspec.structs.replace(build_plan(spec, observed), residency={"b": tuple(sorted(TABLES))})
 
 
 def traffic(seed: int, count: int = 400, longest_gap_us: int = 900) -> tuple[list[Arrival], list[tuple[int, int]]]:
-    """Arrivals, many of them at the same instants, and cancellations as (time, request)."""
+    """Arrivals, many at the same instants, and cancellations as (time, request)."""
     source = random.Random(seed)
     gaps = [
         NS_PER_MS,
@@ -202,7 +202,7 @@ def simulate(run: Run) -> list[Step]:
 
 
 def by_time(timed: Iterable[tuple[int, T]]) -> Iterator[tuple[int, list[T]]]:
-    """What happens at each instant, in the order given: a loop's timers of one instant have no order."""
+    """Schedules events of one instant in the given order, since a loop's timers of one instant have none."""
     for time_ns, together in groupby(sorted(timed, key=itemgetter(0)), key=itemgetter(0)):
         yield time_ns, [value for _, value in together]
 
@@ -250,7 +250,7 @@ def run_live(run: Run) -> list[Step]:
                 answers.append(submission.future)
 
         def cancel(together: list[int]) -> None:
-            # One that is settled already is reported all the same, as in the simulator.
+            # The cancellation of a settled request is reported as well, as in the simulator.
             for request in together:
                 runtime.report(RequestCancelled(request))
 
@@ -267,7 +267,7 @@ def run_live(run: Run) -> list[Step]:
 
 
 def decisions_of(run: Run, seed: int) -> list[AnyDecision]:
-    """What both drivers decide, step by step."""
+    """The decisions of both drivers, step by step."""
     simulated = simulate(run)
     live = run_live(run)
     for number, (expected, got) in enumerate(zip(simulated, live, strict=False)):
@@ -279,7 +279,7 @@ def decisions_of(run: Run, seed: int) -> list[AnyDecision]:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("late", list(Late))
 @pytest.mark.parametrize("policy", [NoBatchingSettings(), TimeoutConfig((4, 8), 2 * NS_PER_MS), DeadlineSettings()])
-def test_runtime_and_simulator_decide_alike(policy: PolicyConfig, late: Late, seed: int) -> None:
+def test_runtime_and_simulator_make_the_same_decisions(policy: PolicyConfig, late: Late, seed: int) -> None:
     arrivals, cancellations = traffic(seed)
     run = Run(scheduler_spec(policy, late), dict.fromkeys(PARTITIONS, TABLES), arrivals, cancellations)
     kinds = {type(decision) for decision in decisions_of(run, seed)}
@@ -288,8 +288,8 @@ def test_runtime_and_simulator_decide_alike(policy: PolicyConfig, late: Late, se
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("late", list(Late))
-def test_they_decide_alike_also_when_they_plan(late: Late, seed: int) -> None:
-    """Over two seconds, in which rates become known, models move and a stage changes its variant."""
+def test_runtime_and_simulator_make_the_same_decisions_with_plans(late: Late, seed: int) -> None:
+    """Over two seconds in which rates become known, models move, and a stage changes its variant."""
     arrivals, cancellations = traffic(seed, count=900, longest_gap_us=6_000)
     planning = Planning(LivePlanner(), plan_with_residency)
     run = Run(planned_spec(late), {"a": TABLES, "b": SLOW}, arrivals, cancellations, planning)

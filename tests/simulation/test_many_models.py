@@ -1,4 +1,4 @@
-"""Thousands of models on a few partitions that have memory for some of them: what is asked for is loaded, in time."""
+"""Thousands of models on a few partitions with memory for some of them: requested models are loaded in time."""
 
 import sys
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from tests.support.many_models import MODEL_BYTES, ON_DEMAND, WITHOUT_EVICTION, 
 CROWD = Crowd(requests=3000)
 
 
-def test_of_4000_models_on_8_partitions_far_more_requests_are_in_time_than_memory_is_for() -> None:
+def test_with_4000_models_on_8_partitions_far_more_requests_are_in_time_than_there_is_memory_for() -> None:
     run = run_crowd(CROWD, ON_DEMAND)
     assert run.outcomes.total() == CROWD.requests
     assert set(run.outcomes) <= {Outcome.COMPLETED, Outcome.REJECTED_DEADLINE, Outcome.REJECTED_UNAVAILABLE}
@@ -31,7 +31,7 @@ def test_of_4000_models_on_8_partitions_far_more_requests_are_in_time_than_memor
     assert run.attainment > 1.7 * kept.attainment
 
 
-def test_more_loads_than_there_is_time_for_are_refused_and_what_is_admitted_is_in_time() -> None:
+def test_loads_that_would_be_late_are_refused_and_admitted_requests_are_in_time() -> None:
     run = run_crowd(Crowd(skew=0.2, rate=2000, requests=2000), ON_DEMAND)
     assert run.outcomes[Outcome.REJECTED_DEADLINE] + run.outcomes[Outcome.REJECTED_UNAVAILABLE] > 300
     assert run.outcomes[Outcome.COMPLETED_LATE] <= 0.02 * run.outcomes[Outcome.COMPLETED]
@@ -39,7 +39,7 @@ def test_more_loads_than_there_is_time_for_are_refused_and_what_is_admitted_is_i
 
 
 class Counted(Scheduler):
-    """Counts the instructions of the interpreter that its decisions take, but for those on a worker that comes up."""
+    """Counts the interpreter's instructions in its decisions, except those on a worker that becomes ready."""
 
     def __init__(self, spec: SchedulerSpec) -> None:
         super().__init__(spec, LivePlanner())
@@ -71,7 +71,7 @@ class Counted(Scheduler):
 
 
 def instructions(idle: int) -> tuple[int, int]:
-    """Instructions of all decisions on a trace, and loads, with so many models beside those that are asked for."""
+    """Instructions of all decisions on a trace, and loads, with a number of further models without requests."""
     schedulers: list[Counted] = []
 
     def build(spec: SchedulerSpec) -> Scheduler:
@@ -82,7 +82,7 @@ def instructions(idle: int) -> tuple[int, int]:
     return schedulers[0].instructions, run.loads
 
 
-def test_what_a_decision_takes_does_not_grow_with_the_number_of_models() -> None:
+def test_the_cost_of_a_decision_does_not_grow_with_the_number_of_models() -> None:
     few, loads_of_few = instructions(0)
     many, loads_of_many = instructions(3800)
     assert loads_of_few == loads_of_many > 50

@@ -1,4 +1,4 @@
-"""A gateway that is asked for more than its own processor can do, in virtual time that passes as it works."""
+"""A gateway whose own event loop is overloaded, in virtual time that advances with its work."""
 
 import asyncio
 from collections import Counter
@@ -40,11 +40,11 @@ SPEC = SchedulerSpec(
 READ_NS, ANSWER_NS = 120 * NS_PER_US, 60 * NS_PER_US
 STEP_NS = {RequestArrived: 280 * NS_PER_US, BatchCompleted: 150 * NS_PER_US, OutputsCombined: 60 * NS_PER_US}
 WAKE_NS = 200 * NS_PER_US
-"""What a request, and a step of the scheduler, take of the gateway's time, about as it was measured on one core."""
+"""The gateway's time for a request, and for a step of the scheduler, about as measured on one core."""
 
 
 class Busy:
-    """A runtime whose work takes time of the virtual clock; `outcomes` are how requests ended, `good` those in time."""
+    """A runtime whose work advances the virtual clock; `good` counts the requests that are answered in time."""
 
     def __init__(self, loop: VirtualLoop, requests: int) -> None:
         self.loop = loop
@@ -90,8 +90,8 @@ class Busy:
 
 
 @pytest.mark.parametrize(("rate", "least"), [(1000, 495), (2000, 700), (3000, 330)])
-def test_one_that_is_asked_for_too_much_goes_on_answering_in_time(rate: int, least: int) -> None:
-    requests = rate // 2  # in half of a second, of which it works all: it can do 1400 a second
+def test_an_overloaded_gateway_goes_on_answering_in_time(rate: int, least: int) -> None:
+    requests = rate // 2  # half a second under full load; the capacity is 1400 a second
 
     async def main(loop: VirtualLoop) -> Busy:
         busy = Busy(loop, requests)
@@ -107,7 +107,7 @@ def test_one_that_is_asked_for_too_much_goes_on_answering_in_time(rate: int, lea
     assert busy.outcomes[Outcome.EVICTED_DEADLINE] <= requests // 10
 
 
-def test_what_is_not_looked_at_yet_when_the_server_stops_is_refused() -> None:
+def test_requests_that_wait_for_their_turn_when_the_server_stops_are_refused() -> None:
     async def main(loop: VirtualLoop) -> None:
         busy = Busy(loop, 200)
         for _ in range(200):
@@ -120,7 +120,7 @@ def test_what_is_not_looked_at_yet_when_the_server_stops_is_refused() -> None:
     run_virtual(main)
 
 
-def test_one_that_is_cancelled_before_it_is_looked_at_takes_no_time_of_a_worker() -> None:
+def test_a_request_that_is_cancelled_before_its_turn_takes_no_time_of_a_worker() -> None:
     async def main(loop: VirtualLoop) -> None:
         busy = Busy(loop, 20)
         await asyncio.sleep(0)

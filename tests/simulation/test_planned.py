@@ -1,4 +1,4 @@
-"""Seeded runs with a planner: whatever it has to plan for, every request is served or refused."""
+"""Seeded runs with a planner: every request is served or rejected, for ordinary and for extreme inputs."""
 
 import random
 from collections import Counter
@@ -71,7 +71,7 @@ def two_kinds(**tables: LatencyTable) -> Tables:
 
 
 class Machine:
-    """Batches take what the tables say, and up to `spread` more; every row is as sure as `confidence` says."""
+    """Batches take the time of the tables, and up to `spread` more; every row has the given `confidence`."""
 
     def __init__(self, tables: Tables, seed: int, confidence: float | None, spread: float = 0.1) -> None:
         self._spread = spread
@@ -94,7 +94,7 @@ class Machine:
 
 
 class Run:
-    """One simulation and what came of it."""
+    """One simulation and its results."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Run:
             check_invariants(self.scheduler)
 
     def counts(self, arrivals: Iterator[tuple[int, RequestArrived]]) -> Counter[Outcome]:
-        """How the requests ended; nothing is left of any."""
+        """The outcomes of the requests; asserts that nothing is left of any."""
         events = list(arrivals)
         self.simulator.run(events)
         assert sorted(self.outcomes) == sorted(event.request for _, event in events)
@@ -213,7 +213,7 @@ def test_a_stage_with_four_thousand_configurations_is_served() -> None:
     assert run.decided[BuildPlan] >= 2
 
 
-def test_an_objective_that_nothing_can_meet_leaves_the_quickest_there_is() -> None:
+def test_an_objective_that_no_plan_meets_gets_the_quickest_plan() -> None:
     spec = spec_of([model("m:1")], [planned_for(single("m:1"), 100 * US)], partitions=FAST_AND_SLOW)
     run = Run(spec, two_kinds(m=GAINING))
     counts = run.counts(poisson("m:1", 100, 2, 20 * MS))
@@ -225,16 +225,16 @@ def test_an_objective_that_nothing_can_meet_leaves_the_quickest_there_is() -> No
     )
 
 
-def test_more_than_the_partitions_can_do_is_planned_for_as_well() -> None:
+def test_a_load_beyond_the_capacity_is_planned_for() -> None:
     spec = spec_of([model("m:1")], [planned_for(single("m:1"), 20 * MS)], partitions=FAST_AND_SLOW)
     run = Run(spec, two_kinds(m=GAINING), check_every=500)
     counts = run.counts(poisson("m:1", 20_000, 1.5, 20 * MS))
-    # The fast one can do 5 500 rows a second by itself, and the slow one a third of that.
+    # The fast partition completes 5 500 rows a second, and the slow one a third of that.
     assert counts[Outcome.COMPLETED] >= 1.5 * 6_000
     assert counts[Outcome.REJECTED_DEADLINE] >= 1.5 * 8_000
 
 
-def test_plans_that_cannot_be_built_are_done_without() -> None:
+def test_the_scheduler_works_without_plans_that_cannot_be_built() -> None:
     spec = spec_of([model("m:1")], [planned_for(single("m:1"), 20 * MS)], partitions=FAST_AND_SLOW)
     counts = Run(spec, two_kinds(m=GAINING), None).counts(poisson("m:1", 500, 3, 20 * MS))
     assert counts[Outcome.COMPLETED] == counts.total()
@@ -244,7 +244,7 @@ def test_plans_that_cannot_be_built_are_done_without() -> None:
 
 
 def moving(spec: SchedulerSpec, observed: Observed) -> Plan:
-    """Every plan has the models change places: one partition holds all, the other one only one of them."""
+    """Every plan moves the models: one partition holds all, and the other one only one of them."""
     keys = tuple(sorted(observed.tables))
     names = [partition.name for partition in spec.partitions]
     turn = int(sum(observed.rates.values())) % len(names)
@@ -267,7 +267,7 @@ def test_partitions_may_be_lost_at_any_time_while_models_move(seed: int, late: L
         lost_ns = source.randrange(1, 5 * S)
         name = source.choice(("fast0", "slow0"))
         run.simulator.at(lost_ns, PartitionLost(name, "killed"))
-        # It comes back with what it begins with, or with half of that.
+        # The partition returns with its initial models, or with half of them.
         keys = source.choice([("large:1", "small:1"), ("small:1",)])
         ready = PartitionReady(name, {key: tables[name][key] for key in keys})
         run.simulator.at(lost_ns + source.randrange(1, 500 * MS), ready)
@@ -279,8 +279,8 @@ def test_partitions_may_be_lost_at_any_time_while_models_move(seed: int, late: L
     assert replay(run.journal, LivePlanner()) is None
 
 
-def test_what_is_admitted_with_a_place_is_in_time_while_variants_change_and_models_move() -> None:
-    """One variant is quick by itself, the other one in bulk, and each partition has room for one and another model."""
+def test_requests_with_reservations_are_in_time_while_variants_change_and_models_move() -> None:
+    """One variant is fast for single rows, the other in large batches; each partition has memory for one of them."""
     keys = ("quick:1", "bulk:1", "tail:1")
     models = [msgspec.structs.replace(model(key, 16), memory_bytes=1) for key in keys]
     stages = (StageConfig("s", "quick:1", variants=keys[:2]), StageConfig("tail", "tail:1", (0,)))
@@ -323,8 +323,8 @@ def test_with_slack_the_cheap_partition_does_most_of_the_work_and_without_it_the
     assert rows[3 * MS]["fast0"] > 20 * rows[3 * MS]["slow0"]
 
 
-def test_a_pipeline_with_far_deadlines_is_not_starved_by_one_with_tight_ones_that_asks_for_too_much() -> None:
-    """They have equal weights. One asks for four times what there is, the other one for half of it: its share."""
+def test_a_pipeline_with_far_deadlines_is_not_starved_by_an_overloaded_one_with_tight_ones() -> None:
+    """Equal weights: one pipeline offers four times the capacity, and the other half of it, which is its share."""
     pipelines = [single("m:1", name="greedy:1"), single("m:1", name="modest:1")]
     run = Run(spec_of([model("m:1")], pipelines), {"cpu0": {"m:1": GAINING}}, check_every=1_000)
     greedy = poisson("greedy:1", 22_000, 1, 20 * MS)
@@ -335,7 +335,7 @@ def test_a_pipeline_with_far_deadlines_is_not_starved_by_one_with_tight_ones_tha
 
 
 def test_models_side_by_side_on_one_partition_are_admitted_as_far_as_all_of_them_can_be_in_time() -> None:
-    """Three that take 5 ms each by themselves, within 25 ms; the partition could do 220 of each in the best batches."""
+    """Three models of 5 ms each with an objective of 25 ms; the best batches complete 220 rows a second of each."""
     table = LatencyTable.from_ms({1: 5, 2: 6, 4: 8, 8: 12})
     keys = ("a:1", "b:1", "c:1")
     spec = spec_of([model(key) for key in keys], [planned_for(ensemble(*keys), 25 * MS)])
@@ -362,7 +362,7 @@ PLACES: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def most(place: str, batch: int) -> float:
-    """Requests a second that an assignment can do at most: full batches without a pause."""
+    """Upper bound on an assignment's requests a second: full batches without pauses."""
     seconds = {
         name: sum(ON_BOTH[name][key].latency_ns(batch) for key in keys) / batch / S
         for name, keys in PLACES[place].items()
@@ -371,7 +371,7 @@ def most(place: str, batch: int) -> float:
 
 
 def in_time(place: str, max_batch: int, policy: PolicyConfig, rate: float, seed: int) -> int:
-    """Requests that are answered within 150 ms, of those of 3 s."""
+    """Requests answered within 150 ms, of 3 s of arrivals."""
     spec = spec_of(
         [model(key, max_batch, policy) for key in TIMED],
         [chain("encode:1", "rank:1", slo_ns=150 * MS)],
@@ -384,7 +384,7 @@ def in_time(place: str, max_batch: int, policy: PolicyConfig, rate: float, seed:
 
 @pytest.mark.parametrize("rate", [200.0, 250.0, 290.0, 330.0, 400.0])
 def test_as_many_requests_are_in_time_as_by_any_fixed_batch_size_and_partition(rate: float) -> None:
-    """Two unequal partitions, which can do 388 requests a second in the largest batches, and 344 in those of 8."""
+    """Two unequal partitions: 388 requests a second at most in the largest batches, and 344 in batches of 8."""
     seeds = (0, 1, 2)
     planned = sum(in_time("both", 16, DeadlineSettings(), rate, seed) for seed in seeds)
     for place in PLACES:

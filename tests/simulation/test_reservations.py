@@ -1,4 +1,4 @@
-"""With exact profiles, what is admitted with reserved places is in time, whatever comes and whatever else runs."""
+"""With exact profiles every request that is admitted by reservation is in time, beside any other work."""
 
 import random
 import re
@@ -48,7 +48,7 @@ RATES = {"single": 4_000, "cascade": 350, "ensemble": 200, "chain": 200}
 
 
 class ExactMachine:
-    """Batches take what the tables say; confidences are uniform."""
+    """Batches take the time of the tables; confidences are uniform."""
 
     def __init__(self, kinds: dict[str, str], seed: int) -> None:
         self._kinds = kinds
@@ -65,9 +65,9 @@ class ExactMachine:
 
 
 class Run(NamedTuple):
-    """What came of a simulation: every request that arrived, its outcome, its rejection if any, and what it cost.
+    """The result of a simulation: arrivals, outcomes, rejections and costs by request.
 
-    A cost is that of the time of the batches that a request was in, its share by rows.
+    The cost of a request is its share, by rows, of the time of its batches.
     """
 
     outcomes: dict[int, Outcome]
@@ -79,7 +79,7 @@ class Run(NamedTuple):
 def simulate(
     spec: SchedulerSpec, arrivals: Sequence[tuple[int, RequestArrived]], seed: int, *, check_every: int = 200
 ) -> Run:
-    """A run to the end with a planner that builds no plans."""
+    """Run to the end with a planner that builds no plans."""
     scheduler = Scheduler(spec, LivePlanner())
     run = Run({}, {}, {event.request: event for _, event in arrivals}, Counter())
     prices = {partition.name: partition.price for partition in spec.partitions}
@@ -123,7 +123,7 @@ def poisson(source: random.Random, rate: float) -> Callable[[], int]:
 
 
 def bursts(source: random.Random, rate: float) -> Callable[[], int]:
-    """As many, most of them in bursts: nine of ten follow at once."""
+    """As many arrivals, most of them in bursts: nine of ten follow at once."""
     return lambda: int(source.expovariate(rate / 10) * S) if source.random() < 0.1 else source.randrange(20_000)
 
 
@@ -133,7 +133,7 @@ PROCESSES = {"poisson": poisson, "bursts": bursts}
 def mixed(
     kind: str, process: str, load: float, soft_rate: float, seed: int, length_ns: int
 ) -> list[tuple[int, RequestArrived]]:
-    """Hard requests, with and without a limit of cost, and soft ones, in order of time."""
+    """Hard requests, with and without a cost limit, and soft requests, in order of time."""
     source = random.Random(seed)
     events: list[tuple[int, str]] = []
     for name, gap in (
@@ -167,11 +167,11 @@ def test_no_request_that_was_admitted_with_a_hard_objective_is_late(
     assert hard[Outcome.COMPLETED] > 0.2 * hard.total()
     for request, rejection in run.rejected.items():
         if rejection.outcome is Outcome.REJECTED_COST:
-            told = TOO_DEAR.fullmatch(rejection.reason)
-            assert told is not None, rejection
-            assert float(told[1]) >= float(told[2]) == run.arrived[request].max_cost, rejection
+            reason = TOO_DEAR.fullmatch(rejection.reason)
+            assert reason is not None, rejection
+            assert float(reason[1]) >= float(reason[2]) == run.arrived[request].max_cost, rejection
         else:
-            assert (rejection.retry_after_ns or 0) > 0, rejection  # by how much the soonest end is after the deadline
+            assert (rejection.retry_after_ns or 0) > 0, rejection  # the soonest end minus the deadline
 
 
 @pytest.mark.parametrize("kind", HARD)

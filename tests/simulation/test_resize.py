@@ -1,4 +1,4 @@
-"""A partition that is resized in virtual time: what clients see of it, and that a journal of it replays."""
+"""A resize of a partition in virtual time: its effect on clients, and the replay of its journal."""
 
 import io
 
@@ -26,7 +26,7 @@ SHRUNK = PartitionResized("cpu0", "cpu1", 1.0, 0.5, {"m:1": SLOW})
 
 
 class Run:
-    """Requests every so often, before and after a resize, on a machine that is as fast as its tables say."""
+    """Requests at regular intervals before and after a resize, on a machine that follows its tables."""
 
     def __init__(self, late: Late, resized: PartitionResized) -> None:
         before = "cpu1" if resized is GROWN else "cpu2"
@@ -81,14 +81,14 @@ def test_every_request_is_answered_and_the_journal_replays(late: Late, resized: 
     assert replay(run.journal.getvalue().splitlines(), LivePlanner()) is None
 
 
-def test_what_comes_after_it_is_as_quick_as_the_new_share_is() -> None:
+def test_requests_after_the_resize_are_as_fast_as_the_new_share() -> None:
     run = Run(Late.SERVE, GROWN)
     run.play(every_ns=10 * MS, slo_ns=S)
     assert run.slowest_ns(0, RESIZED_NS) == 4 * MS
     assert run.slowest_ns(RESIZED_NS, 2 * S) == 2 * MS
 
 
-def test_what_is_admitted_by_place_is_in_time_before_and_after_it_shrinks() -> None:
+def test_requests_with_reservations_are_in_time_before_and_after_the_partition_shrinks() -> None:
     run = Run(Late.EVICT, SHRUNK)
     run.play(every_ns=10 * MS, slo_ns=6 * MS)
     assert set(run.outcomes.values()) == {Outcome.COMPLETED}

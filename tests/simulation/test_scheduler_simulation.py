@@ -46,7 +46,7 @@ SEEDS = (1, 2, 3)
 
 
 class Machine:
-    """Batches take what the table says and up to a fifth more; confidences are uniform."""
+    """Batches take the time of the table and up to a fifth more; confidences are uniform."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -62,7 +62,7 @@ class Machine:
 
 
 class Run:
-    """One simulation and what came of it."""
+    """One simulation and its results."""
 
     def __init__(self, spec: SchedulerSpec, seed: int) -> None:
         self.scheduler = Scheduler(spec)
@@ -98,7 +98,7 @@ def arrivals(seed: int, pipeline: str, rate: float, count: int, slo_ns: int) -> 
 
 
 def simulate(pipeline: PipelineConfig, rate: float, seed: int, *, faults: bool, count: int = 1_000) -> Run:
-    """A run to the end; with `faults`, workers die and come back, and clients go away."""
+    """Run to the end; with `faults`, workers die and come back, and clients cancel requests."""
     spec = spec_of(MODELS, [pipeline], partitions=("cpu0", "cpu1"), limits=Limits(queue_requests=200))
     run = Run(spec, seed)
     source = random.Random(-seed)
@@ -154,7 +154,7 @@ def test_a_run_replays_identically_and_another_run_of_the_seed_is_the_same(kind:
 
 
 def rates_at(requests_per_s: int, policy: PolicyConfig) -> tuple[float, float]:
-    """Requests a second that are answered in time, and in all, by one partition within 100 ms, offered for 0.6 s."""
+    """Requests a second within 100 ms, and in all, of one partition under 0.6 s of load."""
     run = Run(spec_of([model("m:1", 64, policy)]), seed=1)
     run.simulator.run(
         (at_ns, RequestArrived(number, "m:1", 1, at_ns + 100 * MS))
@@ -176,7 +176,7 @@ def test_batching_by_deadline_serves_at_least_five_times_what_single_requests_re
 @pytest.mark.parametrize(
     ("policy", "limit"), [(NoBatchingSettings(), 1_350), (TimeoutConfig(), 9_600), (DeadlineSettings(), 9_600)]
 )
-def test_twice_the_load_that_it_can_take_does_not_bring_a_partition_down(policy: PolicyConfig, limit: int) -> None:
+def test_twice_its_capacity_does_not_bring_a_partition_down(policy: PolicyConfig, limit: int) -> None:
     in_time, _ = rates_at(2 * limit, policy)
     assert in_time >= limit / 2
 

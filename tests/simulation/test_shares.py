@@ -1,4 +1,4 @@
-"""What is admitted in overload is answered in time, and shared by weight between the pipelines that contend for it."""
+"""Overload: admitted requests are answered in time, and contending pipelines share the capacity by weight."""
 
 import random
 from collections import Counter
@@ -25,12 +25,12 @@ QUICK = LatencyTable.from_ms({1: 0.67, 2: 0.8, 4: 1.03, 8: 1.66, 16: 2.46, 32: 3
 SLOW = LatencyTable.from_ms({1: 2, 2: 2.6, 4: 3.8, 8: 6.5})
 TABLES = {"quick:1": QUICK, "slow:1": SLOW, "other:1": QUICK}
 RATE = 1_203
-"""Rows a second of `slow:1` on one partition, in full batches that have their hand-offs."""
+"""Rows a second of `slow:1` on one partition, in full batches with their dispatch overhead."""
 WARM_NS = 500 * MS
 
 
 class Machine:
-    """Batches take what the tables say and a tenth more or less; confidences are uniform."""
+    """Batches take the time of the tables, plus or minus a tenth; confidences are uniform."""
 
     def __init__(self) -> None:
         self._random = random.Random(1)
@@ -46,7 +46,7 @@ class Machine:
 
 
 class Answers(msgspec.Struct):
-    """Requests a second of one pipeline: those that came, and those that were answered in time and late."""
+    """Requests a second of one pipeline: offered, answered in time, and answered late."""
 
     offered: float
     in_time: float
@@ -56,7 +56,7 @@ class Answers(msgspec.Struct):
 def simulate(
     spec: SchedulerSpec, loads: Mapping[str, tuple[float, int]], holds: Sequence[Sequence[str]], length_ns: int = 2 * S
 ) -> dict[str, Answers]:
-    """Answers by pipeline after a warm-up, of Poisson arrivals by (requests a second, objective in ms)."""
+    """Answers by pipeline after a warm-up, for Poisson arrivals by (requests a second, objective in ms)."""
     source = random.Random(1)
     events = []
     for name, (rate, slo_ms) in loads.items():
@@ -105,9 +105,7 @@ def sharing(weight: float, policy: PolicyConfig = BY_DEADLINE, late: Late = Late
 @pytest.mark.parametrize("policy", [BY_DEADLINE, TimeoutConfig()])
 @pytest.mark.parametrize("slo_ms", [60, 200])
 @pytest.mark.parametrize("weight", [1, 3, 8])
-def test_pipelines_that_all_ask_for_too_much_are_answered_by_weight(
-    weight: int, slo_ms: int, policy: PolicyConfig
-) -> None:
+def test_overloaded_pipelines_are_answered_by_weight(weight: int, slo_ms: int, policy: PolicyConfig) -> None:
     load = (2 * RATE, slo_ms)
     answers = simulate(sharing(weight, policy), {"one": load, "other": load}, [["slow:1"]], 5 * S)
     one, other = answers["one"], answers["other"]
@@ -118,7 +116,7 @@ def test_pipelines_that_all_ask_for_too_much_are_answered_by_weight(
 
 @pytest.mark.parametrize(("slo_ms", "other_slo_ms"), [(60, 60), (200, 200), (200, 60), (60, 200)])
 @pytest.mark.parametrize("weight", [1, 8])
-def test_one_that_asks_for_far_too_much_gets_what_is_left_and_hurts_nobody(
+def test_a_far_overloaded_pipeline_gets_the_rest_and_harms_no_other(
     weight: int, slo_ms: int, other_slo_ms: int
 ) -> None:
     share = weight / (1 + weight)
@@ -130,14 +128,14 @@ def test_one_that_asks_for_far_too_much_gets_what_is_left_and_hurts_nobody(
     assert one.late <= 0.03 * one.in_time
 
 
-def test_where_few_batches_make_the_time_left_the_one_within_its_share_is_still_served() -> None:
+def test_a_pipeline_within_its_share_is_served_where_few_batches_fit_its_deadline() -> None:
     loads = {"one": (5 * RATE, 20), "other": (0.15 * RATE, 20)}
     answers = simulate(sharing(1), loads, [["slow:1"]], 4 * S)
     assert answers["other"].in_time >= 0.99 * answers["other"].offered
     assert answers["one"].in_time >= 0.8 * RATE
 
 
-def test_what_some_leave_of_their_shares_goes_to_those_that_ask_for_more_by_weight() -> None:
+def test_unused_shares_go_to_overloaded_pipelines_by_weight() -> None:
     pipelines = [single("slow:1", name=name, weight=weight) for name, weight in (("a", 1), ("b", 2), ("c", 1))]
     loads = {"a": (2 * RATE, 200), "b": (2 * RATE, 200), "c": (0.1 * RATE, 200)}
     answers = simulate(spec_of([model("slow:1", 8)], pipelines), loads, [["slow:1"]])
@@ -146,7 +144,7 @@ def test_what_some_leave_of_their_shares_goes_to_those_that_ask_for_more_by_weig
     assert answers["b"].in_time == pytest.approx(0.6 * RATE, rel=0.1)
 
 
-def test_many_that_ask_for_little_do_not_keep_one_from_what_they_leave() -> None:
+def test_many_light_pipelines_leave_their_unused_shares_to_an_overloaded_one() -> None:
     names = [f"little{number}" for number in range(9)]
     pipelines = [single("slow:1", name=name) for name in ("much", *names)]
     loads = {"much": (5 * RATE, 200)} | dict.fromkeys(names, (0.03 * RATE, 200))
@@ -161,13 +159,13 @@ def test_with_a_hundredth_of_the_weight_it_still_gets_its_share() -> None:
     assert answers["one"].in_time == pytest.approx(RATE / 101, rel=0.1)
 
 
-def test_while_all_can_be_served_weights_refuse_nobody() -> None:
+def test_weights_refuse_no_request_below_the_capacity() -> None:
     loads = {"one": (0.6 * RATE, 60), "other": (0.3 * RATE, 60)}
     answers = simulate(sharing(8), loads, [["slow:1"]])
     assert [each.in_time for each in answers.values()] == [each.offered for each in answers.values()]
 
 
-def test_beside_one_that_reserves_places_no_more_is_admitted_than_there_is_time_for() -> None:
+def test_beside_reservations_no_more_is_admitted_than_there_is_time_for() -> None:
     loads = {"one": (5 * RATE, 200), "other": (0.2 * RATE, 200)}
     answers = simulate(sharing(1, late=Late.EVICT), loads, [["slow:1"]], S)
     assert answers["other"].in_time >= 0.99 * answers["other"].offered
@@ -176,19 +174,19 @@ def test_beside_one_that_reserves_places_no_more_is_admitted_than_there_is_time_
 
 
 @pytest.mark.parametrize("weight", [1, 3])
-def test_pipelines_that_reserve_places_and_all_ask_for_too_much_get_theirs_by_weight(weight: int) -> None:
+def test_overloaded_pipelines_with_reservations_are_served_by_weight(weight: int) -> None:
     pipelines = [single("slow:1", Late.EVICT, name="one"), single("slow:1", Late.EVICT, name="other", weight=weight)]
     load = (2 * RATE, 100)
     answers = simulate(spec_of([model("slow:1", 8)], pipelines), {"one": load, "other": load}, [["slow:1"]], S)
     one, other = answers["one"], answers["other"]
     assert other.in_time / one.in_time == pytest.approx(weight, rel=0.1)
     assert one.in_time + other.in_time >= 0.95 * RATE
-    assert one.late + other.late <= 0.01 * RATE  # batches take up to a tenth longer than was said
+    assert one.late + other.late <= 0.01 * RATE  # batches take up to a tenth longer than expected
 
 
 @pytest.mark.parametrize(("slo_ms", "other_slo_ms"), [(100, 100), (200, 60)])
 @pytest.mark.parametrize("late", Late)
-def test_one_that_reserves_places_for_far_too_much_starves_nobody(late: Late, slo_ms: int, other_slo_ms: int) -> None:
+def test_an_overloaded_pipeline_with_reservations_starves_no_other(late: Late, slo_ms: int, other_slo_ms: int) -> None:
     pipelines = [single("slow:1", Late.EVICT, name="one"), single("slow:1", late, name="other")]
     loads = {"one": (5 * RATE, slo_ms), "other": (0.15 * RATE, other_slo_ms)}
     answers = simulate(spec_of([model("slow:1", 8)], pipelines), loads, [["slow:1"]], S)
@@ -211,7 +209,7 @@ PIPELINES = {
 
 @pytest.mark.parametrize("overload", [1.5, 3])
 @pytest.mark.parametrize("bottleneck", PIPELINES)
-def test_whichever_stage_s_partition_is_overloaded_what_it_can_do_is_in_time(bottleneck: str, overload: float) -> None:
+def test_an_overloaded_partition_of_any_stage_completes_its_capacity_in_time(bottleneck: str, overload: float) -> None:
     pipeline, rate = PIPELINES[bottleneck]
     spec = spec_of(MODELS, [pipeline], partitions=("cpu0", "cpu1"))
     answers = simulate(spec, {"p": (overload * rate, 100)}, [["quick:1", "other:1"], ["slow:1"]])["p"]
@@ -230,7 +228,7 @@ def test_pipelines_that_meet_in_their_last_stage_share_it_by_weight(weight: floa
     assert sum(each.in_time for each in answers.values()) >= 0.9 * RATE
 
 
-def test_a_stage_that_hardly_any_row_reaches_turns_nobody_away() -> None:
+def test_a_stage_that_few_rows_reach_refuses_no_request() -> None:
     pipelines = [cascade("quick:1", "slow:1", name="rare", below=0.01), single("slow:1", name="much")]
     spec = spec_of(MODELS, pipelines, partitions=("cpu0", "cpu1"))
     loads = {"rare": (2_000.0, 100), "much": (3.0 * RATE, 100)}

@@ -1,7 +1,7 @@
 """Triton's quality assurance of its dynamic batcher, replayed in virtual time.
 
-Named after the tests of L0_batcher. Unless noted, the preferred sizes are 2 and 6, the delay is 10 s, 8 rows are the
-most and a batch takes 1 ms.
+Named after the tests of L0_batcher. Unless noted, the preferred sizes are 2 and 6, the delay is 10 s, batches have at
+most 8 rows, and a batch takes 1 ms.
 """
 
 import pytest
@@ -105,7 +105,7 @@ def test_default_queue_policy_timeout_prompt_response() -> None:
     assert run.reasons == {1: ""}, "the text is 'Request timeout expired' and nothing else"
 
 
-def test_a_prediction_that_is_overrun_takes_nobody_out_of_the_queue() -> None:
+def test_a_batch_that_overruns_its_prediction_removes_no_request_from_the_queue() -> None:
     policy = timeout_policy((), 0, policy=QueuePolicy(default_timeout_us=1_000_000))
     run = Run(policy, [Sent(0), Sent(S)], took_ns={1: 10 * S})
     assert run.ended == {0: (DONE, 10 * S), 1: (EXPIRED, 2 * S)}

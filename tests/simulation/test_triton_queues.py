@@ -1,7 +1,7 @@
 """Triton's quality assurance of the queues of its dynamic batcher, replayed in virtual time.
 
-Named after the tests of L0_model_queue and L0_simple_ensemble. Unless noted, the delay is 10 s, 8 rows are the most and
-a batch takes 1 ms.
+Named after the tests of L0_model_queue and L0_simple_ensemble. Unless noted, the delay is 10 s, batches have at most 8
+rows, and a batch takes 1 ms.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ WRAPPED = (
     PipelineConfig("m:1", (StageConfig("pre", "pre:1"), StageConfig("m", "m:1", (0,), request_keyed=True))),
     single("busy:1"),
 )
-"""An ensemble whose last step is the model; the step before takes no time to speak of."""
+"""An ensemble whose last step is the model; the step before takes almost no time."""
 
 
 # -- L0_model_queue, on the model and within an ensemble
@@ -113,7 +113,7 @@ def test_priority_levels(levels: int, usual: int) -> None:
     assert (run.batches, run.done_ms) == ([[3, 0], [1, 2]], [1001, 1002, 1002, 1001])
 
 
-def test_a_priority_that_there_is_not_is_the_usual_one() -> None:
+def test_an_unknown_priority_is_the_default_one() -> None:
     policy = timeout_policy((), 0, levels=3, default=2)
     sent = [Sent(0, priority=3), Sent(0, priority=4), Sent(0, priority=0), Sent(0, priority=1), Sent(0, priority=2)]
     assert Run(policy, sent, busy_ns=S).batches == [[3, 1, 2, 4, 0]]
@@ -150,13 +150,13 @@ def test_priority_with_policy() -> None:
     assert run.reasons[5] == "2 requests wait at level 2 for model m:1"
 
 
-def test_what_is_left_when_the_first_has_expired_is_sent_if_it_is_of_a_preferred_size() -> None:
+def test_the_rest_of_a_queue_is_sent_at_a_preferred_size_when_its_first_request_expires() -> None:
     policy = timeout_policy((2, 6), levels=2, default=2, policies={1: QueuePolicy(default_timeout_us=100_000)})
     run = Run(policy, [Sent(0, 1, priority=1), Sent(50 * MS, 2)])
     assert run.ended == {0: (EXPIRED, 100 * MS), 1: (DONE, 101 * MS)}
 
 
-def test_what_is_left_when_the_first_is_cancelled_is_sent_if_it_is_of_a_preferred_size() -> None:
+def test_the_rest_of_a_queue_is_sent_at_a_preferred_size_when_its_first_request_is_cancelled() -> None:
     run = Run(timeout_policy(), [Sent(0, 1), Sent(50 * MS, 2)], events=[(70 * MS, RequestCancelled(0))])
     assert run.ended == {0: (Outcome.CANCELLED_CLIENT, 70 * MS), 1: (DONE, 71 * MS)}
 
@@ -166,7 +166,7 @@ def test_what_is_left_when_the_first_is_cancelled_is_sent_if_it_is_of_a_preferre
 
 @pytest.mark.parametrize(("levels", "last_ms"), [(0, 21), (2, 40)])
 def test_a_partition_that_is_never_idle_is_shared_with_a_model_that_comes_first(levels: int, last_ms: int) -> None:
-    """With levels it has every other batch, since none of its batches is closed while another one runs."""
+    """With priority levels it runs every other batch, since none of its batches closes while another one runs."""
     spec = spec_of([model("m:1", 1, timeout_policy((), 0, levels=levels, default=levels)), model("busy:1", 1)])
     answered_ns: dict[int, int] = {}
 
@@ -202,7 +202,7 @@ def test_a_full_step_completes_the_request_with_one_error(full: str) -> None:
     assert (run.outcomes(), run.stats) == ([DONE, DONE, FULL], {1: 2})
 
 
-def test_a_full_step_beside_others_takes_back_what_waits_there() -> None:
+def test_a_full_step_withdraws_the_request_from_the_steps_beside_it() -> None:
     stages = (
         StageConfig("pre", "pre:1"),
         StageConfig("busy", "busy:1", (0,)),

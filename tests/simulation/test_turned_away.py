@@ -1,4 +1,4 @@
-"""Pipelines that can wait for no load, in virtual time: their models come back as soon as they are asked for most."""
+"""Pipelines whose requests cannot wait for a load, in virtual time: the most requested models are loaded again."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ from tests.support.scheduling import S
 LONG_NS = 10 * S
 
 
-def test_a_model_that_had_to_go_comes_back_when_the_others_are_asked_for_less() -> None:
+def test_an_evicted_model_comes_back_when_the_others_are_requested_less() -> None:
     run = Contention([Traffic("short", 100), Traffic("long", 50, 5, 8, objective_ns=LONG_NS)])
     assert run.served("short", 1, 5) == 1
     assert run.served("long") == 1
@@ -24,7 +24,7 @@ def test_a_model_comes_back_within_the_time_that_demand_is_remembered_when_the_o
     assert run.loads == 2
 
 
-def test_what_is_asked_for_less_does_not_take_turns_with_what_is_asked_for_more() -> None:
+def test_a_less_requested_model_does_not_take_turns_with_a_more_requested_one() -> None:
     run = Contention(
         [Traffic("most", 60, until_s=10), Traffic("more", 30, until_s=10), Traffic("less", 10, until_s=10)], 2
     )
@@ -41,7 +41,7 @@ def test_a_model_of_a_partition_that_stays_lost_comes_back_on_another() -> None:
     assert run.served("most", 12) == 1
 
 
-def test_what_is_seldom_asked_for_takes_turns_and_most_of_the_time_is_not_spent_on_loads() -> None:
+def test_seldom_requested_models_take_turns_and_loads_take_less_than_half_of_the_time() -> None:
     run = Contention([Traffic(key, 1, until_s=200) for key in "ab"])
     assert min(run.served(key) for key in "ab") > 0.2
     assert run.loads * LOAD_NS < 0.05 * 200 * S
@@ -49,7 +49,7 @@ def test_what_is_seldom_asked_for_takes_turns_and_most_of_the_time_is_not_spent_
 
 @settings(deadline=None, max_examples=6)
 @given(st.lists(st.sampled_from((4, 16, 64)), min_size=2, max_size=5), st.integers(1, 3), st.integers(0, 10**6))
-def test_nobody_starves_while_what_is_asked_for_less_is_served(rates: list[int], partitions: int, seed: int) -> None:
+def test_no_model_starves_while_less_requested_models_are_served(rates: list[int], partitions: int, seed: int) -> None:
     run = Contention([Traffic(f"m{n}", rate, until_s=12) for n, rate in enumerate(rates)], partitions, seed)
     share = [run.served(f"m{n}", 6) for n in range(len(rates))]
     for mine, rate in zip(share, rates, strict=True):

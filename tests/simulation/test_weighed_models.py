@@ -1,4 +1,4 @@
-"""Models that take more than their files, without profiles: once each was loaded, memory is exceeded no more."""
+"""Models without profiles that are larger than their files: once each has been loaded, memory is not exceeded again."""
 
 from collections import Counter
 
@@ -27,7 +27,7 @@ ROUNDS = 5
 
 
 class Weighed(Simulator):
-    """Workers that find what their models take; batches take 1 ms."""
+    """Workers that measure the memory of their models; batches take 1 ms."""
 
     def at(self, time_ns: int, event: AnyEvent) -> None:
         if isinstance(event, ModelLoaded):
@@ -83,6 +83,6 @@ def test_a_model_that_takes_more_than_its_file_exceeds_no_memory_once_it_was_loa
     simulator.run(((1 + number) * 10 * MS, RequestArrived(number, key, 1, 100 * S)) for number, key in requests)
     assert answered == ROUNDS * len(KEYS)
     assert all(loads[key] > 1 for key in KEYS)
-    # By the sizes of their files there would be room for ten; the last that nobody knows may be too much for its while.
+    # By their file sizes ten models would fit; the last unmeasured one may exceed the memory for a while.
     assert most[False] <= ROOM_MIB - FILE_MIB + TAKEN_MIB
     assert 3 * TAKEN_MIB == most[True] <= ROOM_MIB

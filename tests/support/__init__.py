@@ -1,1 +1,1 @@
-"""Tests."""
+"""Helpers that several test folders share."""

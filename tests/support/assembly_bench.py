@@ -1,4 +1,4 @@
-"""An assembly with the pipelines and models of its tests, and what a worker would read and write."""
+"""An assembly with the pipelines and models of its tests, and a stand-in for the worker."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -87,7 +87,7 @@ PLANS = {
 
 
 class LocalRegions:
-    """Regions as one process sees them: what a worker would read through its own mapping."""
+    """Shared regions in one process; `read` gives what a worker would see through its own mapping."""
 
     def __init__(self) -> None:
         self.regions: dict[int, Region] = {}
@@ -111,7 +111,7 @@ class LocalRegions:
 
 
 class Bench:
-    """An assembly, and a worker's side of it whose output region is number `output`."""
+    """An assembly and the worker's side of it, whose output region is number `output`."""
 
     def __init__(self, input_bytes: int = 1 << 16) -> None:
         self.regions = LocalRegions()
@@ -130,7 +130,7 @@ class Bench:
         return self.assembly.begin(DispatchBatch(batch, "cpu0", model, rows, members, ReleaseReason.IDLE))
 
     def complete(self, batch: int, name: str, array: Array) -> None:
-        """The batch ran and its one output lies in the output region."""
+        """Complete a batch whose one output is in the output region."""
         view = self.regions.regions[self.output].view
         offset = self._next_offset
         self._next_offset += array.nbytes
@@ -141,7 +141,7 @@ class Bench:
 
 
 def rows(*values: float) -> Array:
-    """One row a value: `[value, value + 0.5]`."""
+    """One row `[value, value + 0.5]` for each value."""
     return np.array([[value, value + 0.5] for value in values], np.float32)
 
 

@@ -1,9 +1,9 @@
-"""A plugin for pytest that lists the behaviours of Triton which tests replay, a line each: `make conformance`.
+"""A pytest plugin that prints one line for each behaviour of Triton that tests replay: `make conformance`.
 
-A test says what it replays with the mark `behaviour(source, text)`: the test of Triton's quality assurance, and what
-happens, with the parameters of the test by name in braces. `triton` tells what Triton does where Sluice is different on
-purpose. What a request goes through is `through`, else the parameter `client` or `protocol`, else plain sockets. Tests
-with the same source and text make one line.
+The mark `behaviour(source, text)` of a test names the test of Triton's quality assurance that it replays, and the
+behaviour; braces in the text are replaced by parameters of the test. `triton` describes Triton's behaviour where Sluice
+differs on purpose. The transport is `through`, else the parameter `client` or `protocol`, else plain sockets. Tests
+with the same source and text share a line.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ _RESULTS = ("failed", "skipped", "passed")
 
 
 class _Line:
-    """A behaviour: what it goes through, and how its tests ended."""
+    """A behaviour with its transports and the results of its tests."""
 
     def __init__(self) -> None:
         self.through: dict[str, None] = {}
@@ -29,13 +29,13 @@ class _Line:
 
 
 class Table:
-    """The lines in the order of their sources."""
+    """The table of behaviours, sorted by source."""
 
     def __init__(self) -> None:
         self._lines: dict[tuple[str, str], _Line] = {}
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Give every test its lines, which are in its reports then."""
+        """Attach to every test its lines, so that its reports carry them."""
         for item in session.items:
             for mark in item.iter_markers(_KEY):
                 source, text, through = _read(item, *mark.args, **mark.kwargs)
@@ -44,14 +44,14 @@ class Table:
                 item.user_properties.append((_KEY, (source, text)))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count how a test ended; one that fails before or after its call has failed."""
+        """Count the result of a test; an error in setup or teardown counts as a failure."""
         if report.when == "call" or report.outcome != "passed":
             for key, line in report.user_properties:
                 if key == _KEY and isinstance(line, tuple):
                     self._lines[line].ended[report.outcome] += 1
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the table, and how many lines of how many passed."""
+        """Print the table and the number of passing lines."""
         rows = [
             (source, text, " ".join(line.through), line.result)
             for (source, text), line in sorted(self._lines.items(), key=lambda each: each[0][0])
@@ -62,17 +62,17 @@ class Table:
             cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
             terminalreporter.write_line("  ".join([*cells, row[3]]))
         results = Counter(row[3] for row in rows)
-        skipped = f", {results['skipped']} more could not be tried here" if results["skipped"] else ""
+        skipped = f", {results['skipped']} skipped" if results["skipped"] else ""
         terminalreporter.write_line(f"{results['passed']} of {len(rows) - results['skipped']} passing{skipped}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have a table."""
+    """Register the table."""
     config.pluginmanager.register(Table())
 
 
 def _read(item: pytest.Item, source: str, text: str, *, through: str = "", triton: str = "") -> tuple[str, str, str]:
-    """The source, the sentence and the clients of a mark."""
+    """The source, the text and the transports of a mark."""
     parameters: dict[str, Any] = (
         item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     )

@@ -1,4 +1,4 @@
-"""Models that contend for the memory of partitions, each asked for at a rate, in virtual time."""
+"""Models that contend for the memory of partitions, each requested at a rate, in virtual time."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -18,11 +18,11 @@ from tests.support.scheduling import MS, ONE, FaultySimulator, S, model, spec_of
 
 LOAD_NS = 50 * MS
 SHORT_NS = 5 * MS
-"""An objective that a model at hand keeps, and no load does."""
+"""An objective that a loaded model meets, and that leaves no time for a load."""
 
 
 class Traffic(NamedTuple):
-    """Requests of one row for a model from `from_s` to `until_s`, at random unless `even`."""
+    """Single-row requests for a model from `from_s` to `until_s`, with Poisson arrivals unless `even`."""
 
     key: str
     rate: float
@@ -33,7 +33,7 @@ class Traffic(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of a request that arrived then."""
+    """Outcome of the request that arrived at `at_ns`."""
 
     at_ns: int
     key: str
@@ -41,9 +41,9 @@ class Outcome(NamedTuple):
 
 
 class Contention:
-    """A run on partitions with room for one model each, of which some are lost for good at `lost_s`, by name.
+    """A run on partitions with memory for one model each.
 
-    `outcomes` are those of its requests, in order of arrival.
+    `lost_s` gives, by name, when partitions are lost for good. `outcomes` are in order of arrival.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Contention:
         ]
 
     def served(self, key: str, from_s: float = 0, until_s: float = 1000) -> float:
-        """The share of the requests for a model that arrived in a while that were served; 1 if there were none."""
+        """The share of a model's requests in a period that were served; 1 without requests."""
         found = [each.served for each in self.outcomes if each.key == key and from_s * S <= each.at_ns < until_s * S]
         return sum(found) / len(found) if found else 1.0
 
@@ -103,7 +103,7 @@ class Contention:
 
 
 def times(traffic: Traffic, generator: random.Random) -> Iterator[tuple[int, str, int]]:
-    """When requests arrive, for what, and with what objective."""
+    """Arrival time, model and objective of each request."""
     gap_s = 1 / traffic.rate
     now_s = traffic.from_s
     while (now_s := now_s + (gap_s if traffic.even else generator.expovariate(traffic.rate))) < traffic.until_s:

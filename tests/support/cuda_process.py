@@ -1,4 +1,4 @@
-"""A process with a CUDA context, on a GPU or on the fake MPS, that does what it is told line by line."""
+"""A process with a CUDA context, on a GPU or on the fake MPS, that executes one command a line."""
 
 import ctypes
 import json
@@ -41,7 +41,7 @@ class Cuda:
 
 
 class CudaProcess:
-    """Such a process; `hello` is what it found at its start, `error` the CUDA error of the last thing it did, or 0."""
+    """The parent's side of the process; `hello` is its first answer, with the CUDA error of its start, or 0."""
 
     def __init__(self, environment: Mapping[str, str], *, real: bool = False) -> None:
         program = f"import sys; from tests.support.cuda_process import main; sys.exit(main({real}))"
@@ -56,7 +56,7 @@ class CudaProcess:
         self.hello = self._answer()
 
     def ask(self, what: str, *values: int) -> int:
-        """Have it do something; returns the CUDA error."""
+        """Have the process execute a command; returns the CUDA error, or 0."""
         assert self._process.stdin is not None
         print(what, *values, file=self._process.stdin, flush=True)
         return int(self._answer()["error"])
@@ -67,12 +67,12 @@ class CudaProcess:
         return found
 
     def close(self) -> None:
-        """Let it end by itself."""
+        """Let the process end by itself."""
         self._process.communicate()
 
 
 def main(real: bool) -> int:
-    """What such a process runs."""
+    """Run the child: execute commands until the input ends."""
     try:
         cuda = Cuda() if real else FakeCuda(os.environ)
     except CudaError as error:

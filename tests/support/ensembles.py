@@ -1,4 +1,4 @@
-"""Ensembles of config.pbtxt, and the models that their steps name."""
+"""Ensembles written as config.pbtxt, and the models of their steps."""
 
 from collections.abc import Mapping
 from pathlib import Path

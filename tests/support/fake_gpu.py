@@ -1,7 +1,7 @@
-"""A GPU in processes that are told to see one: their libcuda and NVML, as a `sitecustomize` puts them in place.
+"""A fake GPU for child processes: a `sitecustomize` replaces their libcuda and NVML.
 
-A process sees the device that CUDA_VISIBLE_DEVICES names; with a context it is a client of the fake MPS daemon, if one
-listens. What is taken of the device's memory, in MiB, is in the file of its name in the directory FAKE_GPU_TAKEN.
+A process sees the device of CUDA_VISIBLE_DEVICES. With a context it is a client of the fake MPS daemon, if one runs.
+The memory in use on a device, in MiB, is in the file FAKE_GPU_TAKEN/UUID.
 """
 
 # ruff: noqa: N802 (the functions have the libraries' names)
@@ -27,7 +27,7 @@ if os.environ.get("CUDA_VISIBLE_DEVICES"):
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """What processes have to be started with, whose `sitecustomize` is written to `directory`."""
+    """Write the `sitecustomize` to `directory`; returns the environment variables that processes need."""
     directory.mkdir()
     (directory / "sitecustomize.py").write_text(_SITE)
     # The root of the repository, for `sitecustomize` to find this module: Sluice itself is found elsewhere.
@@ -36,7 +36,7 @@ def environment(directory: Path) -> dict[str, str]:
 
 
 def put_in() -> None:
-    """Have this process find the libraries."""
+    """Replace the libraries in this process."""
     device = os.environ["CUDA_VISIBLE_DEVICES"]
     libcuda = _Libcuda(device)
 

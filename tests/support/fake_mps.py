@@ -1,4 +1,4 @@
-"""A fake MPS as a user meets it: programs to put on the PATH, CUDA clients, faults."""
+"""A fake MPS from its user's side: programs for the PATH, CUDA clients, injected faults."""
 
 import json
 import os
@@ -11,16 +11,16 @@ from tests.support.fake_mps_daemon import SERVER, ask, connected
 CONTROL = "nvidia-cuda-mps-control"
 SMS = 132
 GPU = "GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65"
-"""A device that there is none of."""
+"""UUID of a device that does not exist."""
 OWN_GPU = f"GPU-74d43ed3-cdf7-e667-3644-{os.getpid():012x}"
-"""One for daemons in the directory of this user, of which each device has one: no other process of tests has it."""
+"""UUID for daemons in the user's directory, which has one daemon for each device: unique to this test process."""
 TIMEOUT_S = 60.0
-"""How long a client waits for its server."""
+"""Time limit of a client that waits for its server."""
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 def install(directory: Path) -> str:
-    """Write the two programs there; returns the path of the control program."""
+    """Write the two programs to `directory`; returns the path of the control program."""
     directory.mkdir(parents=True, exist_ok=True)
     modules = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); from tests.support.fake_mps_daemon import control"
     programs = {
@@ -29,14 +29,14 @@ def install(directory: Path) -> str:
     }
     for name, text in programs.items():
         script = directory / name
-        # Without site: they start often.
+        # -S leaves out site, since the programs start often.
         script.write_text(f"#!{sys.executable} -S\n{text}\n")
         script.chmod(0o755)
     return str(directory / CONTROL)
 
 
 def inject(pipes: Path, what: str, pid: int | None = None) -> None:
-    """Have the daemon die, hang, refuse commands, fault, or have a client that cannot be terminated (`wedge`)."""
+    """Make the daemon die, hang, refuse commands or fault, or make a client impossible to terminate (`wedge`)."""
     connection = connected(pipes)
     assert connection is not None
     with connection:
@@ -47,7 +47,7 @@ def inject(pipes: Path, what: str, pid: int | None = None) -> None:
 
 
 class CudaError(Exception):
-    """What a CUDA call returns instead of success."""
+    """The error code of a CUDA call."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"CUDA error {code}")
@@ -55,7 +55,7 @@ class CudaError(Exception):
 
 
 class FakeCuda:
-    """A process's CUDA: a client of the daemon that its environment names, or, without a word, of none."""
+    """The CUDA of a process: a client of the daemon in its environment, or, as in the real one, silently of none."""
 
     def __init__(self, environment: Mapping[str, str], name: str = "python") -> None:
         self._lost = 0
@@ -83,19 +83,19 @@ class FakeCuda:
         self.multiprocessors, self.limit, self.server = answer["sms"], answer["limit"], answer["server"]
 
     def allocate(self, size: int) -> None:
-        """Take device memory; raises CudaError 2 when there is none, or what has become of the context."""
+        """Allocate device memory; raises CudaError 2 when none is left, or the error of a lost context."""
         self.check()
         if self._connection is not None and not ask(self._connection, {"op": "allocate", "bytes": size})["granted"]:
             raise CudaError(2)
         self._used += size
 
     def check(self) -> None:
-        """Raise the error that the context has met: it stays for good."""
+        """Raise the error of the context, if it has one; such an error is permanent."""
         if self._connection is not None and not self._lost:
             self._connection.setblocking(False)
             try:
-                told = self._connection.recv(4096)
-                self._lost = json.loads(told.splitlines()[0])["error"] if told else 806
+                message = self._connection.recv(4096)
+                self._lost = json.loads(message.splitlines()[0])["error"] if message else 806
             except BlockingIOError:
                 pass
             finally:

@@ -1,4 +1,4 @@
-"""The commands of a fake MPS daemon, in both protocols; answers are what the real one prints."""
+"""The commands of a fake MPS daemon, in both protocols, with the answers that the real daemon prints."""
 
 import os
 from collections.abc import Callable
@@ -23,7 +23,7 @@ LSPART = (
 
 
 class Commands:
-    """What a command does; `start_server`, `lose` and `quit` are the daemon's, which has processes and sockets."""
+    """Executes commands; `start_server`, `lose` and `quit` call the daemon, which owns processes and sockets."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Commands:
         self._end = quit
 
     def say(self, line: str) -> Answer | None:
-        """The answer of protocol 2 to a line, with its status; None where there is never one."""
+        """The answer of protocol 2 to a line, with its status; None for a command that never answers."""
         name, *words = line.split()
         method = getattr(self, f"_{name.lstrip('_')}", None)
         if method is None:

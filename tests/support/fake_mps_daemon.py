@@ -1,8 +1,8 @@
-"""The program that stands for `nvidia-cuda-mps-control`: a daemon with sockets and processes, and what speaks with it.
+"""The fake `nvidia-cuda-mps-control`: the daemon with its sockets and processes, and the client program.
 
-Settings come from the variable FAKE_MPS, as JSON: `sms`, `memory_mib`, `max_clients`; `protocols` that it knows; and
-`without` what older drivers do not have: `static`. `start` is `die` or `hang`. `_inject` is a command besides the real
-ones: `die`, `hang`, `refuse`, `fault`, `wedge PID`.
+The variable FAKE_MPS holds settings as JSON: `sms`, `memory_mib`, `max_clients`; the `protocols` that it supports;
+`without` lists features that older drivers lack (`static`); `start` is `die` or `hang`. The command `_inject` is added
+to the real ones: `die`, `hang`, `refuse`, `fault`, `wedge PID`.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ def pipes() -> Path:
 
 
 def connected(directory: Path) -> socket.socket | None:
-    """A connection to the daemon that listens there, None without one."""
+    """A connection to the daemon of a directory; None when no daemon runs."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(str(directory / "control"))
@@ -46,7 +46,7 @@ def connected(directory: Path) -> socket.socket | None:
 
 
 def ask(connection: socket.socket, question: dict[str, Any]) -> dict[str, Any]:
-    """Send a line, and read one."""
+    """Send one line of JSON and read one."""
     connection.sendall(json.dumps(question).encode() + b"\n")
     answer = b""
     while not answer.endswith(b"\n"):
@@ -58,7 +58,7 @@ def ask(connection: socket.socket, question: dict[str, Any]) -> dict[str, Any]:
 
 
 class Daemon:
-    """One process for all: the sockets, the servers' processes, the clients that wait for a server."""
+    """The daemon process: sockets, server processes, and clients that wait for a server."""
 
     def __init__(self, *, static: bool, protocol: int) -> None:
         self._state = FakeState(os.environ.get("CUDA_VISIBLE_DEVICES", ""), settings(), static=static)
@@ -96,7 +96,7 @@ class Daemon:
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(connection))
 
     def _read(self, connection: socket.socket) -> None:
-        """A question; questions are short, and come in one piece."""
+        """Read a request; requests are short and arrive in one piece."""
         try:
             data = connection.recv(65536)
         except OSError:
@@ -148,10 +148,10 @@ class Daemon:
         self._selector.register(process.stdout, selectors.EVENT_READ, lambda: self._heard(server, process))
 
     def _heard(self, server: FakeServer, process: "subprocess.Popen[bytes]") -> None:
-        """The server is ready, or gone."""
+        """Handle output of a server (it is ready) or its end."""
         assert process.stdout is not None
         if os.read(process.stdout.fileno(), 100):
-            if server.status == "INITIALIZING":  # what it prints may come in two pieces
+            if server.status == "INITIALIZING":  # its output may arrive in two pieces
                 server.status = "ACTIVE"
                 _log(f"NEW SERVER {server.pid}: Ready")
                 self._admit()
@@ -195,7 +195,7 @@ def _lose(client: FakeClient, error: int) -> None:
 
 
 def _reply(connection: socket.socket, answer: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # it has gone
+    with contextlib.suppress(OSError):  # the client has ended
         connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
@@ -206,7 +206,7 @@ def _log(text: str) -> None:
 
 
 def start(arguments: list[str]) -> int:
-    """Become a daemon, in the foreground with -f."""
+    """Run the daemon, in the foreground with -f."""
     known = settings()
     static = any(flag in arguments for flag in ("-S", "--static-partitioning"))
     protocol = int(arguments[arguments.index("-p") + 1]) if "-p" in arguments else 2
@@ -229,7 +229,7 @@ def start(arguments: list[str]) -> int:
     (directory / "control").unlink(missing_ok=True)
     try:
         listener.bind(str(directory / "control"))
-    except OSError:  # the path is too long: the real one ends without a word, too
+    except OSError:  # the path is too long: the real daemon also ends silently
         return 1
     listener.listen(64)
     if "-f" not in arguments and os.fork():
@@ -247,7 +247,7 @@ def start(arguments: list[str]) -> int:
 
 
 def control(arguments: list[str]) -> int:
-    """The program: a daemon with -d or -f, else what speaks with one."""
+    """Run the program: a daemon with -d or -f, else a client of one."""
     if any(flag in arguments for flag in ("-d", "-f")):
         return start(arguments)
     if arguments == ["-v"]:

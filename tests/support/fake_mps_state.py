@@ -1,4 +1,4 @@
-"""What a fake MPS daemon knows: servers, clients, shares, limits and static sets of multiprocessors, by the rules."""
+"""State of a fake MPS daemon: servers, clients, shares, limits and static sets of multiprocessors, with their rules."""
 
 import os
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ MAX_CLIENTS_REACHED = 808
 CLIENT_TERMINATED = 810
 INVALID_RESOURCE_CONFIGURATION = 915
 CHUNK = 8
-"""Multiprocessors that go together, from Hopper on."""
+"""Multiprocessors in a chunk of a static set, from Hopper on."""
 MIB = 1 << 20
 UNITS = {"M": MIB, "G": 1 << 30}
 
 
 def size_of(text: str) -> int:
-    """The bytes of a limit; raises ValueError for one that is not written as MPS wants it."""
+    """The bytes of a limit; raises ValueError for a text that MPS would not accept."""
     number, unit = text[:-1], text[-1:]
     if not number.isdecimal() or unit not in UNITS:
         raise ValueError(text)
@@ -26,7 +26,7 @@ def size_of(text: str) -> int:
 
 
 class FakeClient:
-    """A process with a context; `connection` is how it is told that it has lost it."""
+    """A process with a context; `connection` carries the error when the context is lost."""
 
     def __init__(self, pid: int, name: str, connection: Any, sms: int, limit: int, partition: str) -> None:
         self.pid = pid
@@ -39,7 +39,7 @@ class FakeClient:
 
 
 class FakeServer:
-    """A server of one user; clients that come before it is ready wait for it."""
+    """A server of one user; clients wait until it is ready."""
 
     def __init__(self, pid: int, uid: int, share: float, limit: int) -> None:
         self.pid = pid
@@ -51,7 +51,7 @@ class FakeServer:
 
 
 class FakeState:
-    """One daemon of one device."""
+    """State of the daemon of one device."""
 
     def __init__(self, device: str, settings: dict[str, Any], *, static: bool) -> None:
         self.device = device or "GPU-00000000-0000-0000-0000-000000000000"
@@ -73,7 +73,7 @@ class FakeState:
                 yield server, client
 
     def admit(self, server: FakeServer, wish: dict[str, Any], connection: Any) -> FakeClient | int:
-        """The client, or the CUDA error that it gets instead."""
+        """Admit a client; returns the client, or a CUDA error instead."""
         if server.status == "FAULT":
             return SERVER_NOT_READY
         if len(server.clients) >= self.max_clients:
@@ -92,14 +92,14 @@ class FakeState:
         return client
 
     def allocate(self, client: FakeClient, size: int) -> bool:
-        """Whether a client gets memory: its limit, and what there is in all."""
+        """Allocate memory for a client; false beyond its limit or the device's memory."""
         if client.used + size > client.limit or sum(each.used for _, each in self.clients()) + size > self.memory:
             return False
         client.used += size
         return True
 
     def leave(self, client: FakeClient) -> None:
-        """A client has gone; the last one makes a server with a fault whole again."""
+        """Remove a client; a faulty server recovers when its last client leaves."""
         for server in self.servers.values():
             if client in server.clients:
                 server.clients.remove(client)
@@ -111,7 +111,7 @@ class FakeState:
         return self.sms // CHUNK - sum(self.sets.values())
 
     def add_set(self, chunks: int, name: str = "") -> str | None:
-        """Set chunks apart; returns the opaque part of the name, None where there are not enough."""
+        """Reserve chunks; returns the opaque part of the set's name, or None when too few are free."""
         if not 0 < chunks <= self.free_chunks:
             return None
         self._sets_made += 1

@@ -1,4 +1,4 @@
-"""A stateful NVML under the real pynvml: GPUs whose MIG instances obey the geometry, without a GPU."""
+"""A stateful fake NVML library below the real pynvml: GPUs whose MIG instances obey the geometry."""
 
 # ruff: noqa: N802 (the functions have the library's names)
 
@@ -28,7 +28,7 @@ _COMPUTE_KINDS = {0: 1, 1: 2, 2: 3, 3: 4, 4: 7}
 """Slices by kind of compute instance; ids are the kinds."""
 
 _ERRORS = {23: "Insufficient Resources", 16: "Reset Required"}
-"""What the library says, as far as pynvml does not know it by itself."""
+"""Messages of the library for codes that pynvml does not know itself."""
 
 _FIRST_HANDLE = 1 << 20
 
@@ -45,7 +45,7 @@ class FakeInstance:
 
     @property
     def computes(self) -> "list[FakeCompute]":
-        """All compute instances; `others` are those that a test has put beside the one."""
+        """All compute instances; `others` are added by tests."""
         return [*([] if self.compute is None else [self.compute]), *self.others]
 
 
@@ -62,7 +62,7 @@ class FakeCompute:
 
 
 class FakeGpu:
-    """A GPU: change its attributes to set a scene."""
+    """A GPU; tests change its attributes."""
 
     def __init__(self, table: str = "H100-80", name: str = "NVIDIA H100 80GB HBM3", *, mig: bool = False) -> None:
         self.geometry: Geometry = GEOMETRIES[table]
@@ -82,7 +82,7 @@ class FakeGpu:
         self.compute(placement).processes.extend(pids)
 
     def compute(self, placement: Placement) -> "FakeCompute":
-        """The compute instance of the instance there."""
+        """The compute instance of the GPU instance at a placement."""
         (compute,) = [each.compute for each in self.instances if each.placement == placement]
         assert compute is not None
         return compute
@@ -98,7 +98,7 @@ class _Refused(Exception):
 
 
 class FakeNvml:
-    """What pynvml takes for the library. `root` is whether the caller may do all; `fail` are codes by function."""
+    """The library as pynvml sees it. `root` grants all permissions; `fail` maps functions to error codes."""
 
     def __init__(self, *gpus: FakeGpu) -> None:
         self.gpus = gpus
@@ -131,7 +131,7 @@ class FakeNvml:
 
         return function
 
-    # Handles are numbers of things that have been handed out.
+    # A handle is the index of an object that the fake has returned before.
 
     def _give(self, out: Any, thing: Any) -> None:
         if thing not in self._things:
@@ -153,10 +153,10 @@ class FakeNvml:
             self._give(ctypes.byref(out, index * ctypes.sizeof(ctypes.c_void_p)), thing)
         count._obj.value = len(things)
 
-    # Events: what is told of a GPU that nobody has registered for is dropped, as by the driver.
+    # Events of GPUs without a registration are dropped, as the driver does.
 
     def tell(self, gpu: FakeGpu, type: int, data: int = 0, instance: int = 0xFFFFFFFF) -> None:
-        """A GPU, or one of its instances, has an error."""
+        """Report an error of a GPU or of one of its instances."""
         if gpu.uuid in self.watched:
             self._events.put((gpu, type, data, instance))
 

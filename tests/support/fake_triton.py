@@ -1,4 +1,4 @@
-"""A Triton server in this process whose every answer a test decides; it speaks the real protocol."""
+"""A fake Triton server in this process, with the real protocol; the test decides its answers."""
 
 import asyncio
 import mmap
@@ -23,11 +23,10 @@ NOT_HEALTHY = (
 
 
 class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """Holds models `x` FP32 [N, 2] -> `y` = 2x; `calls` are the changes that were ordered, `batches` what was inferred.
+    """Serves models `x` FP32 [N, 2] -> `y` = 2x; records management `calls` and inferred `batches`.
 
-    `memory` are the regions that were registered, None when it takes none; it takes the first `unanswered_regions`
-    without an answer. `answer` replaces what it answers to a
-    batch, or raises (code, words) as `Refusal`.
+    `memory` are the registered shared-memory regions, None without support for them; the first `unanswered_regions`
+    registrations get no answer. `answer` makes the answer to a batch, or raises `Refusal`.
     """
 
     def __init__(self) -> None:
@@ -121,7 +120,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         return answer
 
     def _place(self, tensor: Any) -> memoryview | None:
-        """Where a tensor lies, or is to lie, when that is in memory."""
+        """The shared memory of a tensor; None for a tensor in the message."""
         if "shared_memory_region" not in tensor.parameters:
             return None
         region = tensor.parameters["shared_memory_region"].string_param
@@ -146,7 +145,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
 
 class Refusal(Exception):
-    """A status code and its words."""
+    """An error answer: status code and message."""
 
 
 def mapped(key: str, nbytes: int) -> mmap.mmap:
@@ -167,7 +166,7 @@ def answer_of(y: Any, shape: list[int], name: str = "y", datatype: str = "FP32")
 
 @asynccontextmanager
 async def serving_fake(fake: FakeTriton, port: int = 0) -> AsyncIterator[int]:
-    """Serve until the block is left; yields the port."""
+    """Serve until the block ends; yields the port."""
     server = grpc.aio.server()
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(fake, server)
     port = server.add_insecure_port(f"127.0.0.1:{port}")

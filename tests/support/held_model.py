@@ -1,4 +1,4 @@
-"""A model that keeps the only partition for as long as a test likes."""
+"""A model that occupies the only partition until the test releases it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +16,8 @@ from tests.support.processes import until
 T = TypeVar("T")
 
 PROMISED_NS = 60 * NS_PER_S
-"""What the server expects of a batch: it prepares the next one only then, and admits only what can wait so long."""
+"""Latency in the model's profile: the server prepares the next batch only then, and admits only requests that can wait.
+"""
 MODEL = """
 import pathlib, time
 
@@ -33,7 +34,7 @@ TENSOR = '{ name: "%s" data_type: TYPE_FP32 dims: -1 }'
 
 
 class HeldModel:
-    """A model that echoes, as those of `save_timed`, for a server of one partition on all cores."""
+    """An echoing model, like those of `save_timed`, for a server with one partition on all cores."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class HeldModel:
 
     @contextmanager
     def holding(self, ask: Callable[[], T]) -> Iterator[Future[T]]:
-        """From when what is asked, in a thread, has made a batch of the model begin, until the block is left."""
+        """Call `ask` in a thread, wait until the model runs a batch, and hold that batch until the block ends."""
         self._begun.unlink(missing_ok=True)
         self._hold.touch()
         with ThreadPoolExecutor(1) as thread:

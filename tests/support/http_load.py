@@ -1,4 +1,4 @@
-"""Steady traffic over HTTP: clients that each send a request at fixed times, whatever became of the one before."""
+"""Steady open-loop traffic over HTTP: each client sends requests at fixed times."""
 
 import http.client
 import json
@@ -14,7 +14,7 @@ TIMEOUT_S = 60.0
 
 
 class Sent(NamedTuple):
-    """A request: when it was due on the monotonic clock, how long its answer took since, and its status (0: none)."""
+    """A request: its due time on the monotonic clock, the latency from then, and its status (0: no answer)."""
 
     due_s: float
     took_s: float
@@ -22,7 +22,7 @@ class Sent(NamedTuple):
 
 
 class HttpLoad:
-    """`clients` threads, a connection each, that together send `rate` requests a second of one row to a model."""
+    """`clients` threads with a connection each that together send `rate` single-row requests a second to a model."""
 
     def __init__(self, http_port: int, model: str, clients: int, rate: float, width: int = 64) -> None:
         self.sent: list[Sent] = []
@@ -65,11 +65,11 @@ class HttpLoad:
 
     @property
     def failures(self) -> list[Sent]:
-        """The requests that were not answered."""
+        """The requests without a successful answer."""
         return [each for each in self.sent if each.status != 200]
 
 
 def percentiles_ms(sent: Sequence[Sent], *percents: float) -> list[float]:
-    """Percentiles of how long answers took, in milliseconds; NaN without any."""
+    """Percentiles of the latency in milliseconds; NaN without requests."""
     took_ms = [each.took_s * 1e3 for each in sent]
     return [float(np.percentile(took_ms, percent)) if took_ms else float("nan") for percent in percents]

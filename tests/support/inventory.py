@@ -48,7 +48,7 @@ def resized(inventory: Inventory, partition: Partition) -> None:
 
 
 def summary(event: PartitionEvent, details: ProcessDetails) -> list[str]:
-    """What an executor reports of a partition, in words."""
+    """Describe a report of an executor about a partition."""
     name = event.partition
     failed = [f"{model}: {reason}" for model, reason in details.failed.items()]
     match event:

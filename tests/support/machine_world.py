@@ -1,4 +1,4 @@
-"""What the scheduler machine schedules: models, pipelines of every kind, and partitions of two speeds."""
+"""The world of the scheduler state machine: models, pipelines of every kind, and partitions of two speeds."""
 
 import msgspec
 
@@ -61,7 +61,7 @@ EITHER = PipelineConfig(
 
 
 def recalling(config: PipelineConfig, *stages: int) -> PipelineConfig:
-    """A pipeline of whose stages, by number, some outputs may be known."""
+    """A pipeline with the response cache enabled for some stages, given by number."""
     marked = [msgspec.structs.replace(each, uses_cache=number in stages) for number, each in enumerate(config.stages)]
     return msgspec.structs.replace(config, stages=tuple(marked))
 

@@ -1,4 +1,4 @@
-"""Many models on few partitions: a seeded, skewed trace, run in virtual time, and what came of it.
+"""Many models on few partitions: a seeded, skewed trace in virtual time, and its outcomes.
 
 `python -m tests.support.many_models` prints the figures of docs/operate/residency.md.
 """
@@ -32,17 +32,18 @@ from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import MS, S, model, spec_of
 
 TABLE = LatencyTable.from_ms({1: 2.6, 2: 4, 4: 6.3, 8: 10.3, 16: 18.2})
-"""ResNet50 on a V100 (Clockwork, OSDI 2020), which takes 8.3 ms to be copied to it."""
+"""ResNet50 on a V100 (Clockwork, OSDI 2020)."""
 LOAD_NS = 8_300_000
+"""Time to copy the model to the GPU, from the same paper."""
 MIB = 1 << 20
 MODEL_BYTES = 102 * MIB
 SLO_NS = 100 * MS
 
 
 class Crowd(NamedTuple):
-    """How many models there are, for how many of them each partition has memory, and how often they are asked for.
+    """The number of models, the number that each partition holds (`held`), and their request rate.
 
-    The n-th model is asked for in proportion to n ** -skew; the `idle` ones beside them never are.
+    The n-th model is requested in proportion to n ** -skew; the `idle` further models are never requested.
     """
 
     models: int = 4000
@@ -56,7 +57,7 @@ class Crowd(NamedTuple):
 
 
 class Outcomes(NamedTuple):
-    """What came of a run."""
+    """Outcomes of a run."""
 
     outcomes: Counter[Outcome]
     loads: int
@@ -83,7 +84,7 @@ def spec_of_crowd(crowd: Crowd, residency: ResidencyConfig) -> SchedulerSpec:
 
 
 def arrivals(crowd: Crowd) -> Iterator[tuple[int, AnyEvent]]:
-    """Poisson arrivals of single rows; which models are popular has nothing to do with their order."""
+    """Poisson arrivals of single rows; popularity is independent of the order of the models."""
     generator = random.Random(crowd.seed)
     order = list(range(crowd.models))
     generator.shuffle(order)
@@ -111,7 +112,7 @@ class Gpus:
 def run_crowd(
     crowd: Crowd, residency: ResidencyConfig, scheduler_of: Callable[[SchedulerSpec], Scheduler] | None = None
 ) -> Outcomes:
-    """Run the trace, on partitions that begin with nothing; asserts that every request has exactly one outcome."""
+    """Run the trace on empty partitions; asserts that every request has exactly one outcome."""
     spec = spec_of_crowd(crowd, residency)
     scheduler = Scheduler(spec, LivePlanner()) if scheduler_of is None else scheduler_of(spec)
     outcomes: dict[int, Outcome] = {}
@@ -148,7 +149,7 @@ WITHOUT_EVICTION = ResidencyConfig(Loading.DEMAND, Eviction.NONE)
 
 
 def main() -> int:
-    """Print a table: how many requests were in time, with and without eviction, by how skewed they are and how many."""
+    """Print a table of attainment, rejections and loads, with and without eviction, by skew and rate."""
     print("| skew | requests a second | eviction | in time | refused | loads |")
     print("|---|---|---|---|---|---|")
     for skew, rate in ((0.5, 800), (0.9, 800), (0.9, 1600), (1.2, 800)):

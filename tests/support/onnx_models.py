@@ -1,4 +1,4 @@
-"""Tiny ONNX models for tests, written where the test says (opset 17, IR 8)."""
+"""Tiny ONNX models (opset 17, IR 8), written to a path that the test gives."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -45,7 +45,7 @@ def save_model(
     outputs: Sequence[onnx.ValueInfoProto],
     weights: Mapping[str, Array] | None = None,
 ) -> Path:
-    """Write a model, making the directories of `path`; returns `path`."""
+    """Write a model and the parent folders of `path`; returns `path`."""
     tensors = [numpy_helper.from_array(np.asarray(array), name) for name, array in (weights or {}).items()]
     graph = helper.make_graph(list(nodes), path.parent.name or "model", list(inputs), list(outputs), tensors)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
@@ -83,13 +83,13 @@ def save_fixed_batch(path: Path) -> Path:
 
 
 def save_variable(path: Path) -> Path:
-    """`x` FP32 [N, W] -> `y` = 2x: the items are as wide as the request says."""
+    """`x` FP32 [N, W] -> `y` = 2x: the width of items is variable."""
     ends = [value(name, DataType.FP32, ["N", "W"]) for name in ("x", "y")]
     return save_model(path, [helper.make_node("Add", ["x", "x"], ["y"])], ends[:1], ends[1:])
 
 
 def save_wide(path: Path, width: int) -> Path:
-    """`x` FP32 [N, 1] -> `y` = width * max(x, 0): in between each row is `width` numbers wide, which takes memory."""
+    """`x` FP32 [N, 1] -> `y` = width * max(x, 0): the intermediate rows are `width` numbers wide and take memory."""
     nodes = [
         helper.make_node("MatMul", ["x", "ones"], ["wide"]),
         helper.make_node("Relu", ["wide"], ["positive"]),
@@ -101,13 +101,14 @@ def save_wide(path: Path, width: int) -> Path:
 
 
 def save_spin(path: Path, fixed_iters: int, row_iters: int) -> Path:
-    """`x` FP32 [N, 64] -> `y` = x bit for bit (x finite), after work that costs time.
+    """`x` FP32 [N, 64] -> `y` = x bit for bit (x finite), after work that takes time.
 
-    `fixed_iters` iterations cost the same whatever the batch, `row_iters` grow with it: about 1.7 us each on one core.
+    `fixed_iters` iterations cost the same for every batch, and the cost of `row_iters` grows with it: about 1.7 us each
+    on one core.
     """
     width, height = 64, 16
     random = np.random.default_rng(0)
-    # Orthogonal, so that no number of products overflows or becomes denormal.
+    # An orthogonal matrix: repeated products neither overflow nor become denormal.
     turn = np.linalg.qr(random.standard_normal((width, width)))[0].astype(np.float32)
     weights: dict[str, Array] = {
         "turn_fixed": turn,
@@ -156,7 +157,7 @@ def _spin_body(turn: str, shape: Sequence[Dimension]) -> onnx.GraphProto:
 
 
 def save_growing(path: Path, mib: int, filling: int = 0) -> Path:
-    """`x` FP32 [N, 16] -> `y` FP32 [N, 16], with `mib` MiB that are made when it runs; the file has `filling` bytes."""
+    """`x` FP32 [N, 16] -> `y` FP32 [N, 16], allocating `mib` MiB at its run; the file is padded by `filling` bytes."""
     nodes = [
         helper.make_node("ConstantOfShape", ["shape"], ["large"]),
         helper.make_node("ArgMax", ["x"], ["row"], axis=1, keepdims=0),

@@ -1,6 +1,6 @@
-"""Triton's perf_analyzer, the program that is in older wheels of tritonclient, kept under `.cache/perf_analyzer`.
+"""Triton's perf_analyzer, from an older wheel of tritonclient, kept under `.cache/perf_analyzer`.
 
-It needs two libraries that the wheel leaves out and few systems have: those that Triton's own wheel carries are taken.
+The program needs two libraries that its wheel lacks; they come from Triton's own wheel.
 """
 
 import json
@@ -19,16 +19,16 @@ WHEEL = "tritonclient==2.51.0"
 DIRECTORY = Path(__file__).parents[2] / ".cache" / "perf_analyzer"
 TIMEOUT_S = 120.0
 _NOT_LOADED = 127
-"""The exit code where a library is missing or too old."""
+"""Exit status when a library is missing or too old."""
 _LIBRARIES = {"libb64.so.0d": "libb64-*.so.0d", "libcudart.so.12": "libcudart-*.so.12*"}
 
 
 class PerfAnalyzerUnavailable(Exception):
-    """The program cannot be had or does not run here; the message says why."""
+    """The program cannot be installed or run here; the message gives the reason."""
 
 
 def set_up() -> Path:
-    """The program, fetched if it is not there yet. Raises PerfAnalyzerUnavailable, or TritonUnavailable."""
+    """Install the program if needed; returns its path. Raises PerfAnalyzerUnavailable or TritonUnavailable."""
     triton = set_up_triton()
     program = DIRECTORY / "perf_analyzer"
     if not program.exists():
@@ -48,9 +48,9 @@ def set_up() -> Path:
 
 
 def run(*arguments: str) -> str:
-    """What the program prints; it must end well.
+    """Run the program, which must succeed; returns its output.
 
-    Raises PerfAnalyzerUnavailable when it cannot be started, subprocess.TimeoutExpired when it does not end.
+    Raises PerfAnalyzerUnavailable when it cannot start, and subprocess.TimeoutExpired when it does not end.
     """
     environment = {**os.environ, "LD_LIBRARY_PATH": str(DIRECTORY)}
     command = [str(DIRECTORY / "perf_analyzer"), *arguments]
@@ -62,7 +62,7 @@ def run(*arguments: str) -> str:
 
 
 def profile(directory: Path, *arguments: str) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:
-    """Run it and read what it exports to `directory`, which must be empty: rows in CSV, and experiments in JSON."""
+    """Run the program and read its exports to `directory`, which must be empty: CSV rows and JSON experiments."""
     table, export = directory / "table.csv", directory / "export.json"
     run(*arguments, "-f", str(table), "--profile-export-file", str(export))
     header, *rows = (line.split(",") for line in table.read_text().splitlines() if line)

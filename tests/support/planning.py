@@ -9,9 +9,9 @@ from sluice.batcher.planner.problem import Option, Problem, StageProblem
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 CORES = (1, 2, 4, 8)
 SLICES = (1, 2, 3, 4, 5, 6, 7, 8)
-"""An option of a realistic stage is a batch on a kind of partition: so many cores and so many eighths of a device."""
+"""An option of a realistic stage is a batch size on a kind of partition: a number of cores and eighths of a device."""
 CORE_PRICE, SLICE_PRICE = 0.034 / 3600, 0.67 / 3600
-"""Of a second."""
+"""Prices a second."""
 
 Sources = Sequence[Sequence[int]]
 
@@ -36,7 +36,7 @@ def realistic_stage(random: np.random.Generator, name: str, sources: Sequence[in
 def random_stage(
     random: np.random.Generator, name: str, options: int, sources: Sequence[int] = (), *, cascading: bool = False
 ) -> StageProblem:
-    """Small whole figures, so that sums are exact and ties are common; with `cascading` also probabilities below 1."""
+    """A stage with small integer figures: sums are exact, ties are common. `cascading` adds probabilities below 1."""
     return StageProblem(
         name,
         random.integers(1, 40, options),
@@ -48,7 +48,7 @@ def random_stage(
 
 
 def realistic_problem(seed: int, sources: Sources, slack: float = 0.3) -> Problem:
-    """Realistic stages in the shape of `sources`, one entry a stage; `slack` as `with_budget` says."""
+    """Realistic stages in the shape of `sources`, one entry a stage; `slack` as in `with_budget`."""
     random = np.random.default_rng(seed)
     return with_budget([realistic_stage(random, f"s{index}", before) for index, before in enumerate(sources)], slack)
 
@@ -56,7 +56,7 @@ def realistic_problem(seed: int, sources: Sources, slack: float = 0.3) -> Proble
 def random_problem(
     seed: int, sources: Sources, options: int, slack: float | None = None, *, cascading: bool = False
 ) -> Problem:
-    """Stages of 1 to `options` options in the shape of `sources`; without `slack` any budget, feasible or not."""
+    """Stages of 1 to `options` options in the shape of `sources`; without `slack` the budget may be infeasible."""
     random = np.random.default_rng(seed)
     stages = [
         random_stage(random, f"s{index}", int(random.integers(1, options + 1)), before, cascading=cascading)
@@ -66,16 +66,16 @@ def random_problem(
 
 
 def chain(stages: int) -> tuple[tuple[int, ...], ...]:
-    """Every stage after the one before."""
+    """The sources of a chain of stages."""
     return tuple((index - 1,) if index else () for index in range(stages))
 
 
 def series_parallel(random: np.random.Generator, stages: int) -> tuple[tuple[int, ...], ...]:
-    """A random series-parallel shape, some transitive edges added."""
+    """A random series-parallel shape with some transitive edges."""
     sources: list[set[int]] = [set() for _ in range(stages)]
 
     def build(first: int, last: int) -> tuple[set[int], set[int]]:
-        """Join stages first..last (inclusive); returns those that begin and those that end."""
+        """Join stages first..last (inclusive); returns the first and the last stages of the part."""
         if first == last:
             return {first}, {first}
         middle = int(random.integers(first, last))
@@ -93,12 +93,12 @@ def series_parallel(random: np.random.Generator, stages: int) -> tuple[tuple[int
 
 
 def directed_acyclic(random: np.random.Generator, stages: int, density: float = 0.35) -> tuple[tuple[int, ...], ...]:
-    """Any shape: each edge from an earlier stage is there with a probability of `density`."""
+    """A random directed acyclic shape: each edge from an earlier stage exists with probability `density`."""
     return tuple(tuple(before for before in range(stage) if random.random() < density) for stage in range(stages))
 
 
 def longest_ns(stages: Sequence[StageProblem], choices: Sequence[int]) -> int:
-    """The latency of the longest way through the pipeline with one option a stage; no stage, no time."""
+    """The latency of the critical path with one option chosen for each stage; 0 without stages."""
     ends: list[int] = []
     for stage, choice in zip(stages, choices, strict=True):
         begin = max((ends[source] for source in stage.sources), default=0)
@@ -107,7 +107,7 @@ def longest_ns(stages: Sequence[StageProblem], choices: Sequence[int]) -> int:
 
 
 def with_budget(stages: Sequence[StageProblem], slack: float) -> Problem:
-    """`slack` 0 leaves time for the quickest options alone, 1 for the cheapest of all; below 0 nothing fits."""
+    """A problem whose budget fits only the quickest options at `slack` 0, the cheapest at 1, and none below 0."""
     quickest = longest_ns(stages, [int(stage.latency_ns.argmin()) for stage in stages])
     cheapest = longest_ns(stages, [int(stage.cost.argmin()) for stage in stages])
     return Problem(tuple(stages), int(quickest + slack * (cheapest - quickest)) - (slack < 0))

@@ -1,4 +1,4 @@
-"""What the kernel says of processes: whether they are there, their cores, their memory files; waiting for them."""
+"""Facts about processes from /proc: existence, cores, memory files, children; and waiting for a condition."""
 
 import os
 import time
@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def alive(pid: int) -> bool:
-    """Whether there is such a process, be it a zombie."""
+    """True while a process exists, even as a zombie."""
     return Path(f"/proc/{pid}").exists()
 
 
 def allowed_cores(pid: int) -> set[str]:
-    """The lists of cores that the threads of a process may run on."""
+    """The core lists that the threads of a process may run on."""
     statuses = _of_threads(pid, "status")
     return {line.split()[1] for status in statuses for line in status.splitlines() if "Cpus_allowed_list" in line}
 
@@ -33,15 +33,15 @@ def children(pid: int) -> list[int]:
 
 
 def _of_threads(pid: int, name: str) -> Iterator[str]:
-    """What a file of each thread of a process says, but for those that end meanwhile."""
+    """The content of a file of each thread of a process; threads that end meanwhile are left out."""
     for task in Path(f"/proc/{pid}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):
             yield (task / name).read_text()
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
-    """Wait for what another process does."""
+    """Wait until a condition holds; fails after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"it did not happen within {timeout_s:g} s"
+        assert time.monotonic() < deadline, f"the condition did not hold within {timeout_s:g} s"
         time.sleep(0.01)

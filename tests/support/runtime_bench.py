@@ -1,4 +1,4 @@
-"""A runtime on a virtual loop, with an executor that takes the time of a table and can be made to fail."""
+"""A runtime on a virtual loop, with an executor that follows a latency table and can be made to fail."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -64,7 +64,7 @@ class TableService:
 
 
 class Refusing(TimedExecutor):
-    """Cannot start batches of more than `limit` rows, nor put together answers or join those of `unjoined` requests."""
+    """Fails on batches of more than `limit` rows, on outputs when `torn`, and on combining `unjoined` requests."""
 
     limit = 8
     error: type[Exception] = MemoryError
@@ -102,7 +102,7 @@ class Steps:
 
 
 class FullDisk(Steps):
-    """Has room for two steps."""
+    """Fails from the third step on, as a full disk does."""
 
     def record(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
         super().record(now_ns, event, decisions)

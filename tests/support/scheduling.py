@@ -1,4 +1,4 @@
-"""Builders for tests of the scheduler: specs of a few lines, events, and a step that a driver would take."""
+"""Builders for tests of the scheduler: short specs, events, decisions, and one step of a driver."""
 
 from collections.abc import Mapping, Sequence
 
@@ -40,7 +40,7 @@ MS = 1_000_000
 S = 1_000_000_000
 
 ONE = LatencyTable.from_ms({1: 1})
-"""1 ms whatever the batch."""
+"""1 ms for every batch size."""
 GAINING = LatencyTable.from_ms({1: 1, 2: 1.1, 4: 1.2, 8: 1.4})
 """A model that gains from batching up to 8 rows."""
 CERTAINTY = ConfidenceSpec("probs", Confidence.MAX)
@@ -55,13 +55,13 @@ def model(
 def single(
     key: str, late: Late = Late.SERVE, *, name: str = "", keyed: bool = False, weight: float = 1.0
 ) -> PipelineConfig:
-    """A model served by itself, under its own key unless `name` says otherwise."""
+    """A pipeline of a single model, named after the model unless `name` is given."""
     stage = StageConfig(key.partition(":")[0], key, request_keyed=keyed)
     return PipelineConfig(name or key, (stage,), late, weight=weight)
 
 
 def cascade(*keys: str, name: str = "cascade:1", below: float = 0.9, late: Late = Late.SERVE) -> PipelineConfig:
-    """Each model runs for the rows of which the one before is not sure."""
+    """A cascade: each model runs for the rows with a low confidence of the model before."""
     stages = [
         StageConfig(key, key, when=WhenConfig(index - 1, 0, below) if index else None) for index, key in enumerate(keys)
     ]
@@ -69,13 +69,13 @@ def cascade(*keys: str, name: str = "cascade:1", below: float = 0.9, late: Late 
 
 
 def chain(*keys: str, name: str = "chain:1", slo_ns: int = 0) -> PipelineConfig:
-    """Each model runs on what the one before made of all rows."""
+    """A chain: each model runs on the outputs of the model before, for all rows."""
     stages = [StageConfig(f"{key}#{index}", key, (index - 1,) if index else ()) for index, key in enumerate(keys)]
     return PipelineConfig(name, tuple(stages), slo_ns=slo_ns)
 
 
 def stage_plan(model_key: str, rest: CostToGo | None = None) -> StagePlan:
-    """What a plan says of a stage, the last one without `rest`; the scheduler goes by the model and the rest."""
+    """A stage of a plan, the last one without `rest`; the scheduler uses the model and the rest only."""
     return StagePlan(model_key, 1, "cpu1", MS, 0.001, rest or CostToGo((0,), (0.0,)))
 
 
@@ -84,7 +84,7 @@ def pipeline_plan(name: str, *stages: StagePlan) -> PipelinePlan:
 
 
 def ensemble(*keys: str, name: str = "ensemble:1", late: Late = Late.SERVE) -> PipelineConfig:
-    """All models run, and a combiner joins their answers."""
+    """An ensemble: all models run, and a combiner joins their outputs."""
     members = tuple(StageConfig(f"{key}#{index}", key) for index, key in enumerate(keys))
     return PipelineConfig(name, (*members, StageConfig("vote", None, tuple(range(len(keys))))), late)
 
@@ -96,7 +96,7 @@ def spec_of(
     partitions: Sequence[str | PartitionConfig] = ("cpu0",),
     limits: Limits | None = None,
 ) -> SchedulerSpec:
-    """Partitions are of kind `cpu1` where only a name is given; without pipelines, every model is served by itself."""
+    """A spec; a partition given by name is of kind `cpu1`, and without pipelines each model has its own."""
     keys = tuple(config.key for config in models)
     return SchedulerSpec(
         tuple(models),
@@ -107,7 +107,7 @@ def spec_of(
 
 
 def serving(spec: SchedulerSpec, tables: LatencyTable | Mapping[str, LatencyTable]) -> Scheduler:
-    """A scheduler whose partitions are up since 0 ns; one table stands for every model's."""
+    """A scheduler whose partitions are ready since 0 ns; a single table applies to every model."""
     scheduler = Scheduler(spec)
     if isinstance(tables, LatencyTable):
         tables = {config.key: tables for config in spec.models}
@@ -132,9 +132,9 @@ def planned(
 
 
 def step(scheduler: Scheduler, now_ns: int, *events: AnyEvent) -> list[AnyDecision]:
-    """What the scheduler decides on the events of one instant and, when it is due, on the wake-up after them.
+    """The decisions on the events of one instant and, when one is due, on the wake-up after them.
 
-    When a batch is expected to end is left out: it would be a figure more in every test.
+    The predicted end of a batch is set to 0, so that tests need not state it.
     """
     decisions: list[AnyDecision] = []
     for event in events:
@@ -166,18 +166,18 @@ def dispatch(
     model: str = "m:1",
     partition: str = "cpu0",
 ) -> DispatchBatch:
-    """The order to run a batch; a number stands for that request's one row in its first stage."""
+    """The decision to dispatch a batch; a number as member is a request with one row in its first stage."""
     parts = tuple(member if isinstance(member, Member) else Member(member, 0, 1) for member in members)
     return DispatchBatch(batch, partition, model, sum(part.rows for part in parts), parts, reason)
 
 
 def completed(batch: int, started_ns: int, ended_ns: int, *confidences: float) -> BatchCompleted:
-    """A batch ended; `confidences` are its one verdict."""
+    """The completion of a batch with at most one output of confidences."""
     return BatchCompleted(batch, started_ns, ended_ns, (confidences,) if confidences else ())
 
 
 class FaultySimulator(Simulator):
-    """A simulator whose workers can be lost: their batches fail, and what they would have reported never comes."""
+    """A simulator whose workers can be lost: their batches fail and are never reported as completed."""
 
     def _handle(self, event: AnyEvent) -> None:
         super()._handle(event)

@@ -1,4 +1,4 @@
-"""Real server processes for tests: `sluice serve` on free ports, stopped when the test is done."""
+"""Server processes for tests: `sluice serve` on free ports, stopped at the end of the test."""
 
 import http.client
 import json
@@ -17,7 +17,7 @@ STOP_TIMEOUT_S = 80.0
 
 
 class GatewayServer(NamedTuple):
-    """A running server; `log` is the file with all it has printed."""
+    """A running server; `log` is the file of its output."""
 
     process: subprocess.Popen[bytes]
     http_port: int
@@ -35,7 +35,7 @@ class GatewayServer(NamedTuple):
     def request(
         self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
     ) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers (names in lower case) and body of one HTTP exchange on a connection of its own."""
+        """Status, headers (names in lower case) and body of one HTTP exchange on a new connection."""
         connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=60)
         try:
             connection.request(method, path, body, headers or {})
@@ -49,14 +49,14 @@ class GatewayServer(NamedTuple):
 def gateway_server(
     repository: Path | None, directory: Path, config: dict[str, object] | None = None, arguments: Sequence[str] = ()
 ) -> Iterator[GatewayServer]:
-    """Serve `repository` (a directory, or one model file) until the block is left; files are kept in `directory`.
+    """Serve `repository` (a folder or one model file) until the block ends; files are kept in `directory`.
 
-    `config` is the server's configuration but for the ports, which are free ones; `arguments` go to the command as they
-    are. Raises RuntimeError with the server's log when it does not get ready.
+    `config` is the server's configuration without its ports, and `arguments` are further command-line arguments. Raises
+    RuntimeError with the server's log when it does not become ready.
     """
     settings, ready, log = directory / "sluice.yaml", directory / "ready.json", directory / "server.log"
     settings.write_text(json.dumps({**(config or {}), "http_port": 0, "grpc_port": 0}))
-    ready.unlink(missing_ok=True)  # of a server that was there before
+    ready.unlink(missing_ok=True)  # left by an earlier server
     source: list[str] = []
     if repository is not None:
         source = ["--repository", str(repository)] if repository.is_dir() else [str(repository)]
@@ -71,7 +71,7 @@ def gateway_server(
 
 
 def stop(process: subprocess.Popen[bytes]) -> int:
-    """Terminate a server as an operator would; returns its exit code, also of one that has ended already."""
+    """Terminate a server as an operator would; returns its exit status, also when it has already ended."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:
@@ -90,11 +90,11 @@ def _start(arguments: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 def _wait_ready(process: subprocess.Popen[bytes], ready: Path, log: Path) -> dict[str, int]:
-    """The ports of a server once it is ready."""
+    """Wait until a server is ready; returns its ports."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
         if ready.exists():
             ports: dict[str, int] = json.loads(ready.read_text())
             return ports
         time.sleep(0.02)
-    raise RuntimeError(f"the server did not get ready:\n{log.read_text(errors='replace')}")
+    raise RuntimeError(f"server: did not become ready:\n{log.read_text(errors='replace')}")

@@ -99,4 +99,4 @@ class TimedExecutor:
 
 
 def _nothing() -> None:
-    """What answers without outputs need to be released."""
+    """Release nothing: the answers have no outputs."""

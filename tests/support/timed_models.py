@@ -1,4 +1,4 @@
-"""Models that only sleep, and requests that are sent to them at set times through the real tritonclient."""
+"""Models that only sleep, and requests sent to them at given times through the real tritonclient."""
 
 import asyncio
 import json
@@ -21,13 +21,13 @@ from tests.support.server import GatewayServer
 SYNC: Mapping[str, ModuleType] = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 AIO: Mapping[str, ModuleType] = {"http.aio": tritonclient.http.aio, "grpc.aio": tritonclient.grpc.aio}
 CLIENTS = (*SYNC, *AIO)
-"""All that tritonclient has."""
+"""All clients of tritonclient."""
 
 
 class Sent(NamedTuple):
-    """A request that is sent `at_ms`; its rows are numbers from `first` on, each `width` times.
+    """A request sent at `at_ms`; its rows are numbers from `first` on, each repeated `width` times.
 
-    `outputs` are those it asks for, all of them when there are none. Asked for by `id` the server tells of it.
+    `outputs` are the requested outputs, all when empty; `id` is the request id.
     """
 
     at_ms: float = 0
@@ -42,7 +42,7 @@ class Sent(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What came back and when; `error` is "" for an answer, else status and message."""
+    """The reply to a request; `error` is empty for an answer, else status and message."""
 
     done_ms: float
     error: str
@@ -57,7 +57,7 @@ def save_timed(
     max_batch_size: int = 8,
     pairs: Sequence[tuple[str, str]] = (("x", "y"),),
 ) -> None:
-    """A model that sleeps by its table and echoes: `pairs` are its inputs and outputs, FP32 of variable width."""
+    """Write a model that sleeps for `latency_ms` and echoes; `pairs` are inputs and outputs, FP32 of variable width."""
     tensors = {"datatype": "FP32", "shape": [-1]}
     file = {
         "inputs": [{"name": name, **tensors} for name, _ in pairs],
@@ -71,7 +71,7 @@ def save_timed(
 
 
 def replay(server: GatewayServer, client: str, sent: Sequence[Sent], inputs: Sequence[str] = ("x",)) -> list[Reply]:
-    """Send requests, each to the models' `inputs`, through a client of `CLIENTS`; the replies in the same order."""
+    """Send requests to the models' `inputs` through one of `CLIENTS`; returns the replies in the same order."""
     if client in AIO:
         return asyncio.run(_replay_aio(server, client, sent, inputs))
     began = time.monotonic()
@@ -139,7 +139,7 @@ def _refusal(began: float, error: InferenceServerException) -> Reply:
 
 
 def executed(server: GatewayServer, model: str) -> dict[int, int]:
-    """How many batches of how many rows a model has run."""
+    """Number of executed batches of a model, by rows."""
     with tritonclient.http.InferenceServerClient(server.http_url) as client:
         (entry,) = client.get_inference_statistics(model)["model_stats"]
     return {each["batch_size"]: each["compute_infer"]["count"] for each in entry["batch_stats"]}
@@ -153,6 +153,6 @@ def metrics(server: GatewayServer) -> Mapping[str, float]:
 
 
 def metric(server: GatewayServer, name: str, model: str, **labels: str) -> float:
-    """One of them, of a model; 0 when there is none."""
+    """The value of one metric of a model; 0 when it is missing."""
     more = "".join(f',{label}="{each}"' for label, each in labels.items())
     return metrics(server).get(f'nv_inference_{name}{{model="{model}",version="1"{more}}}', 0)

@@ -1,4 +1,4 @@
-"""A real Triton server for tests: started on free ports, stopped when the test is done."""
+"""A real Triton server for tests: started on free ports, stopped at the end of the test."""
 
 import os
 import random
@@ -20,11 +20,11 @@ from tests.support.triton_setup import command
 READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 10.0
 REGION = "sluice-test-"
-"""What the names of the shared memory begin with that a server and the processes of its models have in common."""
+"""Prefix of the shared memory between a server and the processes of its models."""
 
 
 class TritonServer(NamedTuple):
-    """A running Triton; `log` is the file with all it has printed."""
+    """A running Triton; `log` is the file of its output."""
 
     process: subprocess.Popen[bytes]
     http_port: int
@@ -36,7 +36,7 @@ class TritonServer(NamedTuple):
         return f"127.0.0.1:{self.grpc_port}"
 
     def kill_stubs(self, model: str) -> int:
-        """`kill -9` the processes that run a model, and wait for their end; returns how many there were."""
+        """`kill -9` the processes that run a model and wait for their end; returns their number."""
         stubs = [pid for pid, line in children(self.process.pid) if f"/{model}/" in line]
         for pid in stubs:
             descriptor = os.pidfd_open(pid)
@@ -47,7 +47,7 @@ class TritonServer(NamedTuple):
 
 
 def children(parent: int) -> list[tuple[int, str]]:
-    """The processes that a process has started, and the command line of each."""
+    """The child processes of a process, with their command lines."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -67,14 +67,14 @@ def triton_server(
     arguments: Sequence[str] = (),
     grpc_port: int = 0,
 ) -> Iterator[TritonServer]:
-    """Serve `repository` with the Triton in `directory`, in explicit mode, until the block is left.
+    """Serve `repository` with the Triton in `directory`, in explicit mode, until the block ends.
 
-    `load` are the models to begin with. The log is kept in `scratch`. Raises RuntimeError with the log when it does not
-    get ready.
+    `load` are the initial models. The log is kept in `scratch`. Raises RuntimeError with the log when the server does
+    not become ready.
     """
     log = scratch / "triton.log"
-    # On a busy machine one in a while ends as it starts: it waits for its models' locks for so long only, and somebody
-    # else may have taken a port that was free.
+    # On a busy machine a start fails now and then: Triton's wait for its models' locks is bounded, and another process
+    # may take a free port first.
     for _ in range(3):
         port = grpc_port or free_ports(1)[0]
         line, environment = command_line(directory, repository, port, load, arguments)
@@ -89,7 +89,7 @@ def triton_server(
         finally:
             _end(process)
             remove_memory(port)
-    raise RuntimeError(f"Triton did not get ready:\n{log.read_text(errors='replace')}")
+    raise RuntimeError(f"Triton: did not become ready:\n{log.read_text(errors='replace')}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -104,7 +104,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def command_line(
     directory: Path, repository: Path, grpc_port: int, load: Sequence[str] = ("*",), arguments: Sequence[str] = ()
 ) -> tuple[list[str], dict[str, str]]:
-    """How to start the Triton in `directory` as `triton_server` does, and the environment that it needs."""
+    """Command line and environment of the Triton in `directory`, as `triton_server` starts it."""
     start, environment = command(directory)
     http_port, metrics_port = free_ports(2)
     line = [
@@ -126,7 +126,7 @@ def command_line(
 
 
 def remove_memory(grpc_port: int) -> None:
-    """Remove what the models of a server that was killed have left behind."""
+    """Remove shared memory that a killed server's models have left behind."""
     for left in Path("/dev/shm").glob(f"{_memory(grpc_port)}*"):
         left.unlink(missing_ok=True)
 
@@ -136,7 +136,7 @@ def _memory(grpc_port: int) -> str:
 
 
 def _is_ready(server: TritonServer) -> bool:
-    """Whether a server gets ready."""
+    """Wait for a server; true when it becomes ready in time."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     with tritongrpc.InferenceServerClient(server.url) as client:
         while time.monotonic() < deadline and server.process.poll() is None:
@@ -148,7 +148,7 @@ def _is_ready(server: TritonServer) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, below those that the kernel gives to whom any port will do meanwhile."""
+    """Ports without a listener, below the kernel's range of ephemeral ports."""
     found: list[int] = []
     while len(found) < count:
         port = random.randrange(10_000, 32_000)

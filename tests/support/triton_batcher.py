@@ -1,4 +1,4 @@
-"""A model under Triton's dynamic batcher in virtual time: what is sent, which batches run, how each request ends."""
+"""A model under Triton's dynamic batcher in virtual time: requests sent, batches run, outcomes."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ DIRECT = (single("m:1", keyed=True), single("busy:1"))
 
 
 class Sent(NamedTuple):
-    """A request, and how long it would wait, if it says so."""
+    """A request with its arrival, and its timeout if it has one."""
 
     at_ns: int
     rows: int = 1
@@ -31,7 +31,7 @@ class Sent(NamedTuple):
 
 
 class Machine:
-    """Batches take 1 ms, but for the models and batches that are named."""
+    """A machine on which a batch takes 1 ms, or `took_ns` by its number or its model."""
 
     def __init__(self, took_ns: Mapping[str | int, int]) -> None:
         self._took_ns = took_ns
@@ -47,9 +47,9 @@ class Machine:
 
 
 class Run:
-    """What came of a simulation: rows and requests of the model's batches, and how and when every request ended.
+    """The result of a simulation: rows and requests of the model's batches, and the outcome and end of every request.
 
-    The model `busy:1` keeps the same partitions busy until `busy_ns`; `took_ns` is by model, or by number of a batch.
+    The model `busy:1` occupies the same partitions until `busy_ns`; `took_ns` is by model, or by number of a batch.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Run:
 
     @property
     def done_ms(self) -> list[float]:
-        """When each request was answered, in the order in which they were sent."""
+        """Time of each request's answer, in the order of arrival."""
         assert {outcome for outcome, _ in self.ended.values()} == {Outcome.COMPLETED}
         return [self.ended[request][1] / MS for request in sorted(self.ended)]
 

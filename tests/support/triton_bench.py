@@ -34,13 +34,13 @@ PLAN = PipelineWiring(
 
 
 class Bench:
-    """A partition in front of a fake server, and a queue of what it reported."""
+    """A partition in front of a fake server, and a queue of its reports."""
 
     def __init__(self, fake: FakeTriton, port: int, specs: Mapping[str, ModelSpec], timeout_s: float) -> None:
         self.fake = fake
         self.reported: list[str] = []
         self._events: asyncio.Queue[AnyEvent] = asyncio.Queue()
-        # What goes to Triton takes no slot of the arena.
+        # Inputs for Triton take no slot of the arena.
         self.assembly = Assembly({f"{key}": PLAN for key in specs}, specs, cast("InputSlots", None))
         settings = TritonSettings("t", f"127.0.0.1:{port}", timeout_s=timeout_s)
         verdicts = {"m:1": (ConfidenceSpec("y", Confidence.MAX),)}
@@ -66,7 +66,7 @@ class Bench:
         return event
 
     def send(self, *requests: float, model: str = "m:1") -> int:
-        """A batch with a request of one row for each number, whose values are that number."""
+        """Send a batch with one single-row request for each number, filled with the number."""
         self._batches += 1
         members = []
         for number, value in enumerate(requests):
@@ -87,7 +87,7 @@ class Bench:
 def benched(
     specs: Mapping[str, ModelSpec] | None = None, timeout_s: float = 5.0, memory: bool = False
 ) -> Callable[[Callable[[Bench], Coroutine[Any, Any, None]]], Callable[[], None]]:
-    """Run a test in front of a fake server."""
+    """Decorate a test to run with a partition in front of a fake server."""
 
     def decorate(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> Callable[[], None]:
         async def main() -> None:
@@ -100,7 +100,7 @@ def benched(
                 finally:
                     await bench.partition.drain()
 
-        # Not functools.wraps: pytest would look for a fixture of the name of the argument.
+        # Without functools.wraps, with which pytest would look for a fixture named like the argument.
         def run() -> None:
             asyncio.run(main())
 
@@ -110,7 +110,7 @@ def benched(
 
 
 def answers(*first: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
-    """Each of these answers one batch; then all is well."""
+    """Each function answers one batch; later batches get the right answer."""
     waiting = list(first)
 
     @wraps(double)

@@ -1,4 +1,4 @@
-"""A model repository for a real Triton whose models are ONNX files, run by its Python backend."""
+"""A model repository for a real Triton whose Python backend runs ONNX files."""
 
 import shutil
 from pathlib import Path

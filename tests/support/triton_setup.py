@@ -1,6 +1,6 @@
-"""Sets up a real Triton server under `.cache/triton`: the one that the pytriton wheel carries, for CPUs.
+"""Installs a real Triton server for CPUs under `.cache/triton`, from the pytriton wheel.
 
-The wheel's Python backend takes NumPy 1 only (with NumPy 2 its outputs are silently empty), so models run in an
+The wheel's Python backend supports NumPy 1 only (with NumPy 2 its outputs are silently empty), so models run in an
 environment of their own.
 """
 
@@ -24,13 +24,13 @@ _SERVER = Path("wheel", "pytriton", "tritonserver")
 
 
 class TritonUnavailable(Exception):
-    """Triton cannot be had here; the message says why."""
+    """Triton cannot be installed here; the message gives the reason."""
 
 
 def set_up() -> Path:
-    """The directory with a complete Triton, made if it is not there yet (a minute at most where wheels come quickly).
+    """Install Triton if needed (up to a minute where wheels download quickly); returns its folder.
 
-    Raises TritonUnavailable. Several processes may try at once: one does it, the others wait for that.
+    Raises TritonUnavailable. When several processes call this at once, one installs and the others wait.
     """
     stamp = f"{WHEEL} python{sysconfig.get_python_version()} onnxruntime=={_onnxruntime()}\n"
     if not _is_complete(stamp):
@@ -50,10 +50,7 @@ def set_up() -> Path:
 
 @contextmanager
 def scratch_of(directory: Path) -> Iterator[Path]:
-    """An empty directory beside another one, to be made into that; no other process has it meanwhile.
-
-    Waits for one that has, which is bounded by what that does.
-    """
+    """An empty folder beside `directory`, to be renamed to it; a lock keeps other processes out meanwhile."""
     scratch, lock = (directory.with_name(f"{directory.name}.{suffix}") for suffix in ("new", "lock"))
     directory.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:
@@ -67,7 +64,7 @@ def scratch_of(directory: Path) -> Iterator[Path]:
 
 
 def command(directory: Path) -> tuple[list[str], dict[str, str]]:
-    """The start of Triton's command line, and the environment that it needs."""
+    """The start of Triton's command line, and its environment."""
     binary = directory / _SERVER / "bin" / "tritonserver"
     libraries = [str(directory / "wheel" / "nvidia_pytriton.libs"), sysconfig.get_config_var("LIBDIR")]
     environment = {
@@ -86,7 +83,7 @@ def _is_complete(stamp: str) -> bool:
 
 
 def _onnxruntime() -> str:
-    """The version that is installed here: equal versions give equal numbers."""
+    """The installed version of ONNX Runtime; equal versions compute equal numbers."""
     for name in ("onnxruntime", "onnxruntime-gpu"):
         try:
             return metadata.version(name)

@@ -1,4 +1,4 @@
-"""An asyncio loop whose clock stands still while there is work and jumps to the next timer when there is none."""
+"""An asyncio loop in virtual time: its clock stands still while there is work, and then jumps to the next timer."""
 
 import asyncio
 import selectors
@@ -11,27 +11,27 @@ _T = TypeVar("_T")
 
 
 class _Selector(selectors.SelectSelector):
-    """Where the loop would sleep, it makes time pass instead."""
+    """Advances the virtual time where the loop would sleep."""
 
     elapse: Callable[[float], None]
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
-            raise RuntimeError("nothing will ever happen on this loop again")
+            raise RuntimeError("virtual loop: no timer is left, so it would wait for ever")
         if timeout > 0:
             self.elapse(timeout)
         return super().select(0)
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """`now_ns` is the time of its clock, which starts at 0."""
+    """A loop whose clock `now_ns` starts at 0."""
 
     def __init__(self) -> None:
         selector = _Selector()
         selector.elapse = self._elapse
         self.now_ns = 0
         super().__init__(selector)
-        # Timers of this very instant are due (asyncio compares with "<"), those a nanosecond later are not.
+        # Timers of the current nanosecond are due (asyncio compares with "<"); those of the next one are not.
         self._clock_resolution = 0.5 / NS_PER_S
 
     def time(self) -> float:
@@ -70,7 +70,7 @@ class VirtualAlarm:
 
 
 def run_virtual(main: Callable[[VirtualLoop], Coroutine[object, object, _T]]) -> _T:
-    """Run a coroutine on a virtual loop of its own."""
+    """Run a coroutine on a new virtual loop."""
     loop = VirtualLoop()
     try:
         return loop.run_until_complete(main(loop))

@@ -1,4 +1,4 @@
-"""The gateway's side of real workers for tests, cut down to what drives them."""
+"""A minimal gateway that drives real worker processes, for tests."""
 
 import asyncio
 import gc
@@ -62,7 +62,7 @@ def infer(inputs):
 
 
 class Gateway:
-    """What the gateway does with its supervisor, cut down to one region of inputs and a queue of what was reported."""
+    """A minimal gateway around a supervisor: one region of inputs and a queue of reports."""
 
     def __init__(self, specs: list[WorkerSpec], ready_timeout_s: float = 60.0) -> None:
         self.reports: asyncio.Queue[WorkerReady | LoadResult | BatchFinished | BatchRefused | BatchWithdrawn | str] = (
@@ -112,7 +112,7 @@ class Gateway:
             return await self.reports.get()
 
     def place(self, array: Array, offset: int = 0, segment_bytes: int | None = None) -> InputTensor:
-        """Copy an input `x` into the input region, cut into segments with gaps between them."""
+        """Copy an input `x` into the input region, in segments with gaps between them."""
         is_bytes = array.dtype == np.object_
         data = encode_bytes(array)[0] if is_bytes else array.tobytes()
         segments = []
@@ -133,7 +133,7 @@ class Gateway:
 
 @asynccontextmanager
 async def serving(*specs: WorkerSpec) -> AsyncIterator[Gateway]:
-    """A gateway whose workers are ready; drained at the end."""
+    """A gateway with ready workers, drained at the end of the block."""
     gateway = Gateway(list(specs))
     gateway.supervisor.start()
     try:
@@ -163,7 +163,7 @@ def model(
 
 
 def held(directory: Path, key: str, at_load: bool = False) -> ModelFile:
-    """A model of 8 columns that waits, as it is loaded or runs, for a file `go` beside it; `waiting` is there then."""
+    """A model of 8 columns that waits at its load or run for a file `go` beside it, and creates `waiting` meanwhile."""
     directory.mkdir()
     (directory / "model.py").write_text(_HELD.format(at_load=at_load))
     config = {"name": "held", "max_batch_size": 4, "input": _ENDS[:1], "output": _ENDS[1:]}
@@ -184,6 +184,6 @@ def direct(path: Path, x: Array) -> npt.NDArray[Any]:
 
 
 def own_memory_files() -> list[str]:
-    """The memory files that this process still has when its garbage is collected."""
+    """The memory files of this process after a garbage collection."""
     gc.collect()
     return memory_files(os.getpid(), "sluice")

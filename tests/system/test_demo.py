@@ -82,7 +82,7 @@ def test_the_readme_s_python_client_works(server: demo.Server) -> None:
 def test_the_readme_s_loadgen_command_runs(server: demo.Server) -> None:
     (command,) = (block for block in readme_blocks("sh", server) if "loadgen run" in block)
     short = command.replace("--duration 10", "--duration 1 --warmup 0").replace(
-        ".venv-demo/bin/loadgen", f"{sys.executable} -m sluice.loadgen.cli", 1
+        ".venv-demo/bin/loadgen", f"{sys.executable} -m sluice.loadgen.cli.main", 1
     )
     assert "accuracy" in run(["bash", "-c", short]).stdout
 

@@ -1,4 +1,4 @@
-"""`scripts/gpu_check`, tried out on a fake card with a fake MPS."""
+"""`scripts/gpu_check` on a fake card with a fake MPS."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ def findings(directory: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
     return done.stdout, parts
 
 
-def test_every_part_tells_what_it_has_found(tmp_path: Path) -> None:
+def test_every_part_reports_its_findings(tmp_path: Path) -> None:
     printed, parts = findings(tmp_path, "--parts", "card,mps,sweep,memory,pairs,change,terminate,static")
     assert {name: found["status"] for name, found in parts.items()} == dict.fromkeys(
         ("card", "mps", "sweep", "memory", "pairs", "change", "terminate", "static", "end"), "ok"
@@ -46,11 +46,11 @@ def test_every_part_tells_what_it_has_found(tmp_path: Path) -> None:
     assert "25 %   32" in printed
 
 
-def test_parts_that_have_no_time_are_left_out(tmp_path: Path) -> None:
+def test_parts_without_time_left_are_skipped(tmp_path: Path) -> None:
     _, parts = findings(tmp_path, "--parts", "sweep,static", "--seconds", "20")
     assert {name: found["status"] for name, found in parts.items()} == {
-        "sweep": "skipped: the time was over",
-        "static": "skipped: the time was over",
+        "sweep": "skipped: no time left",
+        "static": "skipped: no time left",
         "end": "ok",
     }
 

@@ -145,7 +145,7 @@ def test_a_closed_connection_fails_its_own_query_only() -> None:
     with server(hang_up) as target:
         result = run(target, connections=4)
     assert (result.metrics.ok, result.metrics.error) == (190, 10)
-    assert result.record.reasons == {"the connection was closed before the answer": 10}
+    assert result.record.reasons == {"connection closed before the answer": 10}
 
 
 def test_an_answer_that_is_no_http_fails_its_query() -> None:
@@ -213,7 +213,18 @@ def test_an_interrupt_ends_the_run_with_a_report(tmp_path: Path) -> None:
         writer.write(ANSWER)
         seen.set()
 
-    command = [sys.executable, "-m", "sluice.loadgen.cli", "run", "--model", "m", "--rate", "200", "--duration", "60"]
+    command = [
+        sys.executable,
+        "-m",
+        "sluice.loadgen.cli.main",
+        "run",
+        "--model",
+        "m",
+        "--rate",
+        "200",
+        "--duration",
+        "60",
+    ]
     with (
         server(note) as target,
         subprocess.Popen([*command, "--target", target], stdout=subprocess.PIPE, text=True) as process,
@@ -270,9 +281,9 @@ def test_what_the_server_refuses_as_out_of_time_is_shed(gateway: tuple[dict[str,
     assert result.metrics.shed > 0
 
 
-def test_the_port_of_the_other_protocol_is_told_as_such(gateway: tuple[dict[str, str], str]) -> None:
+def test_the_port_of_the_other_protocol_is_named(gateway: tuple[dict[str, str], str]) -> None:
     target = gateway[0]["grpc"].replace("grpc://", "http://")
-    with pytest.raises(TargetUnreachable, match=f"a port of gRPC is asked as {gateway[0]['grpc']}$"):
+    with pytest.raises(TargetUnreachable, match=f"not an HTTP server; for a gRPC port give {gateway[0]['grpc']}$"):
         run_server_scenario(RunConfig(target=target, model="m", rate=10, queries=1))
 
 

@@ -188,7 +188,7 @@ def test_priority_levels(server: GatewayServer, client: str, name: str) -> None:
 
 
 @pytest.mark.behaviour("L0_model_queue", "a priority that the model has not is its default one")
-def test_a_priority_that_there_is_not_is_the_usual_one(server: GatewayServer, client: str) -> None:
+def test_an_unknown_priority_is_the_default_one(server: GatewayServer, client: str) -> None:
     sent = [
         Sent(200 + 150 * number, 4, "two_levels", each, id=f"usual-{client}-{number}")
         for number, each in enumerate((0, 3, 2, 1))

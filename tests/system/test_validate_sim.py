@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sluice.loadgen.cli import main
-from sluice.loadgen.target.simulation_file import read_simulation
-from tests.unit.loadgen.simulation import write_simulation
+from sluice.loadgen.cli.main import main
+from sluice.loadgen.simulation.simulation_file import read_simulation
+from tests.unit.loadgen.simulated_server import write_simulation
 
 MODEL = ["--model", "cascade", "--slo-ms", "100"]
 
@@ -41,7 +41,7 @@ def test_a_server_is_measured_and_its_simulation_written_and_compared(
     ("arguments", "message"),
     [
         (["--target", "http://x:1", *MODEL], "expected sim:FILE.yaml"),
-        (["--target", "sim:missing.yaml", *MODEL, "--seeds", "0"], "--loads and --seeds"),
+        (["--target", "sim:missing.yaml", *MODEL, "--seeds", "0"], "--seeds: expected at least 1, got 0"),
         (["--target", "sim:missing.yaml", *MODEL], "missing.yaml"),
     ],
 )
@@ -54,4 +54,4 @@ def test_what_cannot_be_validated_exits_with_1(
 
 def test_a_gateway_without_a_core_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate-sim", "--target", write_simulation(tmp_path), *MODEL, "--cores", "0"]) == 1
-    assert "--cores: the partitions take 1 and the gateway one more" in capsys.readouterr().err
+    assert "--cores: too few; expected 1 for the partitions and 1 for the gateway, got [0]" in capsys.readouterr().err

@@ -16,15 +16,9 @@ import pytest
 from tests.support.documents import ROOT, prose, without_spans
 
 CHECKED = (
-    "README.md",
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    "SECURITY.md",
-    "docs",
-    "gateway",
-    "models",
-    "mps",
-    "scripts/reference",
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs"),
+    *("models", "mps", "gateway", "loadgen", "examples", "benchmarks", "scripts"),
+    *("tests/support", "tests/simulation", "tests/properties", "tests/unit/loadgen", "tests/unit/scripts"),
 )
 
 WORDS = ("told", "anew", "be it", "nobody's", "whoever", "but for")

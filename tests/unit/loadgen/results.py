@@ -1,9 +1,9 @@
-"""A result out of literal figures, for the tests of what is done with results."""
+"""A run result from literal figures, for tests of reports and searches."""
 
 import numpy as np
 
 from sluice.loadgen.records.record import Record, Status
-from sluice.loadgen.records.stats import measure
+from sluice.loadgen.records.statistics import query_statistics
 from sluice.loadgen.run.result import RunConfig, RunResult
 from sluice.loadgen.traffic.schedule import Schedule
 
@@ -19,5 +19,5 @@ def result_of(
     record.sent_ns[:] = record.due_ns + late_ms * MS
     record.done_ns[:] = record.due_ns + latency_ms * MS
     record.status[:] = Status.OK
-    metrics = measure(record, config.slo_ms, config.percentile, config.warmup_s)
+    metrics = query_statistics(record, config.slo_ms, config.percentile, config.warmup_s)
     return RunResult(config, schedule.digest, record, metrics, list(invalid))

@@ -1,19 +1,19 @@
 import pytest
 
-from sluice.loadgen import cli
+from sluice.loadgen.cli.main import main
 from sluice.loadgen.papers.elastic_share import BESIDE_HARD, ONE_BY_ONE, PAUSING, STEADY, cases, table
-from sluice.loadgen.papers.shared_device import Cap, run
+from sluice.loadgen.papers.engines.shared_device import ShareCap, run_jobs
 
 
 def test_hard_shares_take_as_long_as_they_are_small() -> None:
-    shared = run(Cap.HARD, STEADY, 0.01)
+    shared = run_jobs(ShareCap.HARD, STEADY, 0.01)
     assert shared.end_s == pytest.approx({"0.1": 10.0, "0.9": 1 / 0.9})
     assert shared.utilisation == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize("batch_s", [0.002, 0.01, 0.05])
-def test_elastic_shares_give_what_is_idle_and_keep_what_is_promised(batch_s: float) -> None:
-    shared, hard = run(Cap.ELASTIC, STEADY, batch_s), run(Cap.HARD, STEADY, batch_s)
+def test_elastic_shares_lend_idle_time_and_keep_guaranteed_shares(batch_s: float) -> None:
+    shared, hard = run_jobs(ShareCap.ELASTIC, STEADY, batch_s), run_jobs(ShareCap.HARD, STEADY, batch_s)
     assert shared.end_s["0.1"] / hard.end_s["0.1"] - 1 == pytest.approx(-0.80, abs=0.02)
     assert shared.end_s["0.9"] / hard.end_s["0.9"] - 1 <= 0.15
     assert shared.end_s["0.9"] <= 1 / 0.9 + batch_s  # one batch of the other, and no more
@@ -21,30 +21,30 @@ def test_elastic_shares_give_what_is_idle_and_keep_what_is_promised(batch_s: flo
 
 
 def test_without_caps_the_large_share_is_not_kept() -> None:
-    assert run(Cap.UNCAPPED, STEADY, 0.01).end_s == pytest.approx({"0.1": 2.0, "0.9": 2.0})
+    assert run_jobs(ShareCap.UNCAPPED, STEADY, 0.01).end_s == pytest.approx({"0.1": 2.0, "0.9": 2.0})
 
 
 @pytest.mark.parametrize("batch_s", [0.002, 0.01, 0.05])
-def test_who_lends_its_pauses_loses_little(batch_s: float) -> None:
-    shared, hard = run(Cap.ELASTIC, PAUSING, batch_s), run(Cap.HARD, PAUSING, batch_s)
+def test_a_job_that_lends_its_pauses_loses_little(batch_s: float) -> None:
+    shared, hard = run_jobs(ShareCap.ELASTIC, PAUSING, batch_s), run_jobs(ShareCap.HARD, PAUSING, batch_s)
     assert shared.end_s["0.1"] / hard.end_s["0.1"] - 1 == pytest.approx(-0.80, abs=0.02)
     assert shared.end_s["0.9"] / hard.end_s["0.9"] - 1 <= 0.15
 
 
-def test_who_sends_one_request_after_the_other_does_not_meet_a_batch_of_the_other_each_time() -> None:
-    shared, hard = run(Cap.ELASTIC, ONE_BY_ONE, 0.01), run(Cap.HARD, ONE_BY_ONE, 0.01)
+def test_a_closed_loop_job_does_not_wait_for_a_batch_of_the_other_each_time() -> None:
+    shared, hard = run_jobs(ShareCap.ELASTIC, ONE_BY_ONE, 0.01), run_jobs(ShareCap.HARD, ONE_BY_ONE, 0.01)
     assert shared.end_s["0.1"] / hard.end_s["0.1"] - 1 == pytest.approx(-0.80, abs=0.02)
     assert shared.end_s["0.9"] / hard.end_s["0.9"] - 1 <= 0.01
 
 
-def test_an_elastic_share_beside_a_hard_one_takes_what_it_is_promised() -> None:
-    shared, hard = run(Cap.ELASTIC, BESIDE_HARD, 0.01), run(Cap.HARD, BESIDE_HARD, 0.01)
+def test_an_elastic_share_beside_a_hard_one_gets_its_share() -> None:
+    shared, hard = run_jobs(ShareCap.ELASTIC, BESIDE_HARD, 0.01), run_jobs(ShareCap.HARD, BESIDE_HARD, 0.01)
     assert shared.end_s["0.1"] / hard.end_s["0.1"] - 1 == pytest.approx(-0.80, abs=0.02)
     assert shared.end_s["0.9"] / hard.end_s["0.9"] - 1 == pytest.approx(0.096, abs=0.001)
 
 
 def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["paper", "shares"]) == 0
+    assert main(["paper", "shares"]) == 0
     line = "| both steady | 10 ms | hard | 10.00 | +0.0% | 1.11 | +0.0% | 20% |"
     assert line in capsys.readouterr().out.splitlines()
 

@@ -2,18 +2,18 @@ from collections.abc import Mapping
 
 import pytest
 
-from sluice.loadgen import cli
+from sluice.loadgen.cli.main import main
 from sluice.loadgen.papers import memory_packing
+from sluice.loadgen.papers.engines.packing_replay import SchedulerTiming
 from sluice.loadgen.papers.memory_packing import (
     EXTRA_PERCENT,
     PackingCase,
     arrivals_ns,
     cases,
-    play,
+    replay_engines,
     request_mib,
     table,
 )
-from sluice.loadgen.papers.replay import SchedulingPace
 from sluice.models.units import NS_PER_S
 from sluice.mps.packing.best_fit import BestFit
 from sluice.mps.packing.peak_safe import PeakSafe
@@ -53,20 +53,20 @@ def test_forecasts_of_samples_run_out_of_memory(runs: Runs) -> None:
     assert sum(runs["pp", extra].replayed.restarts for extra in EXTRA_PERCENT) > 20
     for extra in EXTRA_PERCENT:
         case = runs["pp", extra]
-        assert case.logged.makespan_s is not None
-        assert case.replayed.makespan_s == pytest.approx(case.logged.makespan_s, rel=0.08)
+        assert case.published.makespan_s is not None
+        assert case.replayed.makespan_s == pytest.approx(case.published.makespan_s, rel=0.08)
 
 
 @pytest.mark.parametrize("spread_s", [0.0, 12.9])
 def test_engines_as_slow_as_in_the_fullest_runs_wait_little_as_well(spread_s: float) -> None:
     # 176.5 s is what an engine took where up to seven shared the device, with that deviation.
-    slow = play(PeakSafe(), SchedulingPace(look_ns=NS_PER_S), 250, run_s=176.5, spread_s=spread_s)
+    slow = replay_engines(PeakSafe(), SchedulerTiming(look_ns=NS_PER_S), 250, run_s=176.5, spread_s=spread_s)
     assert 1717 / slow.pending_s >= 8.6
     assert slow.restarts == 0
     assert slow.peak_mib <= 32_510 - 512
 
 
-def test_requests_are_cut_off_at_the_device() -> None:
+def test_requests_are_capped_at_the_device() -> None:
     assert [request_mib(BestFit(), extra) // 1024 for extra in EXTRA_PERCENT] == [7, 10, 14, 17, 21, 24]
     assert request_mib(PeakPrediction(), 250) == 24_479
     assert request_mib(PeakPrediction(), 400) == 32_510
@@ -83,7 +83,7 @@ def test_the_command_prints_the_table(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(memory_packing, "cases", lambda: iter(runs.values()))
-    assert cli.main(["paper", "packing"]) == 0
+    assert main(["paper", "packing"]) == 0
     assert (
         "| best_fit | +0 % | 132 | 131 | 1334 | 1344 | +0.8% | 0 | 0 | 27976 |" in capsys.readouterr().out.splitlines()
     )

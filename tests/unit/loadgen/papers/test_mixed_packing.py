@@ -1,12 +1,12 @@
 import pytest
 
-from sluice.loadgen import cli
+from sluice.loadgen.cli.main import main
 from sluice.loadgen.papers import mixed_packing
+from sluice.loadgen.papers.engines.packing_replay import ReplayResult
 from sluice.loadgen.papers.memory_packing import EXTRA_PERCENT
 from sluice.loadgen.papers.mixed_packing import ENGINES, cases, ratios
-from sluice.loadgen.papers.replay import Replayed
 
-Runs = dict[str, list[Replayed]]
+Runs = dict[str, list[ReplayResult]]
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def test_there_are_25_engines_of_six_kinds() -> None:
     assert sum(len(engine.queries) for engine in ENGINES) == 25
 
 
-def test_requests_hold_up_and_measured_peaks_do_not(runs: Runs) -> None:
+def test_over_provisioned_requests_delay_engines_and_measured_peaks_do_not(runs: Runs) -> None:
     booked = [run.pending_s for run in runs["best_fit"]]
     assert booked[0] == pytest.approx(10, abs=2)
     assert booked[3:] == pytest.approx([540] * 3, rel=0.02)
@@ -45,7 +45,7 @@ def test_the_command_prints_the_table(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(mixed_packing, "cases", lambda: runs)
-    assert cli.main(["paper", "mixed-packing"]) == 0
+    assert main(["paper", "mixed-packing"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| exclusive", "| best_fit", "| pp", "| peak_safe"]
     assert {line.count("|") for line in lines} == {13}

@@ -33,7 +33,7 @@ def test_status_codes_and_names_tell_reasons_apart() -> None:
     assert counted(*reasons) == dict.fromkeys(reasons, 1)
 
 
-def test_no_more_reasons_are_told_apart_than_a_report_has_room_for() -> None:
+def test_no_more_reasons_are_counted_apart_than_a_report_has_room_for() -> None:
     reasons = [f"{name} took 1 ms" for name in "abcdefghij"]
     known = dict.fromkeys(reasons[:MAX_REASONS], 1)
     assert counted(*reasons, "a took 2 ms", "j took 2 ms") == known | {"a took 1 ms": 2, "other reasons": 3}

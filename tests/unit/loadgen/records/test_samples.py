@@ -3,8 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sluice.loadgen.records.samples import SampleSource, load_samples
-from sluice.loadgen.target.base import TargetModel
+from sluice.loadgen.records.samples import SampleSource, TargetModel, load_samples
 from sluice.models.errors import ConfigError
 from sluice.models.tensors.spec import DataType, TensorSpec
 
@@ -41,7 +40,7 @@ def test_a_query_of_several_rows_takes_consecutive_ones(file: str) -> None:
 def test_a_model_without_batches_gets_items(file: str) -> None:
     samples = load_samples(SampleSource(file, {"x": "raw"}), UNBATCHED, 1, seed=0)
     assert samples.tensors(1)["x"].tolist() == [2, 3]
-    with pytest.raises(ConfigError, match="the model takes no batches"):
+    with pytest.raises(ConfigError, match="--rows: the model cannot be batched; expected 1, got 2"):
         load_samples(SampleSource(file, {"x": "raw"}), UNBATCHED, 2, seed=0)
 
 
@@ -55,15 +54,15 @@ def test_text_is_for_bytes_inputs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (SampleSource("FILE"), "has no array 'x', only raw, test, y"),
-        (SampleSource("FILE", {"x": "y"}), r"must be \(rows, \*item\)"),
-        (SampleSource("FILE", {"x": "raw"}, labels="test"), "the same number of rows"),
-        (SampleSource("FILE", {"x": "raw"}, subset="y"), "rows 0 to 4"),
+        (SampleSource("FILE"), "no array 'x'; it has raw, test, y"),
+        (SampleSource("FILE", {"x": "y"}), r"expected arrays of shape \(rows, \*item\)"),
+        (SampleSource("FILE", {"x": "raw"}, labels="test"), "expected arrays of equal length"),
+        (SampleSource("FILE", {"x": "raw"}, subset="y"), "--subset y: expected row numbers from 0 to 4"),
         (SampleSource("missing.npz"), "^--samples missing.npz: cannot be read: No such file or directory$"),
-        (SampleSource("random", labels="y"), "give --samples FILE.npz"),
+        (SampleSource("random", labels="y"), "expected --samples FILE.npz"),
     ],
 )
-def test_what_does_not_fit_is_named(file: str, source: SampleSource, message: str) -> None:
+def test_a_mismatch_is_named(file: str, source: SampleSource, message: str) -> None:
     if source.file == "FILE":
         source = SampleSource(file, source.inputs, source.labels, source.subset)
     with pytest.raises(ConfigError, match=message):
@@ -92,7 +91,7 @@ def test_a_datatype_that_would_lose_information_is_refused(tmp_path: Path) -> No
     path = tmp_path / "floats.npz"
     np.savez(path, x=np.zeros((3, 2)))
     metadata = TargetModel((TensorSpec("x", DataType.INT32, (-1, 2)),), ())
-    with pytest.raises(ConfigError, match="input x is INT32, its array is float64"):
+    with pytest.raises(ConfigError, match="input x: expected INT32, got float64"):
         load_samples(SampleSource(str(path)), metadata, 1, seed=0)
 
 
@@ -107,5 +106,5 @@ def test_random_samples_depend_on_the_seed_only() -> None:
 
 def test_random_samples_need_fixed_items() -> None:
     metadata = TargetModel((TensorSpec("x", DataType.FP32, (-1, -1)),), ())
-    with pytest.raises(ConfigError, match="input x: its shape"):
+    with pytest.raises(ConfigError, match="input x: variable shape"):
         load_samples(SampleSource(), metadata, 1, seed=0)

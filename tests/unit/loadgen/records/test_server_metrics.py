@@ -1,6 +1,6 @@
 import pytest
 
-from sluice.loadgen.records.server_metrics import BatchSizes, StageShare, difference, read_counters
+from sluice.loadgen.records.server_metrics import BatchStatistics, StageShare, metrics_between, read_counters
 
 BEFORE = """
 # TYPE sluice_batch_rows histogram
@@ -24,8 +24,8 @@ sluice_stage_rows_total{pipeline="c",stage="large"} 15
 
 
 def test_the_difference_of_two_scrapes() -> None:
-    server = difference(read_counters(BEFORE), read_counters(AFTER))
-    assert server.batches == (BatchSizes("a:1", "p0", 20, 3.0),)
+    server = metrics_between(read_counters(BEFORE), read_counters(AFTER))
+    assert server.batches == (BatchStatistics("a:1", "p0", 20, 3.0),)
     assert server.stages == (StageShare("c", "large", 15, 0.25), StageShare("c", "small", 60, 1.0))
 
 

@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from sluice.loadgen.records.stats import Distribution, QueryStatistics
+from sluice.loadgen.records.statistics import Distribution, QueryStatistics
 from sluice.loadgen.records.validity import invalid_reasons
 
 METRICS = QueryStatistics(
@@ -46,7 +46,7 @@ def test_lateness_may_be_a_millisecond_or_a_twentieth_of_the_objective(
 def test_too_few_queries_prove_nothing_even_without_a_miss() -> None:
     few = msgspec.structs.replace(METRICS, queries=458)
     assert invalid_reasons(few, 10, 99, interrupted=False) == [
-        "too short: 458 queries after the warm-up; a verdict on 99 % takes 459"
+        "too short: 458 queries after the warm-up; a claim about 99 % needs 459"
     ]
     assert invalid_reasons(few, 10, 90, interrupted=False) == []
 

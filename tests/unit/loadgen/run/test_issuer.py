@@ -6,8 +6,9 @@ import numpy.typing as npt
 import pytest
 
 from sluice.loadgen.records.record import Record, Status
+from sluice.loadgen.records.samples import TargetModel, Tensors
 from sluice.loadgen.run.issuer import Issuer
-from sluice.loadgen.target.base import Sink, TargetModel, Tensors
+from sluice.loadgen.target.base import QueryListener
 from sluice.loadgen.traffic.schedule import Schedule
 
 
@@ -20,14 +21,14 @@ class Brittle:
     async def metadata(self) -> TargetModel:
         return TargetModel((), ())
 
-    async def prepare(self, samples: Mapping[int, Tensors], sink: Sink, keep_answers: bool) -> None:
-        self._sink = sink
+    async def prepare(self, samples: Mapping[int, Tensors], listener: QueryListener, keep_answers: bool) -> None:
+        self._listener = listener
 
     def issue(self, query: int, sample: int) -> None:
         if sample in self._unsendable:
             raise OSError(f"sample {sample} is too long")
-        self._sink.sent(query)
-        self._sink.done(query, Status.OK)
+        self._listener.sent(query)
+        self._listener.done(query, Status.OK)
 
     async def close(self) -> None:
         pass

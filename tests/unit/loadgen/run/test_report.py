@@ -3,7 +3,7 @@ import json
 
 import numpy as np
 
-from sluice.loadgen.records.server_metrics import BatchSizes, ServerSide, StageShare
+from sluice.loadgen.records.server_metrics import BatchStatistics, ServerReport, StageShare
 from sluice.loadgen.run.report import run_json, run_text
 from sluice.loadgen.run.result import RunConfig
 from tests.unit.loadgen.results import result_of
@@ -17,8 +17,8 @@ def test_the_whole_text_of_a_run() -> None:
         result,
         schedule_digest="0123456789abcdef" * 4,
         client_cpu_us_per_query=12.345,
-        server=ServerSide(
-            (BatchSizes("m:1", "cpu0", 500, 2.0), BatchSizes("m:1", "cpu1", 100, 1.0)),
+        server=ServerReport(
+            (BatchStatistics("m:1", "cpu0", 500, 2.0), BatchStatistics("m:1", "cpu1", 100, 1.0)),
             (StageShare("m:1", "m", 1001, 1.0),),
         ),
         predictions=np.array([[1], [2], [-1]]),
@@ -27,10 +27,10 @@ def test_the_whole_text_of_a_run() -> None:
     result.record.count_reason("HTTP 503: busy")
     assert run_text(result) == (
         "Server scenario: m at http://host:1\n"
-        "  seed 3, schedule 0123456789abcdef, 0 s of warm-up left out\n"
+        "  seed 3, schedule 0123456789abcdef, 0 s of warm-up excluded\n"
         "  queries    1001: 1001 ok, 0 shed, 0 error, 0 timeout, 0 dropped\n"
         "  rate       1000.0/s offered, 990.1/s completed, 1000.0/s good\n"
-        "  objective  10 ms for 99 %: met by 100.000 %, by early stopping confirmed\n"
+        "  objective  10 ms for 99 %: met by 100.000 %, confirmed by early stopping\n"
         "  ms              mean       p50       p90       p95       p97       p99     p99.9       max\n"
         "  from due      10.000    10.000    10.000    10.000    10.000    10.000    10.000    10.000\n"
         "  from sent     10.000    10.000    10.000    10.000    10.000    10.000    10.000    10.000\n"

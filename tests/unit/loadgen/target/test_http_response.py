@@ -60,15 +60,15 @@ def test_a_closing_server_is_noticed() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"SSH-2.0-OpenSSH\r\n\r\n", "does not start with an HTTP/1.1 status line"),
-        (b"HTTP/2 200\r\nContent-Length: 0\r\n\r\n", "does not start with an HTTP/1.1 status line"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "expected an HTTP/1.1 status line"),
+        (b"HTTP/2 200\r\nContent-Length: 0\r\n\r\n", "expected an HTTP/1.1 status line"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", "no valid Content-Length"),
         (b"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: 3\r\n\r\n", "no valid Content-Length"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: -3\r\n\r\n", "no valid Content-Length"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 0x10\r\n\r\n", "no valid Content-Length"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999\r\n\r\n", "body is longer than"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nab", "bytes came after the end"),
-        (b"x" * (MAX_HEAD_BYTES + 1), "head is longer than"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999\r\n\r\n", "response body: longer than"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nab", "bytes after its end"),
+        (b"x" * (MAX_HEAD_BYTES + 1), "response head: longer than"),
     ],
 )
 def test_what_is_no_response_is_refused(data: bytes, message: str) -> None:

@@ -51,12 +51,12 @@ def test_an_answer_that_is_all_json() -> None:
 
 
 def test_a_missing_output_is_named() -> None:
-    with pytest.raises(ConfigError, match="--output q: the answers have no such output"):
+    with pytest.raises(ConfigError, match="--output q: not in the answers"):
         decode_output(b'{"outputs":[]}', -1, "q")
 
 
 def test_metadata() -> None:
     body = b'{"name":"m","inputs":[{"name":"x","datatype":"FP32","shape":[-1,4]}],"outputs":[],"extra":1}'
     assert decode_metadata(body).inputs == (TensorSpec("x", DataType.FP32, (-1, 4)),)
-    with pytest.raises(ConfigError, match="metadata cannot be read"):
+    with pytest.raises(ConfigError, match="--target: unreadable model metadata"):
         decode_metadata(b"<html>")

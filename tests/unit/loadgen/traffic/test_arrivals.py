@@ -46,10 +46,10 @@ def test_a_longer_run_continues_a_shorter_one() -> None:
     [
         (0.0, 1.0, None, "rate: must be above 0"),
         (float("nan"), 1.0, None, "rate: must be above 0"),
-        (1.0, None, None, "give a duration, a number of queries, or both"),
+        (1.0, None, None, "no end; expected --duration, --queries, or both"),
         (1.0, float("inf"), None, "duration: must be a positive number"),
         (1.0, None, 0, "queries: must be between 1 and 20000000"),
-        (1e6, 100.0, None, "is more than the 10000000 queries"),
+        (1e6, 100.0, None, "expected at most 10000000 queries"),
     ],
 )
 def test_bad_bounds_are_refused(rate: float, duration_s: float | None, queries: int | None, message: str) -> None:

@@ -35,8 +35,8 @@ def test_times_are_read(tmp_path: Path, text: str, times: list[float]) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"expected at least two different times, got 0 rows"),
-        ("time\n4\n4\n", r"expected at least two different times, got 2 rows"),
+        ("", r"expected at least two distinct times, got 0 rows"),
+        ("time\n4\n4\n", r"expected at least two distinct times, got 2 rows"),
         ("time\n4\nsoon\n", r"trace\.csv: line 3: expected a number or a timestamp, got 'soon'"),
         ("time\n4\nnan\n", r"line 3: expected a number or a timestamp, got 'nan'"),
         ("app,time\na,4\nb\n", r"line 3: expected a number or a timestamp, got nothing"),
@@ -53,5 +53,5 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_trace(str(tmp_path / "binary.csv"))
-    with pytest.raises(ConfigError, match="--trace: expected a CSV file"):
+    with pytest.raises(ConfigError, match="--arrivals trace: requires --trace FILE"):
         read_trace("")

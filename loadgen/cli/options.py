@@ -1,0 +1,86 @@
+"""The options and exit statuses that the commands share."""
+
+import argparse
+from pathlib import Path
+
+from sluice.loadgen.records.samples import SampleSource
+from sluice.loadgen.run.result import RunConfig
+from sluice.loadgen.traffic.arrivals import DEFAULT_CV, ArrivalProcess, Arrivals
+from sluice.models.errors import ConfigError
+
+MET, USAGE, MISSED, INVALID, UNREACHABLE = 0, 1, 2, 4, 5
+"""Exit statuses: objective met, wrong usage, objective missed, invalid run, target unreachable."""
+
+EPILOG = "exit codes: 0 objective met, 1 usage, 2 objective missed, 4 invalid run, 5 target unreachable"
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a run that every command with a target takes."""
+    add = parser.add_argument
+    add("--target", required=True, help="http://host:port, grpc://host:port or sim:FILE.yaml")
+    add("--model", required=True, help="name of a model or pipeline")
+    add("--warmup", type=float, default=1.0, metavar="S", help="seconds at the start to leave out (default 1)")
+    add("--drain-timeout", type=float, default=10.0, metavar="S", help="seconds to wait for late answers (default 10)")
+    add("--slo-ms", type=float, metavar="MS", help="latency objective; also sent with every query")
+    add("--percentile", type=float, default=99.0, help="%% of the queries that must meet it (default 99)")
+    processes = [process.value for process in ArrivalProcess]
+    add("--arrivals", choices=processes, default="poisson", help="arrival process (default poisson)")
+    add("--cv", type=float, help=f"for gamma: coefficient of variation of the gaps (default {DEFAULT_CV:g})")
+    add("--trace", default="", metavar="FILE", help="for trace: CSV file of arrival times, scaled to the rate")
+    add("--seed", type=int, default=0, help="master seed of arrivals, samples and data (default 0)")
+    add("--samples", default="random", metavar="FILE", help="an .npz file, or random (default)")
+    add("--input", type=_pair, action="append", default=[], metavar="NAME=KEY", help="array of a model input")
+    add("--labels", default="", metavar="KEY", help="array of the expected classes; reports the accuracy")
+    add("--subset", default="", metavar="KEY", help="array of the row numbers to use")
+    add("--output", default="", metavar="NAME", help="output to compare with the labels (default: the first)")
+    add("--rows", type=int, default=1, metavar="N", help="rows a query carries (default 1)")
+    add("--connections", type=int, default=256, metavar="N", help="most HTTP connections (default 256)")
+    add("--metrics-url", default="", metavar="URL", help="Prometheus metrics of the server, for the report")
+    add("--json", metavar="FILE", help="also write the report as JSON")
+
+
+def run_config(options: argparse.Namespace, rate: float) -> RunConfig:
+    """The run that the options describe, at a rate."""
+    return RunConfig(
+        target=options.target,
+        model=options.model,
+        rate=rate,
+        duration_s=options.duration,
+        queries=options.queries,
+        slo_ms=options.slo_ms,
+        percentile=options.percentile,
+        seed=options.seed,
+        samples=SampleSource(options.samples, dict(options.input), options.labels, options.subset),
+        output=options.output,
+        rows=options.rows,
+        each_once=options.each_once,
+        warmup_s=options.warmup,
+        drain_timeout_s=options.drain_timeout,
+        connections=options.connections,
+        metrics_url=options.metrics_url,
+        arrivals=_arrivals(options),
+    )
+
+
+def write_report(file: str | None, content: bytes) -> None:
+    """Write a report to the file of `--json`, where that is given."""
+    if file is not None:
+        Path(file).write_bytes(content)
+
+
+def _arrivals(options: argparse.Namespace) -> Arrivals:
+    process = ArrivalProcess(options.arrivals)
+    if options.cv is not None and process is not ArrivalProcess.GAMMA:
+        raise ConfigError(f"--cv: requires --arrivals gamma, got --arrivals {process}")
+    if options.trace and process is not ArrivalProcess.TRACE:
+        raise ConfigError(f"--trace: requires --arrivals trace, got --arrivals {process}")
+    if process is ArrivalProcess.TRACE and not options.trace:
+        raise ConfigError("--arrivals trace: requires --trace FILE")
+    return Arrivals(process, DEFAULT_CV if options.cv is None else options.cv, options.trace)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, key = text.partition("=")
+    if not (name and equals and key):
+        raise argparse.ArgumentTypeError(f"expected NAME=KEY, got {text!r}")
+    return name, key

@@ -1,0 +1,28 @@
+"""The command `loadgen run`: one run of the Server scenario."""
+
+import argparse
+from typing import Any
+
+from sluice.loadgen.cli.options import EPILOG, INVALID, MET, MISSED, add_run_options, run_config, write_report
+from sluice.loadgen.run.report import run_json, run_text
+from sluice.loadgen.run.scenario import run_server_scenario
+
+
+def add_command(commands: Any) -> None:
+    """Add the command to the subparsers of `loadgen`."""
+    parser = commands.add_parser("run", help="run the Server scenario once", epilog=EPILOG)
+    parser.set_defaults(run=_run)
+    parser.add_argument("--rate", type=float, required=True, help="mean arrivals a second")
+    parser.add_argument("--duration", type=float, metavar="S", help="seconds of arrivals")
+    parser.add_argument("--queries", type=int, metavar="N", help="arrivals; with --duration whichever comes first")
+    add_run_options(parser)
+    parser.add_argument("--each-once", action="store_true", help="send every sample once, in random order")
+
+
+def _run(options: argparse.Namespace) -> int:
+    result = run_server_scenario(run_config(options, options.rate))
+    print(run_text(result), end="")
+    write_report(options.json, run_json(result))
+    if result.invalid:
+        return INVALID
+    return MET if result.slo_met else MISSED

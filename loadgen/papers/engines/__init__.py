@@ -1,0 +1,1 @@
+"""Virtual-time models of the machines that the experiments run on."""

@@ -1,0 +1,106 @@
+"""Statistics of a run, computed from its record."""
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from sluice.loadgen.records.early_stopping import confirmed, queries_needed
+from sluice.loadgen.records.record import Record, Status
+from sluice.models.units import NS_PER_MS, NS_PER_S
+
+Nanoseconds = npt.NDArray[np.int64]
+
+
+class Distribution(msgspec.Struct, frozen=True):
+    """Mean, percentiles and maximum in milliseconds."""
+
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p97: float
+    p99: float
+    p99_9: float
+    max: float
+
+
+class QueryStatistics(msgspec.Struct, frozen=True):
+    """Statistics of the queries due after the warm-up.
+
+    `attainment` is the share of these queries that were answered within the objective (answered at all when there is
+    none); queries that were shed, failed, timed out or dropped missed it. `latency_ms` counts from a query's due time,
+    which avoids coordinated omission, and `service_ms` from the time it was sent; both are None without an answer.
+    """
+
+    queries: int
+    ok: int
+    shed: int
+    error: int
+    timeout: int
+    dropped: int
+    good: int
+    offered_per_s: float
+    completed_per_s: float
+    goodput_per_s: float
+    attainment: float
+    confirmed: bool
+    """True when MLPerf's early-stopping test confirms that the percentile meets the objective."""
+    queries_to_confirm: int
+    """Queries needed for a confirmation with this number of misses."""
+    latency_ms: Distribution | None
+    service_ms: Distribution | None
+    lateness_ms: Distribution | None
+    """Delay from due to sent, of the queries that were sent."""
+
+
+def query_statistics(record: Record, slo_ms: float | None, percentile: float, warmup_s: float) -> QueryStatistics:
+    """Compute the statistics of a record; `percentile` is the share that has to meet the objective, in %."""
+    measured = record.due_ns >= round(warmup_s * NS_PER_S)
+    due, sent, done = record.due_ns[measured], record.sent_ns[measured], record.done_ns[measured]
+    status = record.status[measured]
+    ok = status == Status.OK
+    latency = done - due
+    good = int((ok if slo_ms is None else ok & (latency <= slo_ms * NS_PER_MS)).sum())
+    queries = len(due)
+    attainment = good / queries if queries else 0.0
+    offered = _rate(due)
+    return QueryStatistics(
+        queries=queries,
+        ok=int(ok.sum()),
+        shed=int((status == Status.SHED).sum()),
+        error=int((status == Status.ERROR).sum()),
+        timeout=int((status == Status.TIMEOUT).sum()),
+        dropped=int((status == Status.DROPPED).sum()),
+        good=good,
+        offered_per_s=offered,
+        completed_per_s=_completed_rate(due, done[ok]),
+        goodput_per_s=offered * attainment,
+        attainment=attainment,
+        confirmed=confirmed(queries, queries - good, percentile),
+        queries_to_confirm=queries_needed(queries - good, percentile),
+        latency_ms=distribution(latency[ok]),
+        service_ms=distribution((done - sent)[ok]),
+        lateness_ms=distribution((sent - due)[sent >= 0]),
+    )
+
+
+def distribution(times_ns: Nanoseconds) -> Distribution | None:
+    """The distribution of times, with percentiles by MLPerf's rule (sorted[int(n * p)]); None without times."""
+    n = len(times_ns)
+    if not n:
+        return None
+    ordered = np.sort(times_ns) / NS_PER_MS
+    p50, p90, p95, p97, p99, p99_9 = (float(ordered[int(n * p)]) for p in (0.50, 0.90, 0.95, 0.97, 0.99, 0.999))
+    return Distribution(float(ordered.mean()), p50, p90, p95, p97, p99, p99_9, float(ordered[-1]))
+
+
+def _rate(due: Nanoseconds) -> float:
+    """Arrivals a second between the first and the last arrival."""
+    span_ns = int(due[-1] - due[0]) if len(due) else 0
+    return (len(due) - 1) / span_ns * NS_PER_S if span_ns else 0.0
+
+
+def _completed_rate(due: Nanoseconds, done: Nanoseconds) -> float:
+    """Answers a second from the first arrival to the last answer, as MLPerf counts them."""
+    span_ns = int(done.max() - due[0]) if len(done) else 0
+    return (len(done) - 1) / span_ns * NS_PER_S if span_ns > 0 else 0.0

@@ -1,0 +1,153 @@
+"""The YAML file of a simulated target `sim:FILE`: a machine and the models it serves."""
+
+import math
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from sluice.batcher.drivers.simulator import Host
+from sluice.batcher.settings.scheduling import ServingSettings, convert_settings
+from sluice.loadgen.simulation.service import ServiceTimeDistribution
+from sluice.models.backends.configured import load_backend
+from sluice.models.errors import ConfigError
+from sluice.models.measuring.quick import measure_table
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.repository.scan import ModelEntry, Repository
+from sluice.models.units import NS_PER_US
+
+
+class SimulatedPartition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A partition with its number of cores."""
+
+    name: str
+    cores: int
+
+
+class HostSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Host time of requests and batches outside the models, in microseconds, as in `simulator.Host`."""
+
+    send_us: float = 0
+    receive_us: float = 0
+    handle_us: float = 0
+    dispatch_us: float = 0
+    dispatch_row_us: float = 0
+    hand_off_us: float = 0
+    between_us: float = 0
+    return_us: float = 0
+    complete_us: float = 0
+    answers_us: float = 0
+    answer_us: float = 0
+    deliver_us: float = 0
+
+    def __post_init__(self) -> None:
+        if not all(0 <= value < math.inf for value in msgspec.structs.astuple(self)):
+            raise ValueError("expected finite times of at least 0")
+
+    def config(self) -> Host:
+        """The times in the simulator's unit."""
+        return Host(*(round(value * NS_PER_US) for value in msgspec.structs.astuple(self)))
+
+
+class SimulationFile(ServingSettings, frozen=True, forbid_unknown_fields=True):
+    """Content of the file: the settings of a server, with the same keys, and a model of its machine.
+
+    - `repository`: the model repository, relative to the file
+    - `latency_ms`: the latency table of a model, by name, for every partition; a model without one is loaded and timed
+    - `service_ms`: the service times of a model by batch size, as quantiles at equal steps of probability; without
+      them batches take the time of the table
+    - `pace`: pieces of slowdown factors of successive batches, as the speed of a machine drifts
+    - `host`: the time of the gateway, and of the transport between client, gateway and workers
+    - `ways_us`: the jitter of a query's transport outside the gateway, as quantiles in microseconds
+    - `strays_us`: the jitter of a batch's transport to its worker or back, likewise
+    - `escalation`: by pipeline and stage, the probability that a row meets the stage's `when` (default 0.5)
+    """
+
+    repository: str
+    partitions: tuple[SimulatedPartition, ...]
+    latency_ms: dict[str, dict[int, float]] = msgspec.field(default_factory=dict)
+    service_ms: dict[str, dict[int, tuple[float, ...]]] = msgspec.field(default_factory=dict)
+    pace: dict[str, tuple[tuple[float, ...], ...]] = msgspec.field(default_factory=dict)
+    host: HostSettings = HostSettings()
+    ways_us: tuple[float, ...] = ()
+    strays_us: tuple[float, ...] = ()
+    escalation: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
+
+
+def read_simulation(path: Path) -> tuple[SimulationFile, Repository]:
+    """Read a simulation file and scan its repository; raises `ConfigError` that starts with the file and the key."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
+    file = convert_settings(document, SimulationFile, str(path))
+    repository = Repository.scan(path.parent / file.repository, file.max_batch_size, file.batch_sizes())
+    for wrong in _mistakes(file, repository):
+        raise ConfigError(f"{path}: {wrong}")
+    return file, repository
+
+
+def _mistakes(file: SimulationFile, repository: Repository) -> Iterator[str]:
+    if not file.partitions or len({partition.name for partition in file.partitions}) != len(file.partitions):
+        yield "partitions: expected at least one, with different names"
+    for number, partition in enumerate(file.partitions):
+        if partition.cores < 1:
+            yield f"partitions[{number}].cores: expected at least 1, got {partition.cores}"
+    names = {entry.spec.name for entry in repository.models.values()} | {each.name for each in repository.broken}
+    for setting, given in (
+        ("models", file.models),
+        ("latency_ms", file.latency_ms),
+        ("service_ms", file.service_ms),
+        ("pace", file.pace),
+    ):
+        if unknown := given.keys() - names:
+            yield f"{setting}: no model {min(unknown)!r} in the repository"
+    yield from _bad_times(file)
+    yield from _bad_escalations(file, repository)
+
+
+def _bad_times(file: SimulationFile) -> Iterator[str]:
+    for model, table in file.latency_ms.items():
+        try:
+            LatencyTable.from_ms(table)
+        except ConfigError as error:
+            yield f"latency_ms.{model}: {error}"
+    for model, quantiles in file.service_ms.items():
+        try:
+            ServiceTimeDistribution(quantiles)
+        except ConfigError as error:
+            yield f"service_ms.{model}: {error}"
+    for model, pieces in file.pace.items():
+        if not all(piece and all(0 < factor < math.inf for factor in piece) for piece in pieces):
+            yield f"pace.{model}: expected non-empty pieces of positive factors"
+    for setting, times_us in (("ways_us", file.ways_us), ("strays_us", file.strays_us)):
+        if list(times_us) != sorted(times_us) or not all(map(math.isfinite, times_us)):
+            yield f"{setting}: expected finite ascending times"
+
+
+def _bad_escalations(file: SimulationFile, repository: Repository) -> Iterator[str]:
+    for name, probabilities in file.escalation.items():
+        pipeline = repository.pipelines.get(name)
+        if pipeline is None:
+            yield f"escalation: no pipeline {name!r} in the repository"
+            continue
+        conditional = {stage.name for stage in pipeline.stages if stage.when}
+        for stage, probability in probabilities.items():
+            if stage not in conditional:
+                yield f"escalation.{name}: no stage {stage!r} with a `when`"
+            if not 0 <= probability <= 1:
+                yield f"escalation.{name}.{stage}: must be in [0, 1], got {probability}"
+
+
+def latency_table(file: SimulationFile, entry: ModelEntry, cores: int) -> LatencyTable:
+    """The latency table of a model: from the file, or measured in this process with `cores` threads."""
+    if (given := file.latency_ms.get(entry.spec.name)) is not None:
+        return LatencyTable.from_ms(given)
+    return _measured(entry.backend, str(entry.path), cores, entry.spec.batchable, entry.spec.menu, entry.spec.config)
+
+
+@cache  # all runs of one process have the same machine
+def _measured(backend: str, path: str, cores: int, batchable: bool, menu: tuple[int, ...], config: str) -> LatencyTable:
+    return measure_table(load_backend(backend, path, cores, config), batchable, menu)

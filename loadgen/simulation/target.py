@@ -1,0 +1,206 @@
+"""The target `sim:FILE`: the gateway's own scheduler in virtual time."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from sluice.batcher.drivers.simulator import Simulator
+from sluice.batcher.interface.config import PartitionConfig, PipelineConfig
+from sluice.batcher.interface.decisions import (
+    AnyDecision,
+    CancelRequest,
+    CombineOutputs,
+    CompleteRequest,
+    DispatchBatch,
+    EvictRequest,
+    FailRequest,
+    RejectRequest,
+)
+from sluice.batcher.interface.events import AnyEvent, BatchCompleted, BatchRevoked, PartitionReady, RequestArrived
+from sluice.batcher.planner.build import build_plan
+from sluice.batcher.planner.live import LivePlanner
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.batcher.settings.spec_builder import build_spec, pipeline_key
+from sluice.loadgen.records.record import Record, Status
+from sluice.loadgen.records.samples import Samples, TargetModel
+from sluice.loadgen.records.server_metrics import ServerReport, server_report
+from sluice.loadgen.simulation.service import (
+    ServiceTimeDistribution,
+    SlowdownFactors,
+    StochasticService,
+    TransportJitter,
+)
+from sluice.loadgen.simulation.simulation_file import latency_table, read_simulation
+from sluice.loadgen.target.v2 import wire_bytes
+from sluice.loadgen.traffic.schedule import Schedule
+from sluice.loadgen.traffic.seeds import generator
+from sluice.models.errors import ConfigError
+from sluice.models.pipelines.check import single_model
+from sluice.models.pipelines.memory import output_memory
+from sluice.models.pipelines.pipeline import Pipeline, batch_key
+from sluice.models.slo import deadline_ns
+from sluice.models.tensors.spec import TensorSpec
+from sluice.models.units import NS_PER_US
+from sluice.mps.partitions.partition import CpuPartition
+
+SIMULATED = "sim:"
+
+
+class SimulatedTarget:
+    """One pipeline (or model) of a simulated gateway whose partitions all hold every model."""
+
+    def __init__(self, url: str, name: str) -> None:
+        path = Path(url.removeprefix(SIMULATED))
+        self._file, repository = read_simulation(path)
+        specs = [entry.spec for entry in repository.models.values()]
+        latest = {spec.name: single_model(spec) for spec in sorted(specs, key=lambda spec: spec.version)}
+        served = latest | repository.pipelines
+        if name not in served:
+            reasons = [broken.reason for broken in repository.broken if broken.name == name]
+            found = "; ".join(reasons) or f"it serves {', '.join(sorted(served))}"
+            raise ConfigError(f"--model {name}: not served by {path}: {found}")
+        self.pipeline: Pipeline = served[name]
+        kinds = {partition.name: f"cpu{partition.cores}" for partition in self._file.partitions}
+        partitions = [
+            PartitionConfig(
+                each.name,
+                kinds[each.name],
+                self._file.prices.per_second(CpuPartition(each.name, tuple(range(each.cores)))),
+            )
+            for each in self._file.partitions
+        ]
+        self._spec = build_spec(
+            specs,
+            served.values(),
+            partitions,
+            limits=self._file.limits.config(),
+            policies=self._file.policies(specs),
+            default_policy=self._file.policy.config(),
+        )
+        self._memory = output_memory(self.pipeline, {spec.key: spec for spec in specs})
+        by_kind = {
+            f"cpu{cores}": {key: latency_table(self._file, entry, cores) for key, entry in repository.models.items()}
+            for cores in {partition.cores for partition in self._file.partitions}
+        }
+        self._tables = {partition: by_kind[kind] for partition, kind in kinds.items()}
+        self._times = {
+            spec.key: ServiceTimeDistribution(quantiles)
+            for spec in specs
+            if (quantiles := self._file.service_ms.get(spec.name)) is not None
+        }
+        self._pieces = {spec.key: self._file.pace.get(spec.name, ()) for spec in specs}
+        self._host = self._file.host.config()
+
+    def metadata(self) -> TargetModel:
+        """The model's metadata."""
+        return TargetModel(*(self._on_the_wire(side) for side in (self.pipeline.inputs, self.pipeline.outputs)))
+
+    def replay(
+        self, schedule: Schedule, samples: Samples, slo_ms: float | None, seed: int
+    ) -> tuple[Record, ServerReport]:
+        """Run a schedule through a fresh scheduler; the same arguments give the same record."""
+        key = pipeline_key(self.pipeline)
+        config = next(config for config in self._spec.pipelines if config.name == key)
+        counts = {model.key: len(model.confidences) for model in self._spec.models}
+        chances = self._file.escalation.get(self.pipeline.name, {})
+        slowdowns = {key: SlowdownFactors(pieces, seed) for key, pieces in self._pieces.items()}
+        service = StochasticService(self._tables, self._times, slowdowns, counts, config, chances, seed)
+        observer = _Observer(Record.of(schedule), config)
+        simulator = Simulator(
+            Scheduler(self._spec, LivePlanner()),
+            service,
+            observer.observe,
+            self._host,
+            observer.answered,
+            build_plan,
+            self._tables,
+            TransportJitter(self._file.strays_us, seed),
+        )
+        for partition, tables in self._tables.items():
+            simulator.at(0, PartitionReady(partition, tables))
+        simulator.run(self._arrivals(key, schedule, samples, slo_ms))
+        self._add_jitter(observer.record, seed)
+        return observer.record, observer.server_report(key)
+
+    def _arrivals(
+        self, key: str, schedule: Schedule, samples: Samples, slo_ms: float | None
+    ) -> Iterator[tuple[int, RequestArrived]]:
+        sizes = {sample: self._size(samples, sample) for sample in np.unique(schedule.sample).tolist()}
+        budget_ns = deadline_ns(0, slo_ms, self.pipeline.slo_ms, None, self._file.default_slo_ms)
+        # A live server sets the deadline when it has read the request.
+        budget_ns += self._host.send_ns + self._host.receive_ns
+        variable = (tensor.name for tensor in self.pipeline.inputs if not tensor.fixed)
+        shapes = batch_key((name, samples.inputs[name].shape[1:]) for name in variable)
+        for query, (due_ns, sample) in enumerate(zip(schedule.due_ns.tolist(), schedule.sample.tolist(), strict=True)):
+            rows, memory_bytes = sizes[sample]
+            yield due_ns, RequestArrived(query, key, rows, due_ns + budget_ns, shapes, memory_bytes)
+
+    def _add_jitter(self, record: Record, seed: int) -> None:
+        """Add the jitter of the transport between client and gateway to the ends of queries."""
+        if quantiles_us := self._file.ways_us:
+            chances = generator(seed, "ways").random(len(record)) * (len(quantiles_us) - 1)
+            jitter_ns = np.interp(chances, np.arange(len(quantiles_us)), quantiles_us) * NS_PER_US
+            record.done_ns[:] = np.maximum(record.done_ns + jitter_ns.astype(np.int64), record.due_ns)
+
+    def _size(self, samples: Samples, sample: int) -> tuple[int, int]:
+        """The rows of a sample, and the tensor memory of a query with it on the server."""
+        rows = samples.row_count(sample)
+        input_bytes = sum(len(wire_bytes(array)) for array in samples.tensors(sample).values())
+        return rows, input_bytes + self._memory.output_bytes(rows, input_bytes)
+
+    def _on_the_wire(self, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(t.name, t.datatype, self.pipeline.wire_shape(t)) for t in tensors)
+
+
+class _Observer:
+    """Fills a record from the steps of a simulation."""
+
+    def __init__(self, record: Record, pipeline: PipelineConfig) -> None:
+        self.record = record
+        self._stages = [stage.name for stage in pipeline.stages]
+        self._rows = [0] * len(self._stages)
+        self._in_flight: dict[int, DispatchBatch] = {}
+        self._sizes: dict[tuple[str, str], tuple[int, float]] = {}
+        record.sent_ns[:] = record.due_ns
+
+    def observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
+        """Record one step."""
+        if isinstance(event, BatchCompleted):
+            self._completed(self._in_flight.pop(event.batch))
+        elif isinstance(event, BatchRevoked):
+            del self._in_flight[event.batch]
+        for decision in decisions:
+            match decision:
+                case DispatchBatch():
+                    self._in_flight[decision.batch] = decision
+                case CompleteRequest():
+                    self._settle(decision.request, Status.OK)
+                case RejectRequest() | EvictRequest():
+                    self._settle(decision.request, Status.SHED, f"{decision.outcome}")
+                case FailRequest() | CancelRequest():
+                    self._settle(decision.request, Status.ERROR, f"{decision.outcome}")
+                case CombineOutputs():
+                    self._rows[decision.member.stage] += decision.member.rows
+
+    def answered(self, query: int, done_ns: int) -> None:
+        """Record the time at which the client has its answer."""
+        self.record.done_ns[query] = done_ns
+
+    def server_report(self, pipeline: str) -> ServerReport:
+        """Batches and stages as a live server reports them."""
+        return server_report(
+            self._sizes, {(pipeline, stage): rows for stage, rows in zip(self._stages, self._rows, strict=True) if rows}
+        )
+
+    def _completed(self, batch: DispatchBatch) -> None:
+        batches, rows = self._sizes.get((batch.model, batch.partition), (0, 0.0))
+        self._sizes[batch.model, batch.partition] = (batches + 1, rows + batch.rows)
+        for member in batch.members:
+            self._rows[member.stage] += member.rows
+
+    def _settle(self, query: int, status: Status, reason: str = "") -> None:
+        record = self.record
+        record.status[query] = status
+        if reason:
+            record.count_reason(reason)

@@ -1,0 +1,188 @@
+from pathlib import Path
+
+import pytest
+
+from sluice.loadgen.records.record import Status
+from sluice.loadgen.run.report import run_text
+from sluice.loadgen.run.result import RunConfig
+from sluice.loadgen.run.scenario import run_server_scenario
+from sluice.models.errors import ConfigError
+from tests.unit.loadgen.simulated_server import write_simulation
+
+
+def config(target: str, model: str, rate: float, **settings: object) -> RunConfig:
+    arguments: dict[str, object] = {"queries": 500, "warmup_s": 0.0, "seed": 1} | settings
+    return RunConfig(target=target, model=model, rate=rate, **arguments)  # type: ignore[arg-type]
+
+
+def test_lone_queries_take_exactly_the_time_of_the_table(tmp_path: Path) -> None:
+    result = run_server_scenario(config(write_simulation(tmp_path), "small", rate=0.01, queries=50))
+    assert result.simulated
+    assert (result.record.done_ns - result.record.due_ns).tolist() == [10_000_000] * 50
+    assert result.metrics.lateness_ms is not None
+    assert result.metrics.lateness_ms.max == 0
+
+
+def test_the_host_takes_its_time_as_well(tmp_path: Path) -> None:
+    host = {
+        "send_us": 100,
+        "receive_us": 200,
+        "hand_off_us": 300,
+        "return_us": 400,
+        "answer_us": 500,
+        "deliver_us": 600,
+    }
+    result = run_server_scenario(config(write_simulation(tmp_path, host=host), "small", rate=0.01, queries=50))
+    assert (result.record.done_ns - result.record.due_ns).tolist() == [12_100_000] * 50
+
+
+def test_batches_take_what_was_measured_not_what_the_scheduler_expects(tmp_path: Path) -> None:
+    target = write_simulation(tmp_path, service_ms={"small": {"4": [11.0, 12.0, 14.0]}})
+    result = run_server_scenario(config(target, "small", rate=0.01, queries=2000))
+    took_ns = result.record.done_ns - result.record.due_ns
+    assert 11_000_000 <= took_ns.min() < took_ns.max() <= 14_000_000
+    assert took_ns.mean() == pytest.approx(12_250_000, rel=0.01)
+
+
+def test_ways_stray_by_chance(tmp_path: Path) -> None:
+    target = write_simulation(tmp_path, host={"deliver_us": 100}, ways_us=[-100, 0, 300])
+    result = run_server_scenario(config(target, "small", rate=0.01, queries=2000))
+    took_ns = result.record.done_ns - result.record.due_ns
+    assert 10_000_000 <= took_ns.min() < took_ns.max() <= 10_400_000
+    assert took_ns.mean() == pytest.approx(10_150_000, rel=0.001)
+
+
+def test_batches_are_slower_by_the_pace(tmp_path: Path) -> None:
+    service_ms, pace = {"small": {"4": [10.0]}}, {"small": [[1.0, 1.5]]}
+    result = run_server_scenario(config(write_simulation(tmp_path, service_ms=service_ms, pace=pace), "small", 0.01))
+    took_ns = result.record.done_ns - result.record.due_ns
+    assert took_ns[:4].tolist() == [10_000_000, 15_000_000, 10_000_000, 15_000_000]
+
+
+def test_ways_of_batches_stray_by_chance(tmp_path: Path) -> None:
+    target = write_simulation(tmp_path, host={"hand_off_us": 100, "return_us": 100}, strays_us=[-100, 0, 300])
+    result = run_server_scenario(config(target, "small", rate=0.01, queries=2000))
+    took_ns = result.record.done_ns - result.record.due_ns
+    assert 10_000_000 <= took_ns.min() < took_ns.max() <= 10_800_000
+    assert took_ns.mean() == pytest.approx(10_300_000, rel=0.002)
+
+
+def test_queries_share_batches_and_every_row_is_counted_once(tmp_path: Path) -> None:
+    result = run_server_scenario(config(write_simulation(tmp_path, policy={"name": "deadline"}), "small", rate=300))
+    assert (result.record.status == Status.OK).all()
+    assert result.server is not None
+    (sizes,) = result.server.batches
+    assert (sizes.model, sizes.partition) == ("small:1", "cpu0")
+    assert sizes.batches * sizes.mean_rows == pytest.approx(500)
+    assert 2 < sizes.mean_rows <= 4
+
+
+def test_escalation_happens_as_often_as_asked(tmp_path: Path) -> None:
+    target = write_simulation(tmp_path, escalation={"cascade": {"large": 0.2}})
+    result = run_server_scenario(config(target, "cascade", rate=5, queries=5000))
+    assert result.server is not None
+    shares = {stage.stage: stage.share for stage in result.server.stages}
+    assert shares["small"] == 1.0
+    assert shares["large"] == pytest.approx(0.2, abs=0.02)
+
+
+@pytest.mark.parametrize(("probability", "latency_ns"), [(0.0, 10_000_000), (1.0, 30_000_000)])
+def test_escalation_never_and_always(tmp_path: Path, probability: float, latency_ns: int) -> None:
+    target = write_simulation(tmp_path, escalation={"cascade": {"large": probability}})
+    result = run_server_scenario(config(target, "cascade", rate=0.01, queries=100))
+    assert set((result.record.done_ns - result.record.due_ns).tolist()) == {latency_ns}
+
+
+def test_overload_is_shed_not_queued_for_ever(tmp_path: Path) -> None:
+    result = run_server_scenario(config(write_simulation(tmp_path), "small", rate=2000, slo_ms=50, queries=2000))
+    statuses = set(result.record.status.tolist())
+    assert statuses == {Status.OK, Status.SHED}
+    assert result.metrics.attainment < 0.5
+    assert sum(result.record.reasons.values()) == result.metrics.shed
+    assert not result.slo_met
+
+
+@pytest.mark.parametrize(("memory_bytes", "status"), [(24, Status.OK), (23, Status.SHED)])
+def test_a_query_reserves_its_input_and_what_all_stages_put_out(
+    tmp_path: Path, memory_bytes: int, status: Status
+) -> None:
+    # A row of `x` and the `probs` of both stages, 8 bytes each.
+    target = write_simulation(tmp_path, limits={"memory_mb": memory_bytes / (1 << 20)})
+    result = run_server_scenario(config(target, "cascade", rate=0.01, queries=5))
+    assert result.record.status.tolist() == [status] * 5
+
+
+def test_the_settings_of_a_server_mean_the_same(tmp_path: Path) -> None:
+    policy = {"name": "timeout", "preferred": [4], "max_delay_ms": 5}
+    target = write_simulation(tmp_path, policy=policy, models={"large": {"policy": {"name": "none"}}})
+    small, large = (run_server_scenario(config(target, model, rate=0.01, queries=5)) for model in ("small", "large"))
+    assert (small.record.done_ns - small.record.due_ns).tolist() == [15_000_000] * 5
+    assert (large.record.done_ns - large.record.due_ns).tolist() == [20_000_000] * 5
+
+
+def test_a_model_may_have_smaller_batches_than_others(tmp_path: Path) -> None:
+    target = write_simulation(tmp_path, policy={"name": "deadline"}, models={"small": {"max_batch_size": 2}})
+    result = run_server_scenario(config(target, "small", rate=180))
+    assert result.server is not None
+    assert 1.2 < result.server.mean_batch <= 2
+
+
+def test_a_simulation_reports_the_lines_of_a_live_run(tmp_path: Path) -> None:
+    target = write_simulation(tmp_path, escalation={"cascade": {"large": 1.0}})
+    lines = run_text(run_server_scenario(config(target, "cascade", rate=1, slo_ms=100))).splitlines()
+    assert [line[2:13].strip() for line in lines[2:-1]] == [
+        *("queries", "rate", "objective", "ms", "from due", "from sent", "sent late"),
+        *("batches", "batches", "batches", "stage", "stage"),
+    ]
+    assert lines[-6:-1] == [
+        "  batches    1000, mean 1.00 rows",
+        "  batches    large:1 on cpu0: 500, mean 1.00 rows",
+        "  batches    small:1 on cpu0: 500, mean 1.00 rows",
+        "  stage      cascade:1 large: 500 rows (100.0 %)",
+        "  stage      cascade:1 small: 500 rows (100.0 %)",
+    ]
+
+
+def test_the_same_seed_gives_the_same_record(tmp_path: Path) -> None:
+    target = write_simulation(tmp_path)
+    first, again, other = (run_server_scenario(config(target, "cascade", 100, seed=seed)) for seed in (1, 1, 2))
+    assert first.schedule_digest == again.schedule_digest != other.schedule_digest
+    assert first.record.done_ns.tolist() == again.record.done_ns.tolist()
+
+
+@pytest.mark.parametrize(
+    ("settings", "model", "message"),
+    [
+        ({}, "none", "--model none: .*sim.yaml: it serves cascade, large, small"),
+        ({"partitions": []}, "small", "sim.yaml: partitions: expected at least one"),
+        (
+            {"partitions": [{"name": "a", "cores": 0}]},
+            "small",
+            r"sim.yaml: partitions\[0\].cores: expected at least 1, got 0",
+        ),
+        ({"latency_ms": {"medium": {"4": 1.0}}}, "small", "sim.yaml: latency_ms: no model 'medium'"),
+        ({"service_ms": {"small": {"4": []}}}, "small", "sim.yaml: service_ms.small: service times: expected"),
+        ({"ways_us": [2, 1]}, "small", "sim.yaml: ways_us: expected finite ascending times"),
+        (
+            {"pace": {"small": [[1.0, 0.0]]}},
+            "small",
+            "sim.yaml: pace.small: expected non-empty pieces",
+        ),
+        ({"pace": {"medium": []}}, "small", "sim.yaml: pace: no model 'medium'"),
+        ({"strays_us": [2, 1]}, "small", "sim.yaml: strays_us: expected finite ascending times"),
+        ({"host": {"send_us": -1}}, "small", "sim.yaml: host: expected finite times of at least 0"),
+        ({"latency_ms": {"small": {"4": 0.0}}}, "small", "sim.yaml: latency_ms.small: .* must be positive"),
+        ({"models": {"medium": {}}}, "small", "sim.yaml: models: no model 'medium'"),
+        ({"models": {"small": {"polcy": {}}}}, "small", r"sim.yaml: models\[...\]: .*unknown field `polcy`"),
+        ({"escalation": {"cascade": {"large": 1.5}}}, "small", r"sim.yaml: escalation.cascade.large: must be in \[0"),
+        ({"escalation": {"cascade": {"small": 0.5}}}, "small", "sim.yaml: escalation.cascade: no stage 'small' with"),
+        ({"escalation": {"cascad": {}}}, "small", "sim.yaml: escalation: no pipeline 'cascad'"),
+        ({"polcy": {}}, "small", "sim.yaml: Object contains unknown field `polcy`"),
+        ({"policy": {"max_delay_ns": 1}}, "small", "sim.yaml: policy: Object contains unknown field `max_delay_ns`"),
+        ({"limits": {"memory_bytes": 1}}, "small", "sim.yaml: limits: Object contains unknown field `memory_bytes`"),
+        ({"repository": "elsewhere"}, "small", "elsewhere: expected a directory"),
+    ],
+)
+def test_a_wrong_file_says_where(tmp_path: Path, settings: dict[str, object], model: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run_server_scenario(config(write_simulation(tmp_path, **settings), model, rate=10))
