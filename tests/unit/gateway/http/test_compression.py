@@ -52,11 +52,11 @@ def test_what_is_compressed_comes_back(encoding: bytes, decode: Callable[[bytes]
     ("body", "problem"),
     [
         (b"", "it is truncated"),
-        (gzip.compress(b"a" * 100)[:-1], "it is truncated"),
-        (gzip.compress(b"a") + b"b", "there is data after its end"),
-        (gzip.compress(b"a") * 2, "there is data after its end"),
+        (gzip.compress(b"a" * 100, mtime=0)[:-1], "it is truncated"),
+        (gzip.compress(b"a", mtime=0) + b"b", "there is data after its end"),
+        (gzip.compress(b"a", mtime=0) * 2, "there is data after its end"),
         (b"no gzip", "cannot be decompressed: Error"),
-        (gzip.compress(b"a" * 1001), "the decompressed body exceeds the limit of 1000 bytes"),
+        (gzip.compress(b"a" * 1001, mtime=0), "the decompressed body exceeds the limit of 1000 bytes"),
     ],
 )
 def test_bad_bodies_are_refused(body: bytes, problem: str) -> None:

@@ -102,6 +102,20 @@ def test_stages_that_hardly_any_or_all_requests_reach(probability: float, p99_ms
     assert found.plan.cost_per_1000 == pytest.approx(cost)
 
 
+@pytest.mark.parametrize("probability", [1e-6, 1e-9, 1e-12, 1e-15, 5e-324, 0.0])
+def test_a_share_that_vanishes_leaves_the_answer_of_a_share_of_zero(probability: float) -> None:
+    tables = {"a": {"cpu1": FLAT}, "b": {"cpu1": SLOW}}
+    found = asked(what_if(cascade("a", "b"), tables, (1.0, probability), 0.99), 100, 290)
+    never = asked(what_if(cascade("a", "b"), tables, (1.0, 0.0), 0.99), 100, 290)
+    assert found.feasible
+    assert found.plan.p99_ms == pytest.approx(never.plan.p99_ms, rel=1e-3)
+    assert found.plan.cost_per_1000 == pytest.approx(never.plan.cost_per_1000, rel=1e-3)
+    assert found.highest_rate == pytest.approx(never.highest_rate, rel=1e-2)
+    at_all = asked(what_if(cascade("a", "b"), tables, (1.0, probability), 1.0), 200, 290)
+    assert at_all.feasible
+    assert (at_all.plan.p99_ms or 0) <= 200
+
+
 def test_only_what_the_latency_hangs_on_is_critical() -> None:
     both = (QUICK, PartitionConfig("second", "cpu1"))
     found = asked(what_if(ensemble("a", "b"), {"a": {"cpu1": FLAT}, "b": {"cpu1": SLOW}}, partitions=both), 50)
