@@ -191,14 +191,14 @@ def test_a_stage_that_never_runs_and_one_that_always_does_are_planned_for(
 def test_a_cascade_whose_traffic_turns_easy_keeps_its_plans() -> None:
     """The share of its second stage falls by a fiftieth with each request, and rates fall while nothing comes."""
     spec = spec_of(
-        [model("small:1", verdicts=(CERTAINTY,)), model("large:1")],
+        [model("small:1", confidences=(CERTAINTY,)), model("large:1")],
         [planned_for(cascade("small:1", "large:1"), 30 * MS), planned_for(single("large:1"), 30 * MS)],
         partitions=("cpu0",),
     )
     run = Run(spec, {"cpu0": {"small:1": GAINING, "large:1": GAINING}}, confidence=1.0, check_every=200)
     counts = run.counts(poisson("cascade:1", 3_000, 6, 30 * MS))
     assert counts[Outcome.COMPLETED] >= 0.95 * counts.total()
-    share = run.scheduler.pipelines["cascade:1"].stages[1].probability
+    share = run.scheduler.pipelines["cascade:1"].stages[1].run_probability
     assert 0 < share < 1e-100
     assert len(run.plans) >= 2
     last = build_plan(spec, msgspec.structs.replace(run.observed[-1], probabilities={"cascade:1": (1.0, share)}))
