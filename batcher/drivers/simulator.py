@@ -13,7 +13,7 @@ from sluice.batcher.interface.decisions import (
     CombineOutputs,
     DispatchBatch,
     LoadModel,
-    RecallOutputs,
+    LookUpCache,
     RevokeBatch,
     Settlement,
     UnloadModel,
@@ -23,10 +23,10 @@ from sluice.batcher.interface.events import (
     AnyEvent,
     BatchCompleted,
     BatchRevoked,
+    CacheMiss,
     ModelLoaded,
     ModelUnloaded,
     OutputsCombined,
-    OutputsUnknown,
     PartitionLost,
     PartitionResized,
     PlanBuilt,
@@ -35,17 +35,17 @@ from sluice.batcher.interface.plan_data import Observed, Plan
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.latency_table import LatencyTable
 
-Verdicts = tuple[tuple[float, ...], ...]
+Confidences = tuple[tuple[float, ...], ...]
 
 
 class Host(msgspec.Struct, frozen=True):
-    """What the machine around the workers takes, in nanoseconds; by default nothing.
+    """The time that the machine around the workers takes, in nanoseconds; by default none.
 
     The gateway is one event loop. In each of its turns it reads what has come, `receive_ns` a request and `complete_ns`
     a batch that ended; it handles all that at one instant, which keeps it busy for `handle_ns` a request that came or
     has its outcome; it sends batches, `dispatch_ns` each and `dispatch_row_ns` a row; and it writes answers,
-    `answers_ns` where there are any and `answer_ns` each. What comes meanwhile waits for the next turn. Nobody is busy
-    with the rest: a request takes `send_ns` to come and its answer `deliver_ns` to be read, a batch begins
+    `answers_ns` where there are any and `answer_ns` each. Events that come meanwhile wait for the next turn. The
+    rest keeps no one busy: a request takes `send_ns` to come and its answer `deliver_ns` to be read, a batch begins
     `hand_off_ns` after it was sent and its end is known `return_ns` later. A worker takes `between_ns` from one batch
     to the next.
     """
@@ -69,17 +69,17 @@ BuildPlans = Callable[[SchedulerSpec, Observed], Plan]
 
 
 class Service(Protocol):
-    """What the machine would do: how long a batch takes and how sure its answers are."""
+    """The model of the machine: how long a batch takes, and the confidences of its answers."""
 
     def batch_ns(self, batch: DispatchBatch) -> int:
         """Time that the partition takes for a batch."""
         ...
 
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         """Verdicts of a batch, as in `BatchCompleted`."""
         ...
 
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
         """Verdicts of a combiner, as in `OutputsCombined`."""
         ...
 
@@ -88,7 +88,7 @@ class Simulator:
     """A discrete-event loop around a scheduler.
 
     A worker runs its batches one after the other; combiners take no time. `observe` is called with every step (time,
-    event or None for a wake-up, decisions), which is also what a journal records. `answered` is told when the client
+    event or None for a wake-up, decisions), which is also what a journal records. `answered` is called when the client
     of a request has its answer, which is later than the step unless `host` takes no time. `tables` are, by partition,
     those of the models that may be loaded there; planning takes no time, and loading what `load_ns` says. A partition
     carries orders to load and to unload out one after the other. An event on the agenda may resize a partition:
@@ -178,7 +178,7 @@ class Simulator:
             self._answer()
 
     def _intake_ns(self, arrivals: int) -> int:
-        """How long the loop takes to read what has come."""
+        """The time that the loop takes to read the events that have come."""
         host = self._host
         ended = sum(time_ns <= self._turn_ns and type(event) is BatchCompleted for time_ns, _, _, event in self._agenda)
         return arrivals * host.receive_ns + ended * host.complete_ns
@@ -228,10 +228,10 @@ class Simulator:
                 self._start(decision)
             elif isinstance(decision, CombineOutputs):
                 member = decision.member
-                verdicts = self._service.combined_verdicts(decision)
-                self.at(self._turn_ns, OutputsCombined(member.request, member.stage, verdicts))
-            elif isinstance(decision, RecallOutputs):
-                self.at(self._turn_ns, OutputsUnknown(decision.member.request, decision.member.stage))
+                confidences = self._service.combined_confidences(decision)
+                self.at(self._turn_ns, OutputsCombined(member.request, member.stage, confidences))
+            elif isinstance(decision, LookUpCache):
+                self.at(self._turn_ns, CacheMiss(decision.member.request, decision.member.stage))
             elif isinstance(decision, RevokeBatch):
                 self._revoke(decision.batch)
             elif isinstance(decision, BuildPlan):
@@ -262,7 +262,7 @@ class Simulator:
         started_ns = max(there_ns, free_ns + host.between_ns)
         ended_ns = started_ns + self._service.batch_ns(batch)
         self._free_ns[batch.partition] = ended_ns
-        completed = BatchCompleted(batch.batch, started_ns, ended_ns, self._service.batch_verdicts(batch))
+        completed = BatchCompleted(batch.batch, started_ns, ended_ns, self._service.batch_confidences(batch))
         known_ns = ended_ns + max(host.return_ns + self._stray_ns(), 0)
         before_ns = self._known_ns.get(batch.partition, 0)
         self._started_ns[batch.batch] = (batch.partition, started_ns, free_ns, before_ns)

@@ -1,24 +1,34 @@
-"""Lanes: the part of a queue that belongs to one pipeline, in the order of the batch policy."""
+"""Flows: the part of a queue that belongs to one pipeline, in the order of the batch policy."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from itertools import islice
 
-from sluice.batcher.state.request import Entry
+from sluice.batcher.state import Entry
 
 Item = tuple[int, int, int, Entry]
 """(order in ns, minus the depth of the stage, sequence number, entry): sorts without ever comparing entries."""
 
 COMPACT_ABOVE = 64
-"""Dead items tolerated before a lane is compacted (when they are also half of it)."""
+"""Dead items tolerated before a flow is compacted (when they are also half of it)."""
+
+
+def wait_for_slot(entry: Entry) -> None:
+    """Note that an entry waits outside its queue, for its reserved slot."""
+    entry.queued = True
+
+
+def leave_slot(entry: Entry) -> None:
+    """Note that an entry no longer waits for its reserved slot."""
+    entry.queued = False
 
 
 class Flow:
     """Entries of one pipeline, earliest first, and behind them those that are late whatever is done.
 
     An entry that was settled meanwhile stays as a dead item until it comes to the front or too many are dead.
-    `last_ns` is not before the order of the last item. `served` is how many rows were taken while lanes had to share,
-    divided by the lane's `weight`: lanes with the same are even.
+    `last_ns` is not before the order of the last item. `served` is how many rows were taken while flows had to share,
+    divided by the flow's `weight`: flows with the same are even.
     """
 
     __slots__ = ("_dead", "items", "last_ns", "late", "late_live", "live", "number", "rows", "served", "weight")
@@ -111,7 +121,7 @@ class Flow:
         return None
 
     def behind(self, order_ns: int) -> int:
-        """How many items would come after an entry of that order."""
+        """The number of items that would come after an entry of that order."""
         return len(self.items) - bisect_right(self.items, (order_ns, 1)) + self.late_live
 
     def take(self, max_rows: int, from_ns: int, *, whatever: bool) -> tuple[list[Entry], int]:

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from sluice.batcher.interface.config import ScheduledModel
+from sluice.batcher.residency.on_demand import OnDemandLoader
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.observability.metrics import MetricsSource
 
@@ -53,25 +54,25 @@ class ResidencyMetrics(MetricsSource):
                     weights.add_metric([key, partition.kind, held.source], held.memory_bytes)
         yield models
         yield weights
-        cold_starts = self._scheduler.served.cold_starts
-        if cold_starts is None:
+        loader = self._scheduler.served.loader
+        if not isinstance(loader, OnDemandLoader):
             return
-        memory = GaugeMetricFamily(
+        free = GaugeMetricFamily(
             "sluice_partition_free_bytes", "Memory of the partition that is free for models.", labels=["partition"]
         )
-        for name, shelf in cold_starts.shelves.items():
-            memory.add_metric([name], shelf.free_bytes)
-        yield memory
+        for name, memory in loader.memories.items():
+            free.add_metric([name], memory.free_bytes)
+        yield free
         loads = CounterMetricFamily("sluice_model_loads", "Models loaded on demand, by cause.", labels=["cause"])
-        others = cold_starts.prewarms + cold_starts.replicas + cold_starts.returns + cold_starts.restored
-        loads.add_metric(["request"], cold_starts.loads - others)
-        loads.add_metric(["prewarm"], cold_starts.prewarms)
-        loads.add_metric(["replica"], cold_starts.replicas)
-        loads.add_metric(["refused"], cold_starts.returns)
-        loads.add_metric(["pinned"], cold_starts.restored)
+        others = loader.prewarms + loader.replicas + loader.returns + loader.restored
+        loads.add_metric(["request"], loader.loads - others)
+        loads.add_metric(["prewarm"], loader.prewarms)
+        loads.add_metric(["replica"], loader.replicas)
+        loads.add_metric(["refused"], loader.returns)
+        loads.add_metric(["pinned"], loader.restored)
         yield loads
         yield CounterMetricFamily(
-            "sluice_model_evictions", "Models evicted to make room for others.", value=cold_starts.evictions
+            "sluice_model_evictions", "Models evicted to make room for others.", value=loader.evictions
         )
 
 

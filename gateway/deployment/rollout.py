@@ -99,10 +99,10 @@ class Rollout:
             *(single_model(entry.spec) for entry in self._remote.values()),
             *(pipeline for each in after.values() for pipeline in each.pipelines),
         ]
-        known = {model.key: model.verdicts for model in self._scheduler.spec.models}
+        known = {model.key: model.confidences for model in self._scheduler.spec.models}
         spec = self._build(specs, pipelines, stored, new)
         models = tuple(model for model in spec.models if model.key in new)
-        asked = {model.key: model.verdicts for model in spec.models}
+        asked = {model.key: model.confidences for model in spec.models}
         served = {pipeline.key for each in deployed.values() for pipeline in each.pipelines}
         served |= {pipeline.key for pipeline in pipelines[: len(self._remote)]}
         added = [
@@ -118,7 +118,7 @@ class Rollout:
             revision,
             ServingChanged(models, tuple(config for _, config in added), (), room.residency, room.spare),
             {
-                config.name: wire_pipeline(pipeline, specs, [stage.verdicts for stage in config.stages])
+                config.name: wire_pipeline(pipeline, specs, [stage.confidences for stage in config.stages])
                 for pipeline, config in added
             },
             {key: specs[key] for key in new},
@@ -181,8 +181,8 @@ class Rollout:
             policies=config.policies(specs.values()),
             default_policy=config.policy.config(),
             memory_of={key: model_memory(new[key], entries) for key, entries in stored.items()},
-            verdicts_of={model.key: model.verdicts for model in self._scheduler.spec.models},
-            recalls=config.cache_bytes > 0,
+            confidences_of={model.key: model.confidences for model in self._scheduler.spec.models},
+            uses_cache=config.cache_bytes > 0,
         )
         return config.residency.apply(spec, {key: footprints(new[key], entries) for key, entries in stored.items()})
 

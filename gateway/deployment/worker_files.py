@@ -36,7 +36,7 @@ def worker_files(
             entry.backend,
             entry.spec.menu,
             entry.spec.batchable,
-            tuple((verdict.output, verdict.confidence) for verdict in model.verdicts),
+            tuple((each.output, each.confidence) for each in model.confidences),
             config=entry.spec.config,
         )
         for model in models

@@ -16,24 +16,24 @@ from sluice.models.spec import ModelSpec
 class MixedExecutor:
     """Runs the batches of each partition on its worker process or, if there are `servers`, its Triton server.
 
-    The assembly of the workers keeps the tensors for both, so stages of one request may run on either. `holds` are the
-    models that each server may hold, by server name. `verdicts` are the confidences that each model reports, by key.
-    `processes` are those of the servers that we run.
+    The assembly of the workers keeps the tensors for both, so stages of one request may run on either. `server_models`
+    are the models that each server may hold, by server name. `confidence_specs` are the confidences that each model
+    reports, by key. `processes` are those of the servers that we run.
     """
 
     def __init__(
         self,
         workers: WorkerExecutor,
         servers: Sequence[TritonSettings],
-        holds: Mapping[str, Mapping[str, ModelSpec]],
-        verdicts: Mapping[str, Sequence[ConfidenceSpec]],
+        server_models: Mapping[str, Mapping[str, ModelSpec]],
+        confidence_specs: Mapping[str, Sequence[ConfidenceSpec]],
         clock: Callable[[], int],
         processes: Mapping[str, TritonProcess] = {},
     ) -> None:
         self._workers = workers
         self._servers = {
             each.name: TritonPartition(
-                each, holds[each.name], verdicts, workers.assembly, clock, processes.get(each.name)
+                each, server_models[each.name], confidence_specs, workers.assembly, clock, processes.get(each.name)
             )
             for each in servers
         }

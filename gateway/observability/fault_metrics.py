@@ -44,7 +44,7 @@ class FaultMetrics(MetricsSource):
             labels=["model", "kind"],
         )
         for key, model in self._scheduler.dispatcher.models.items():
-            for kind, ceiling in model.ceilings.items():
+            for kind, ceiling in model.batch_limits.items():
                 ceilings.add_metric([public_key(key), kind], ceiling.rows)
         quarantine = GaugeMetricFamily(
             "sluice_partition_quarantined",

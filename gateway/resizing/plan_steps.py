@@ -13,7 +13,7 @@ from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
 from sluice.batcher.interface.plan_data import Observed
 from sluice.batcher.planner.core_steps import Ask, Cores, StepChoice, steps
 from sluice.batcher.planner.splits import Split, best_step
-from sluice.batcher.scheduler.replanner import CHANCE
+from sluice.batcher.scheduler.replanner import CHANCE, Replanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.deployment.known_sizes import Tables
 from sluice.models.profiles.latency_table import LatencyTable
@@ -46,7 +46,7 @@ class Watched(NamedTuple):
 def watched(scheduler: Scheduler, now_ns: int, corrections: Mapping[tuple[str, str], float]) -> Watched:
     """The traffic that a scheduler with a planner observes now."""
     replanner = scheduler.served.replanner
-    assert replanner is not None, "a live scheduler plans"
+    assert isinstance(replanner, Replanner), "a live scheduler plans"
     rows = {name: pipeline.rate.rows_ever for name, pipeline in scheduler.pipelines.items()}
     return Watched(scheduler.spec, replanner.observe(now_ns), rows, corrections)
 

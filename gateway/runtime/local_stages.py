@@ -3,13 +3,13 @@
 import logging
 from collections.abc import Callable, Mapping
 
-from sluice.batcher.interface.decisions import CombineOutputs, RecallOutputs
+from sluice.batcher.interface.decisions import CombineOutputs, LookUpCache
 from sluice.batcher.interface.events import (
     AnyEvent,
+    CacheHit,
+    CacheMiss,
     CombinationFailed,
     OutputsCombined,
-    OutputsRecalled,
-    OutputsUnknown,
 )
 from sluice.gateway.executors.base import Executor
 from sluice.gateway.runtime.submission import Submission
@@ -35,16 +35,16 @@ class LocalStages:
         member = decision.member
         meter = self._opened[member.request].meter
         try:
-            verdicts, batch_key = self._executor.combine(member)
+            confidences, batch_key = self._executor.combine(member)
         except Exception as error:  # any error ends this request and nothing else
             message = f"stage '{meter.stages[member.stage]}': {error}"
             logger.warning("request %d: %s", member.request, message, exc_info=not isinstance(error, ValueError))
             self._report(CombinationFailed(member.request, member.stage, message))
         else:
             meter.stage_ran(member.stage, member.rows)
-            self._report(OutputsCombined(member.request, member.stage, verdicts, batch_key))
+            self._report(OutputsCombined(member.request, member.stage, confidences, batch_key))
 
-    def look_up_cache(self, decision: RecallOutputs) -> None:
+    def look_up_cache(self, decision: LookUpCache) -> None:
         """Look a stage's outputs up in the cache."""
         member = decision.member
         try:
@@ -53,6 +53,6 @@ class LocalStages:
             logger.exception("request %d: stage %d could not be looked up", member.request, member.stage)
             batch_key = None
         if batch_key is None:
-            self._report(OutputsUnknown(member.request, member.stage))
+            self._report(CacheMiss(member.request, member.stage))
         else:
-            self._report(OutputsRecalled(member.request, member.stage, batch_key))
+            self._report(CacheHit(member.request, member.stage, batch_key))

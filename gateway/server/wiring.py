@@ -226,8 +226,8 @@ def _build_execution(
         controls=mps,
         cache=None if cache is None else StageCache(cache),
     )
-    verdicts = {model.key: model.verdicts for model in spec.models}
-    executor = MixedExecutor(workers, config.triton, core.server_models, verdicts, monotonic_ns, processes)
+    confidence_specs = {model.key: model.confidences for model in spec.models}
+    executor = MixedExecutor(workers, config.triton, core.server_models, confidence_specs, monotonic_ns, processes)
     metrics = ServerMetrics(
         {scheduled.name: [stage.name for stage in scheduled.stages] for scheduled in spec.pipelines},
         inventory.names,
@@ -358,7 +358,7 @@ def _scheduler_spec(
         policies=config.policies(specs),
         default_policy=config.policy.config(),
         memory_of={key: model_memory(repository.models[key], entries) for key, entries in stored.items()},
-        recalls=config.cache_bytes > 0,
+        uses_cache=config.cache_bytes > 0,
     )
     known = {key: footprints(repository.models[key], entries) for key, entries in stored.items()}
     return config.residency.apply(spec, known)
@@ -369,7 +369,7 @@ def _pipeline_plans(
 ) -> dict[str, PipelineWiring]:
     """The tensor wiring of each pipeline, for the executor."""
     return {
-        scheduled.name: wire_pipeline(pipeline, specs, [stage.verdicts for stage in scheduled.stages])
+        scheduled.name: wire_pipeline(pipeline, specs, [stage.confidences for stage in scheduled.stages])
         for pipeline, scheduled in zip(pipelines, spec.pipelines, strict=True)
     }
 

@@ -11,7 +11,8 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import msgspec
 import pytest
 
-from sluice.batcher.drivers.simulator import Simulator, Verdicts
+from sluice.batcher.drivers.invariants import check_invariants
+from sluice.batcher.drivers.simulator import Confidences, Simulator
 from sluice.batcher.interface.config import (
     ConfidenceSpec,
     Limits,
@@ -85,13 +86,13 @@ class Machine:
         nominal = self._tables[batch.partition][batch.model].latency_ns(batch.rows)
         return nominal + nominal * (batch.batch * 7919 % 21 - 10) // 100 + batch.batch
 
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         if batch.model != "small":
             return ()
         numbers = [row + 5 * member.request for member in batch.members for row in range(member.rows)]
         return (tuple(0.3 if number % 3 == 0 else 0.9 for number in numbers),)
 
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
         return ()
 
 
@@ -187,7 +188,7 @@ def simulate(run: Run) -> list[Step]:
     scheduler = Scheduler(run.spec, run.planning and run.planning.planner)
 
     def observe(now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
-        scheduler.check()
+        check_invariants(scheduler)
         steps.append((now_ns, event, decisions))
 
     build = run.planning and run.planning.build

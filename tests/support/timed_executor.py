@@ -52,7 +52,7 @@ class TimedExecutor:
         started_ns = max(self._clock(), self._free_ns.get(batch.partition, 0))
         ended_ns = started_ns + self._service.batch_ns(batch)
         self._free_ns[batch.partition] = ended_ns
-        event = BatchCompleted(batch.batch, started_ns, ended_ns, self._service.batch_verdicts(batch))
+        event = BatchCompleted(batch.batch, started_ns, ended_ns, self._service.batch_confidences(batch))
         handle = self._loop.call_at(ended_ns / NS_PER_S, self._completed, event)
         self._pending[batch.batch] = handle, batch.partition, started_ns
 
@@ -80,7 +80,7 @@ class TimedExecutor:
 
     def combine(self, member: Member) -> Combined:
         """Nothing is joined."""
-        return self._service.combined_verdicts(CombineOutputs(member)), ""
+        return self._service.combined_confidences(CombineOutputs(member)), ""
 
     def look_up_cache(self, member: Member) -> str | None:
         """Nothing is known."""
@@ -99,4 +99,8 @@ class TimedExecutor:
 
 
 def _nothing() -> None:
+<<<<<<< HEAD
     """Release an answer without outputs."""
+=======
+    """Release nothing: the answers have no outputs."""
+>>>>>>> w-inv

@@ -30,9 +30,10 @@ logger = logging.getLogger(__name__)
 class TritonBatches:
     """Runs batches on one server and reports how they end.
 
-    `verdicts` are the confidences that each model reports, by key. `lost` is called, with a sentence, when the end of a
-    batch shows that the server is lost; `abandon` follows. A batch has `timeout_s`, and 20 times its measured latency
-    if that is more. Tensors go through `memory`, if there is one. `answered` counts the calls that had an answer.
+    `confidence_specs` are the confidences that each model reports, by key. `lost` is called, with a sentence, when the
+    end of a batch shows that the server is lost; `abandon` follows. A batch has `timeout_s`, and 20 times its measured
+    latency if that is more. Tensors go through `memory`, if there is one. `answered` counts the calls that had an
+    answer.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class TritonBatches:
         client: TritonClient,
         memory: TritonMemory | None,
         models: TritonModels,
-        verdicts: Mapping[str, Sequence[ConfidenceSpec]],
+        confidence_specs: Mapping[str, Sequence[ConfidenceSpec]],
         assembly: Assembly,
         timeout_s: float,
         lost: Callable[[str], None],
@@ -49,7 +50,7 @@ class TritonBatches:
         self._client = client
         self._memory = memory
         self._models = models
-        self._verdicts = verdicts
+        self._confidence_specs = confidence_specs
         self._assembly = assembly
         self._timeout_s = timeout_s
         self._lost = lost
@@ -152,7 +153,7 @@ class TritonBatches:
         self.answered += 1
         spec = self._models.specs[batch.model]
         tensors = decode_batch(spec, batch.rows, answer, sent)
-        verdicts = tuple(_confidences(tensors, verdict) for verdict in self._verdicts.get(batch.model, ()))
+        confidences = tuple(_confidences(tensors, wanted) for wanted in self._confidence_specs.get(batch.model, ()))
         key = batch_key(
             (output.name, tensors[output.name].shape[int(spec.batchable) :])
             for output in spec.outputs
@@ -163,7 +164,7 @@ class TritonBatches:
         self._free_ns = ended_ns
         del self._running[batch.batch]
         self._assembly.complete(batch.batch, BatchOutputs(tensors, {}, lambda: self._free(sent)))
-        self._report(BatchCompleted(batch.batch, started_ns, ended_ns, verdicts, key))
+        self._report(BatchCompleted(batch.batch, started_ns, ended_ns, confidences, key))
 
     def _free(self, sent: EncodedInfer) -> None:
         if self._memory is not None and sent.slot is not None:
@@ -175,7 +176,7 @@ class TritonBatches:
             self._report(BatchFailed(batch.batch, cause, f"{batch.model}: {reason}"))
 
 
-def _confidences(tensors: Mapping[str, Tensor], verdict: ConfidenceSpec) -> tuple[float, ...]:
-    tensor = tensors[verdict.output]
+def _confidences(tensors: Mapping[str, Tensor], wanted: ConfidenceSpec) -> tuple[float, ...]:
+    tensor = tensors[wanted.output]
     assert not isinstance(tensor, WireBytes), "confidences are of numbers"
-    return tuple(confidence(tensor, verdict.confidence).tolist())
+    return tuple(confidence(tensor, wanted.confidence).tolist())

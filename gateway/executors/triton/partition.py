@@ -43,17 +43,17 @@ class Breaker(enum.StrEnum):
 class TritonPartition:
     """Runs batches on one server, each as one call, and keeps the server and its models running.
 
-    `specs` are the models that the server may hold, and begins with, by key. `verdicts` are the confidences that each
-    model reports. `process` belongs to a server that we run; it is started again when it ends. A call that fails for
-    more than its content opens the breaker: the partition is lost with its batches. It is ready again when the server
-    is, and has run a batch of every size. Models that do not load then are tried again beside the batches.
+    `specs` are the models that the server may hold, and begins with, by key. `confidence_specs` are the confidences
+    that each model reports. `process` belongs to a server that we run; it is started again when it ends. A call that
+    fails for more than its content opens the breaker: the partition is lost with its batches. It is ready again when
+    the server is, and has run a batch of every size. Models that do not load then are tried again beside the batches.
     """
 
     def __init__(
         self,
         settings: TritonSettings,
         specs: Mapping[str, ModelSpec],
-        verdicts: Mapping[str, Sequence[ConfidenceSpec]],
+        confidence_specs: Mapping[str, Sequence[ConfidenceSpec]],
         assembly: Assembly,
         clock: Callable[[], int],
         process: TritonProcess | None = None,
@@ -68,7 +68,7 @@ class TritonPartition:
         )
         self._models = TritonModels(self._client, self._memory, specs, clock)
         self._batches = TritonBatches(
-            self._client, self._memory, self._models, verdicts, assembly, settings.timeout_s, self._open, clock
+            self._client, self._memory, self._models, confidence_specs, assembly, settings.timeout_s, self._open, clock
         )
         self._held: set[str] = set()
         self._changing = asyncio.Lock()

@@ -17,7 +17,7 @@ from tests.support.documents import ROOT, prose, without_spans
 
 CHECKED = (
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs"),
-    *("gateway", "models", "mps", "loadgen", "examples", "benchmarks", "scripts"),
+    *("models", "mps", "batcher", "gateway", "loadgen", "examples", "benchmarks", "scripts"),
     *("tests/support", "tests/simulation", "tests/properties", "tests/unit/loadgen", "tests/unit/scripts"),
 )
 

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -41,7 +43,7 @@ from tests.support.scheduling import (
 )
 
 SPEC = spec_of(
-    [model("m:1", verdicts=(CERTAINTY,)), model("n:1", 4, TimeoutConfig((2, 4), 5 * MS))],
+    [model("m:1", confidences=(CERTAINTY,)), model("n:1", 4, TimeoutConfig((2, 4), 5 * MS))],
     [single("m:1", Late.EVICT), cascade("m:1", "n:1"), ensemble("m:1", "n:1")],
     limits=Limits(queue_requests=3),
 )
@@ -153,3 +155,12 @@ def test_text_that_is_not_utf8_is_named_as_well() -> None:
 def test_an_empty_journal_is_no_journal() -> None:
     with pytest.raises(ConfigError, match=r"^journal line 1: expected the scheduler's spec, the journal is empty$"):
         replay([])
+
+
+def test_a_journal_from_before_classes_and_fields_were_renamed_is_read() -> None:
+    """It has a cascade, a combiner and the response cache, whose names were others when it was written."""
+    lines = Path(__file__).with_name("journal_before_renaming.jsonl").read_bytes().splitlines()
+    written = b"".join(lines)
+    for name in (b"RecallOutputs", b"OutputsRecalled", b"OutputsUnknown", b'"verdicts"', b'"verdict"', b'"recalls"'):
+        assert name in written
+    assert replay(lines) is None

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
+from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.interface.decisions import DispatchBatch, LoadModel, Member, UnloadModel
 from sluice.batcher.interface.events import BatchCompleted, ModelLoaded, ModelLoadFailed, ModelUnloaded, PartitionReady
@@ -176,7 +177,7 @@ class Served:
     async def settle(self) -> None:
         for _ in range(20):
             await asyncio.sleep(0)
-        self.scheduler.check()
+        check_invariants(self.scheduler)
 
 
 def served(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

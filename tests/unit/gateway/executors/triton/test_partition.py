@@ -56,7 +56,7 @@ async def test_a_batch_is_one_call_with_the_rows_side_by_side(bench: Bench) -> N
     batch = bench.send(0.25, 0.5)
     event = await bench.event()
     assert isinstance(event, BatchCompleted)
-    assert (event.batch, event.verdicts, event.batch_key) == (batch, ((0.5, 1.0),), "")
+    assert (event.batch, event.confidences, event.batch_key) == (batch, ((0.5, 1.0),), "")
     assert event.started_ns < event.ended_ns
     assert (bench.taken(batch), bench.taken(batch, 1)) == ([[0.5, 0.5]], [[1.0, 1.0]])
     (request,) = bench.fake.batches

@@ -1,6 +1,6 @@
 """Which models make room for another one."""
 
-from sluice.batcher.residency.victims import Resident, choose_victims
+from sluice.batcher.residency.partition_memory import Resident, choose_victims
 
 OLD, NEWER, NEWEST = Resident(0, 10, "old", 5), Resident(0, 20, "newer", 5), Resident(0, 30, "newest", 10)
 ALL = [NEWEST, OLD, NEWER]

@@ -10,9 +10,10 @@ from sluice.batcher.interface.decisions import AnyDecision, LoadModel, RejectReq
 from sluice.batcher.interface.events import ModelLoaded, ModelLoadFailed, RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.interface.residency_config import Eviction
-from sluice.batcher.residency.load_candidates import Claim, LoadCandidate, LoadCandidates, LoadRefusal
+from sluice.batcher.residency.load_candidates import LoadCandidate, LoadCandidates, LoadPurpose, LoadRefusal
+from sluice.batcher.residency.on_demand import OnDemandLoader
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.batcher.state.model import ModelState
+from sluice.batcher.state import ModelState
 from tests.support.scheduling import MS, ONE, S, arrival, cascade, chain, dispatch, single, step
 from tests.unit.batcher.residency.test_on_demand import FULL, demanded, run, up
 
@@ -35,9 +36,9 @@ def test_a_request_that_no_load_is_in_time_for_is_refused_and_the_next_one_serve
     assert turn_away(scheduler, "b", MS) == []
     assert step(scheduler, 10 * MS, ModelLoaded("cpu0", "b", ONE)) == []
     assert step(scheduler, 11 * MS, arrival(1, 11 * MS + SHORT_NS, "b")) == [dispatch(1, [1], FULL, model="b")]
-    cold_starts = scheduler.served.cold_starts
-    assert cold_starts is not None
-    assert (cold_starts.loads, cold_starts.returns) == (1, 1)
+    loader = scheduler.served.loader
+    assert isinstance(loader, OnDemandLoader)
+    assert (loader.loads, loader.returns) == (1, 1)
 
 
 def test_it_takes_the_place_of_what_is_asked_for_less_and_of_nothing_else() -> None:
@@ -110,10 +111,10 @@ def test_thousands_that_are_refused_have_room_looked_for_some_times_only(monkeyp
     find = LoadCandidates.find
 
     def counted(
-        self: LoadCandidates, model: ModelState, now_ns: int, claim: Claim, *ahead_ns: Any
+        self: LoadCandidates, model: ModelState, now_ns: int, purpose: LoadPurpose, *ahead_ns: Any
     ) -> LoadCandidate | LoadRefusal:
-        looks.append(claim.asked)
-        return find(self, model, now_ns, claim, *ahead_ns)
+        looks.append(purpose.asked)
+        return find(self, model, now_ns, purpose, *ahead_ns)
 
     monkeypatch.setattr(LoadCandidates, "find", counted)
     for number in range(1000):
@@ -128,7 +129,7 @@ def test_thousands_that_are_refused_have_room_looked_for_some_times_only(monkeyp
 def test_all_models_are_loaded_that_every_request_needs_and_no_others() -> None:
     pipelines: tuple[PipelineConfig, ...] = (chain("a", "b"), cascade("c", "d"), single("e"))
     scheduler = up(demanded("a", "b", "c", "d", "e", memory=5, pipelines=pipelines, prewarm="off"), cpu0="")
-    scheduler.pipelines["cascade:1"].stages[1].probability = 0.001
+    scheduler.pipelines["cascade:1"].stages[1].run_probability = 0.001
     assert turn_away(scheduler, "chain:1", 0) == [LoadModel("cpu0", "a"), LoadModel("cpu0", "b")]
     assert turn_away(scheduler, "cascade:1", MS) == [LoadModel("cpu0", "c")]
 

@@ -1,5 +1,7 @@
-"""A pool's partitions and what waits for them; batches take 1 ms, the hand-off 150 us."""
+"""A group's partitions and what waits for them; batches take 1 ms, the hand-off 150 us."""
 
+from sluice.batcher.fleet.partition_group import first_available, first_idle, start_after_backlog_ns, start_ns
+from sluice.batcher.fleet.run_queue import RunQueue
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.interface.decisions import BuildPlan, CompleteRequest, ReleaseReason, UnloadModel
 from sluice.batcher.interface.events import ModelLoaded, PartitionLost, PartitionReady, PlanBuilt
@@ -8,7 +10,7 @@ from sluice.batcher.interface.plan_data import Plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.queues.fair_queue import Queue
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.batcher.state.pool import PartitionGroup
+from sluice.batcher.state import PartitionGroup
 from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import (
     MS,
@@ -33,10 +35,10 @@ def scheduler_of(*names: str) -> Scheduler:
     return serving(spec_of([model("m:1", 1), model("n:1", 1)], partitions=names), {"m:1": ONE, "n:1": OTHER})
 
 
-def pool_of(scheduler: Scheduler, name: str = "cpu0") -> PartitionGroup:
-    pool = scheduler.dispatcher.fleet.partitions[name].pool
-    assert pool is not None
-    return pool
+def group_of(scheduler: Scheduler, name: str = "cpu0") -> PartitionGroup:
+    group = scheduler.dispatcher.fleet.partitions[name].group
+    assert group is not None
+    return group
 
 
 def test_the_first_idle_partition_takes_the_first_batch() -> None:
@@ -45,7 +47,7 @@ def test_the_first_idle_partition_takes_the_first_batch() -> None:
         dispatch(1, [1], FULL, partition="cpu0"),
         dispatch(2, [2], FULL, partition="cpu1"),
     ]
-    idle = pool_of(scheduler).idle()
+    idle = first_idle(group_of(scheduler))
     assert idle is not None
     assert idle.name == "cpu2"
 
@@ -53,27 +55,27 @@ def test_the_first_idle_partition_takes_the_first_batch() -> None:
 def test_the_next_batch_starts_on_the_partition_that_is_free_first() -> None:
     scheduler = scheduler_of("cpu0", "cpu1")
     step(scheduler, 0, arrival(1, 10 * MS, "n:1"), arrival(2, 20 * MS))
-    pool = pool_of(scheduler)
-    assert pool.start_ns(100 * US) == MS
-    assert pool.open(849 * US) is None
-    opening = pool.open(850 * US)
+    group = group_of(scheduler)
+    assert start_ns(group, 100 * US) == MS
+    assert first_available(group, 849 * US) is None
+    opening = first_available(group, 850 * US)
     assert opening is not None
     assert opening.name == "cpu1"
     assert step(scheduler, 100 * US, arrival(3, 30 * MS)) == []
     assert step(scheduler, 850 * US) == [dispatch(3, [3], FULL, partition="cpu1")]
     # cpu1 is now to be free at 2 ms, cpu0 at 5 ms.
-    assert pool.start_ns(900 * US) == 2 * MS
+    assert start_ns(group, 900 * US) == 2 * MS
     assert step(scheduler, MS, completed(2, 0, MS)) == [CompleteRequest(2, Outcome.COMPLETED)]
-    assert pool.start_ns(MS) == 2 * MS
+    assert start_ns(group, MS) == 2 * MS
 
 
 def test_the_work_that_is_promised_is_spread_over_the_partitions_that_are_up() -> None:
     scheduler = scheduler_of("cpu0", "cpu1")
     step(scheduler, 0, *(arrival(number, S) for number in range(6)))
-    pool = pool_of(scheduler)
+    group = group_of(scheduler)
     # Four wait, 1.15 ms each; both partitions are free at 1 ms.
-    assert pool.backlog_ns == 4 * 1150 * US
-    assert pool.start_after_backlog_ns(0) == MS + 2 * 1150 * US
+    assert group.backlog_ns == 4 * 1150 * US
+    assert start_after_backlog_ns(group, 0) == MS + 2 * 1150 * US
 
 
 def test_partitions_of_different_speed_are_promised_as_much_as_each_can_do() -> None:
@@ -84,19 +86,19 @@ def test_partitions_of_different_speed_are_promised_as_much_as_each_can_do() -> 
     step(scheduler, 0, *(PartitionReady(name, {"m:1": table}) for name, table in tables.items()))
     step(scheduler, 0, *(arrival(number, S) for number in range(10)))
     # Two run, eight wait: two of them for the slow one.
-    assert [pool_of(scheduler, name).backlog_ns for name in "ab"] == [6_300 * US, 6_300 * US]
+    assert [group_of(scheduler, name).backlog_ns for name in "ab"] == [6_300 * US, 6_300 * US]
 
 
 def test_what_a_busy_partition_runs_counts_also_once_it_has_an_equal() -> None:
     scheduler = serving(spec_of([model("m:1", 1)], partitions=("cpu0", "cpu1")), ONE)
     step(scheduler, 0, PartitionLost("cpu1", "killed"), PartitionReady("cpu1", {}))
     step(scheduler, 0, arrival(1, S))
-    assert pool_of(scheduler).only is not None
+    assert group_of(scheduler).only is not None
     step(scheduler, 500 * US, PartitionReady("cpu1", {"m:1": ONE}), arrival(2, S))
-    pool = pool_of(scheduler)
-    assert len(pool.partitions) == 2
+    group = group_of(scheduler)
+    assert len(group.partitions) == 2
     # cpu0 is free at 1 ms, cpu1 at 1.5 ms.
-    assert pool.start_ns(500 * US) == MS
+    assert start_ns(group, 500 * US) == MS
 
 
 def test_a_partition_that_gets_another_model_takes_what_waits_along() -> None:
@@ -105,10 +107,10 @@ def test_a_partition_that_gets_another_model_takes_what_waits_along() -> None:
     scheduler = serving(spec, {"m:1": ONE, "n:1": ONE})
     step(scheduler, 0, PartitionLost("cpu1", "killed"), PartitionReady("cpu1", {"m:1": ONE}))
     step(scheduler, 0, *(arrival(number, S) for number in range(4)), arrival(4, S, "n:1"), arrival(5, S, "n:1"))
-    assert [partition.name for partition in pool_of(scheduler).partitions.values()] == ["cpu0"]
+    assert [partition.name for partition in group_of(scheduler).partitions.values()] == ["cpu0"]
     # Each partition has one batch; requests 2 and 3 and those for n wait.
     assert step(scheduler, 100 * US, ModelLoaded("cpu1", "n:1", ONE)) == []
-    assert pool_of(scheduler) is pool_of(scheduler, "cpu1")
+    assert group_of(scheduler) is group_of(scheduler, "cpu1")
     assert step(scheduler, 850 * US) == [
         dispatch(3, [2], FULL, partition="cpu0"),
         dispatch(4, [3], FULL, partition="cpu1"),
@@ -138,11 +140,12 @@ def test_a_lone_request_is_gathered_for_also_on_a_partition_that_unloads_another
 
 def test_a_queue_whose_time_has_come_is_forgotten_also_where_a_partition_that_never_idles_would_recall_it() -> None:
     """Queues come and go with the shapes of requests: on a busy partition those that are gone must not pile up."""
-    pool = PartitionGroup(0, "cpu1", frozenset({"m:1"}), 1.0)
+    group = PartitionGroup(0, "cpu1", frozenset({"m:1"}), 1.0)
     queue = Queue("m:1", "x=3")
-    pool.put_off(queue, 5, 8)
-    pool.park(queue, 3)
-    pool.ring(4)
-    assert queue in pool.parked
-    pool.ring(5)
-    assert (pool.parked, pool.aside, pool.waiting) == ({}, {}, [])
+    run_queue = RunQueue(group)
+    run_queue.defer(queue, 5, 8)
+    run_queue.wait_for_idle(queue, 3)
+    run_queue.fire_timers(4)
+    assert queue in run_queue.waiting_for_idle
+    run_queue.fire_timers(5)
+    assert (run_queue.waiting_for_idle, run_queue.deferred, run_queue.waiting) == ({}, {}, [])

@@ -17,6 +17,7 @@ from sluice.batcher.interface.events import ModelLoaded, PartitionReady, Partiti
 from sluice.batcher.interface.residency_config import Eviction, Footprint
 from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
+from sluice.batcher.residency.on_demand import OnDemandLoader
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.measurement import ModelMemory
 from tests.support.scheduling import MS, ONE, S, arrival, completed, model, spec_of, step
@@ -34,9 +35,9 @@ def believed(spec: SchedulerSpec, mib: float = 10, room: float = 30) -> Schedule
 
 
 def free_mib(scheduler: Scheduler, name: str = "cpu0") -> float:
-    cold_starts = scheduler.served.cold_starts
-    assert cold_starts is not None
-    return cold_starts.shelves[name].free_bytes / MIB
+    loader = scheduler.served.loader
+    assert isinstance(loader, OnDemandLoader)
+    return loader.memories[name].free_bytes / MIB
 
 
 def taken_mib(scheduler: Scheduler, key: str, kind: str = "cpu1") -> float:
@@ -108,7 +109,7 @@ def test_a_model_that_no_partition_has_room_for_goes_itself() -> None:
     unload, failed = step(scheduler, 11 * MS, loaded("b", 31))
     assert unload == UnloadModel("cpu0", "b")
     assert isinstance(failed, FailRequest)
-    assert failed.reason == "model b is not loaded: no partition has room for the 31 MiB that it was found to take"
+    assert failed.reason == "model b is not loaded: no partition has room for its measured 31 MiB"
     (refused,) = step(scheduler, 12 * MS, arrival(2, S, "b"))
     assert isinstance(refused, RejectRequest)
     assert free_mib(scheduler) == 20
