@@ -76,11 +76,11 @@ class Service(Protocol):
         ...
 
     def batch_confidences(self, batch: DispatchBatch) -> Confidences:
-        """Verdicts of a batch, as in `BatchCompleted`."""
+        """The confidences of a batch, as in `BatchCompleted`."""
         ...
 
     def combined_confidences(self, combination: CombineOutputs) -> Confidences:
-        """Verdicts of a combiner, as in `OutputsCombined`."""
+        """The confidences of a combiner, as in `OutputsCombined`."""
         ...
 
 
@@ -91,7 +91,7 @@ class Simulator:
     event or None for a wake-up, decisions), which is also what a journal records. `answered` is called when the client
     of a request has its answer, which is later than the step unless `host` takes no time. `tables` are, by partition,
     those of the models that may be loaded there; planning takes no time, and loading what `load_ns` says. A partition
-    carries orders to load and to unload out one after the other. An event on the agenda may resize a partition:
+    carries orders to load and to unload out one after the other. A planned event may resize a partition:
     `service` has to know which batches came after it. `stray_ns` draws by how much a batch's way to its worker, or
     back, is longer (or shorter) than `host` says.
     """
@@ -119,7 +119,7 @@ class Simulator:
         self._stray_ns = stray_ns or (lambda: 0)
         self._load_ns = load_ns or (lambda order: 0)
         self._orders_end_ns: dict[str, int] = {}
-        self._agenda: list[tuple[int, int, int, AnyEvent]] = []
+        self._planned: list[tuple[int, int, int, AnyEvent]] = []
         self._sequence = 0
         self._free_ns: dict[str, int] = {}
         self._known_ns: dict[str, int] = {}
@@ -131,22 +131,22 @@ class Simulator:
         self.now_ns = 0
 
     def at(self, time_ns: int, event: AnyEvent) -> None:
-        """Put an event on the agenda; not before the present."""
+        """Plan an event, not before the present."""
         self._sequence += 1
-        heappush(self._agenda, (time_ns, PRIORITY[type(event)], self._sequence, event))
+        heappush(self._planned, (time_ns, PRIORITY[type(event)], self._sequence, event))
 
     def run(self, arrivals: Iterable[tuple[int, AnyEvent]] = ()) -> None:
         """Run until nothing is left to happen; `arrivals` are (time, event), ascending, drawn as time passes.
 
-        An event on the agenda comes before an arrival of the same instant.
+        A planned event comes before an arrival of the same instant.
         """
         upcoming = iter(arrivals)
         following = next(upcoming, None)
         send_ns = self._host.send_ns
         while True:
             due_ns = self._scheduler.next_wakeup_ns()
-            if self._agenda and (due_ns is None or self._agenda[0][0] < due_ns):
-                due_ns = self._agenda[0][0]
+            if self._planned and (due_ns is None or self._planned[0][0] < due_ns):
+                due_ns = self._planned[0][0]
             if following is not None and (due_ns is None or following[0] + send_ns < due_ns):
                 due_ns = following[0] + send_ns
             if due_ns is None:
@@ -162,8 +162,8 @@ class Simulator:
         """One iteration of the loop: all that has come is handled at one instant, and what was decided is done."""
         turn_ns = self._turn_ns
         self.now_ns = self._idle_ns = turn_ns + (self._intake_ns(len(arrived)) if self._takes_time else 0)
-        while self._agenda and self._agenda[0][0] <= turn_ns:
-            event = heappop(self._agenda)[3]
+        while self._planned and self._planned[0][0] <= turn_ns:
+            event = heappop(self._planned)[3]
             if not isinstance(event, BatchCompleted) or self._started_ns.pop(event.batch, None) is not None:
                 self._handle(event)
         for event in arrived:
@@ -180,7 +180,9 @@ class Simulator:
     def _intake_ns(self, arrivals: int) -> int:
         """The time that the loop takes to read the events that have come."""
         host = self._host
-        ended = sum(time_ns <= self._turn_ns and type(event) is BatchCompleted for time_ns, _, _, event in self._agenda)
+        ended = sum(
+            time_ns <= self._turn_ns and type(event) is BatchCompleted for time_ns, _, _, event in self._planned
+        )
         return arrivals * host.receive_ns + ended * host.complete_ns
 
     def _answer(self) -> None:
@@ -207,10 +209,10 @@ class Simulator:
         """A worker is gone: what it was to load or to unload is not answered."""
         self._orders_end_ns.pop(name, None)
         answers = ModelLoaded | ModelUnloaded
-        self._agenda = [
-            item for item in self._agenda if not (isinstance(item[3], answers) and item[3].partition == name)
+        self._planned = [
+            item for item in self._planned if not (isinstance(item[3], answers) and item[3].partition == name)
         ]
-        heapify(self._agenda)
+        heapify(self._planned)
 
     def _replace_worker(self, event: PartitionResized) -> None:
         """Let a new worker run what is sent from now on; the one before ends what it has beside it."""
@@ -266,7 +268,7 @@ class Simulator:
         known_ns = ended_ns + max(host.return_ns + self._stray_ns(), 0)
         before_ns = self._known_ns.get(batch.partition, 0)
         self._started_ns[batch.batch] = (batch.partition, started_ns, free_ns, before_ns)
-        # A worker tells of one batch after the other.
+        # A worker reports one batch after the other.
         known_ns = self._known_ns[batch.partition] = max(known_ns, before_ns)
         self.at(known_ns, completed)
 

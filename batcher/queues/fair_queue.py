@@ -13,19 +13,19 @@ CONTENDED = 4
 NO_WAITERS = 1 << 62
 """More rows than ever wait: no group waits for the queue to grow."""
 LATE_SHARE = 0.125
-"""Share of the rows taken that late entries get at least: they yield to those that can be in time, but not for ever."""
+"""Least share of the rows taken that late entries get: they yield to entries that can be in time, but not for ever."""
 
 
 class Queue:
     """Entries waiting to be batched together, earliest first; bounded by admission.
 
-    Every pipeline has a flow of its own. As long as little waits the earliest deadline of all comes first; with more
-    than `CONTENDED` batches every flow gets rows by its weight (start-time fair queueing, Goyal et al., SIGCOMM'96):
-    one that asks for more than its share makes its own requests late, not those of others.
+    Every pipeline has a flow of its own. While little waits the earliest deadline of all comes first. With more than
+    `CONTENDED` batches waiting every flow gets rows by its weight (start-time fair queueing, Goyal et al., SIGCOMM'96):
+    a pipeline that asks for more than its share makes its own requests late, not those of others.
 
-    `last_ns` is not before the order of any entry; `late` counts those that cannot be in time. `retries` holds (parts
-    of) batches that failed: groups of entries dispatched as they are, before all others. `wanted_rows` is how many rows
-    those who put the queue aside wait for; 0 when any change counts.
+    `last_ns` is not before the order of any entry. `late` counts the entries that cannot be in time. `retries` holds
+    (parts of) batches that failed: groups of entries dispatched as they are, before all others. `wanted_rows` is the
+    number of rows for which groups that deferred the queue wait; 0 when any change counts.
     """
 
     __slots__ = (
@@ -79,11 +79,11 @@ class Queue:
 
     @property
     def waiting(self) -> int:
-        """Entries that wait, those that are retried included."""
+        """The number of waiting entries, retried ones included."""
         return self.live + sum(map(len, self.retries))
 
     def push(self, entry: Entry, order_ns: int, weight: float = 1.0) -> bool:
-        """Add an entry to the flow `entry.flow`; whether it is the first of the queue now."""
+        """Add an entry to the flow `entry.flow`; True if it is the first of the queue now."""
         rows = entry.rows
         self.rows += rows
         self.live += 1
@@ -112,7 +112,7 @@ class Queue:
         return flow
 
     def close_flow(self, number: int) -> None:
-        """Forget the flow of a pipeline that has nothing here any more."""
+        """Forget the flow of a pipeline that has no entries here any more."""
         self._flows.pop(number, None)
         self._only = next(iter(self._flows.values())) if len(self._flows) == 1 else None
 
@@ -144,7 +144,7 @@ class Queue:
         self.live -= 1
 
     def expire(self, reachable_ns: int) -> bool:
-        """Put behind the entries whose order is before `reachable_ns`; whether there were any."""
+        """Put entries whose order is before `reachable_ns` behind the others, as late; True if there were any."""
         expired = sum([flow.expire(reachable_ns) for flow in self._flows.values()])
         if not self.late:
             self._credit = 0.0  # what was due to those before is not due to these

@@ -99,7 +99,7 @@ def _pipeline_config(
     confidences: Mapping[str, list[ConfidenceSpec]],
     uses_cache: bool,
 ) -> PipelineConfig:
-    recalled = _recalled(pipeline, specs) if uses_cache else ()
+    cached = _cached_stages(pipeline, specs) if uses_cache else ()
     index = {stage.name: position for position, stage in enumerate(pipeline.stages)}
     combiners = {stage.name: _combiner_confidences(stage.name, pipeline) for stage in pipeline.stages if stage.combine}
     configs = []
@@ -123,7 +123,7 @@ def _pipeline_config(
                 any(stage.inputs[name].stage != REQUEST for name in variable),
                 stage.variants,
                 _renamed(stage, variable, index),
-                stage.name in recalled,
+                stage.name in cached,
             )
         )
     slo_ns = 0 if pipeline.slo_ms is None else max(ms_to_ns(min(pipeline.slo_ms, MAX_SLO_MS)), 1)
@@ -135,7 +135,7 @@ def _combiner_confidences(name: str, pipeline: Pipeline) -> list[ConfidenceSpec]
     return list(dict.fromkeys(ConfidenceSpec(when.output, when.confidence) for when in asked))
 
 
-def _recalled(pipeline: Pipeline, specs: Mapping[str, ModelSpec]) -> set[str]:
+def _cached_stages(pipeline: Pipeline, specs: Mapping[str, ModelSpec]) -> set[str]:
     """The stages whose outputs are cached; not the stage of a single model, whose whole answers are cached."""
     asked = {stage.when.stage for stage in pipeline.stages if stage.when is not None}
     return {

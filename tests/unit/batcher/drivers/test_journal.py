@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from sluice.batcher.drivers.journal import JournalStep, JournalWriter, decode_spec, decode_step, replay
-from sluice.batcher.interface.config import Limits, SchedulerSpec
+from sluice.batcher.interface.config import Limits, PriorityLevels, SchedulerSpec
 from sluice.batcher.interface.decisions import (
     AnyDecision,
     CombineOutputs,
@@ -27,6 +27,7 @@ from sluice.batcher.interface.events import (
 )
 from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.dynamic_batching import QueuePolicy
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.pipeline import Late
 from tests.support.scheduling import (
@@ -164,3 +165,12 @@ def test_a_journal_from_before_classes_and_fields_were_renamed_is_read() -> None
     for name in (b"RecallOutputs", b"OutputsRecalled", b"OutputsUnknown", b'"verdicts"', b'"verdict"', b'"recalls"'):
         assert name in written
     assert replay(lines) is None
+
+
+def test_priority_levels_survive_the_journal() -> None:
+    """Their numbers are keys, which JSON has as strings."""
+    levels = PriorityLevels(2, 2, policies={1: QueuePolicy(max_queue_size=1)})
+    spec = spec_of([model("m:1", 4, TimeoutConfig(levels=levels))])
+    lines: list[bytes] = []
+    JournalWriter(lines.append, spec)
+    assert decode_spec(lines[0]) == spec
