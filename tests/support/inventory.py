@@ -48,11 +48,7 @@ def resized(inventory: Inventory, partition: Partition) -> None:
 
 
 def summary(event: PartitionEvent, details: ProcessDetails) -> list[str]:
-<<<<<<< HEAD
-    """The report of an executor about a partition, in words."""
-=======
     """Describe a report of an executor about a partition."""
->>>>>>> w-inv
     name = event.partition
     failed = [f"{model}: {reason}" for model, reason in details.failed.items()]
     match event:

@@ -99,8 +99,4 @@ class TimedExecutor:
 
 
 def _nothing() -> None:
-<<<<<<< HEAD
-    """Release an answer without outputs."""
-=======
     """Release nothing: the answers have no outputs."""
->>>>>>> w-inv
