@@ -1,13 +1,24 @@
 """Builds the scheduler's plan: the exact planner on every pipeline, at the rates that were seen."""
 
+from dataclasses import replace
+
 from sluice.batcher.interface.config import PipelineConfig, SchedulerSpec
 from sluice.batcher.interface.plan_data import CostToGo, Observed, PipelinePlan, Plan, StagePlan
 from sluice.batcher.interface.residency_config import Loading
 from sluice.batcher.planner.demand import DemandTable, demand_table
 from sluice.batcher.planner.exact import ExactPlanner
+from sluice.batcher.planner.problem import Problem, path_of
 from sluice.batcher.planner.residency import ModelNeed, place_models
 from sluice.batcher.planner.stage_options import pipeline_candidates, problem_of
 from sluice.models.errors import ConfigError
+
+SELDOM = 0.001
+"""A stage that no more than this share of the rows reaches does not count in a plan's latency, a 99th percentile.
+
+The plan leaves time for the stage where the objective allows it.
+"""
+_LEAST_SHARE = 1e-9
+"""A smaller share of rows is as good as none: costs are not divided by it."""
 
 
 def build_plan(spec: SchedulerSpec, observed: Observed) -> Plan:
@@ -67,8 +78,13 @@ def _load(demand: DemandTable, model: str, slowest: dict[str, float]) -> dict[st
 def _plan_pipeline(demand: DemandTable, pipeline: PipelineConfig) -> PipelinePlan:
     candidates = pipeline_candidates(demand, pipeline)
     problem = problem_of(demand, pipeline, candidates, pipeline.slo_ns)
+    usual = _without_seldom(problem)
     planner = ExactPlanner(problem)
     paths = planner.paths()
+    if not paths and usual is not problem:
+        usual_planner = ExactPlanner(usual)
+        if paths := usual_planner.paths():
+            planner = usual_planner
     path = paths[0] if paths else planner.quickest()
     stages = []
     for stage, choice, rest in zip(problem.stages, path.choices, planner.rests(), strict=True):
@@ -84,9 +100,19 @@ def _plan_pipeline(demand: DemandTable, pipeline: PipelineConfig) -> PipelinePla
             )
         )
     bounded = all(choices[0].predicted for choices in candidates)
-    return PipelinePlan(pipeline.name, tuple(stages), path.latency_ns, path.cost, bool(paths) and bounded)
+    latency_ns = path_of(usual, path.choices).latency_ns
+    return PipelinePlan(pipeline.name, tuple(stages), latency_ns, path.cost, bool(paths) and bounded)
+
+
+def _without_seldom(problem: Problem) -> Problem:
+    """The same problem, in which stages that hardly any row reaches take no time."""
+    if all(stage.probability > SELDOM for stage in problem.stages if stage.on_path):
+        return problem
+    stages = (replace(stage, on_path=stage.on_path and stage.probability > SELDOM) for stage in problem.stages)
+    return replace(problem, stages=tuple(stages))
 
 
 def _from_here(rest: CostToGo, probability: float) -> CostToGo:
     """The cost that is left for a row that has reached a stage, which is above the average over all rows."""
-    return CostToGo(rest.within_ns, tuple(cost / probability for cost in rest.cost)) if probability else rest
+    share = max(probability, _LEAST_SHARE)
+    return CostToGo(rest.within_ns, tuple(cost / share for cost in rest.cost))

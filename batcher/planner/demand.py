@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, ScheduledModel, SchedulerSpec, StageConfig
 from sluice.batcher.interface.plan_data import Observed
+from sluice.batcher.planner.stage_latency import RHO_MAX
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_S
 
@@ -36,10 +37,23 @@ class Hosts(NamedTuple):
 
 
 class Load(NamedTuple):
-    """The share of a partition's time that all models take: in their best batches (`busy`), and row by row (`lone`)."""
+    """The share of a partition's time that all models take: in their best batches (`busy`), and row by row (`lone`).
+
+    `extra` is what a model with little traffic gets in addition to its share in proportion, up to `unplanned` in all.
+    """
 
     busy: float
     lone: float
+    extra: float
+
+    @property
+    def unplanned(self) -> float:
+        """The share of a partition's time that no plan counts on."""
+        return _unplanned(self.busy)
+
+    def least_share(self, in_proportion: float) -> float:
+        """The share of a model whose share in proportion may be next to nothing."""
+        return min(in_proportion + self.extra, self.unplanned)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +107,8 @@ class DemandTable:
         """Partitions of a kind that a model can count on; `moved` are rows that another model has run so far.
 
         The other models take the time that their rows need one by one, if that leaves more than a share in proportion
-        to the needs of each at best. Otherwise batches grow until all fit, and the shares add up to all partitions.
+        to the needs of each at best. Otherwise batches grow until all fit, and the shares add up to all partitions. A
+        share in proportion vanishes with the rate. It is bounded from below, by time that no plan counts on.
         """
         first, rows = moved
         own = self.utilisation(model, self._with(model, moved))
@@ -106,8 +121,9 @@ class DemandTable:
             if group in freed:
                 others -= self.utilisation(first, rows)
                 lone -= self._lone(first, kind, rows)
-            least = own / (own + max(others, 0.0)) if own else 1.0 - others
-            counted += self.groups[group].size * max(min(least, 1.0), 1.0 - max(lone, 0.0), 0.0)
+            in_proportion = own / (own + max(others, 0.0)) if own else 0.0
+            least = max(in_proportion, self.loads[group].least_share(in_proportion))
+            counted += self.groups[group].size * max(min(least, 1.0), 1.0 - max(lone, 0.0))
         return counted
 
     def rate_on(self, model: str, kind: str, moved: tuple[str, float]) -> float:
@@ -212,15 +228,39 @@ def _loads(
     hand_off_ns: int,
 ) -> tuple[Load, ...]:
     """For each group of partitions the load of all models that they hold."""
-    busy, lone = [0.0] * groups, [0.0] * groups
+    needs: list[list[tuple[float, float]]] = [[] for _ in range(groups)]
     for key, kinds in hosts.items():
         for kind, those in kinds.items():
             best = _utilisation(kinds, rates[key])
             alone = _lone_load(kinds, kind, rates[key], tables[key][kind].latency_ns(1) + hand_off_ns)
             for group in those.groups:
-                busy[group] += best
-                lone[group] += alone
-    return tuple(map(Load, busy, lone))
+                needs[group].append((best, alone))
+    return tuple(map(_load, needs))
+
+
+def _load(needs: Sequence[tuple[float, float]]) -> Load:
+    """The load of models that need these shares of the time, in their best batches and row by row."""
+    busy = sum(best for best, _ in needs)
+    unplanned = _unplanned(busy)
+    wants = [max(min(alone, unplanned) - best / busy, 0.0) for best, alone in needs if best]
+    return Load(busy, sum(alone for _, alone in needs), _equal_part(unplanned, wants))
+
+
+def _unplanned(busy: float) -> float:
+    return max(min(1.0 - RHO_MAX, 1.0 - busy), 0.0)
+
+
+def _equal_part(whole: float, wants: Sequence[float]) -> float:
+    """The most that each may take of the whole if all that want less leave the rest to the others (max-min fairness).
+
+    It is continuous in what each wants: next to nothing wanted is as good as nothing.
+    """
+    left, want = whole, 0.0
+    for others, want in zip(reversed(range(len(wants))), sorted(wants), strict=True):
+        if want * (others + 1) >= left:
+            return left / (others + 1)
+        left -= want
+    return left + want
 
 
 def _sizes(model: ScheduledModel, table: LatencyTable) -> list[int]:

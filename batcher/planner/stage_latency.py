@@ -5,10 +5,13 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sluice.models.units import NS_PER_S
+from sluice.models.slo import MAX_SLO_MS
+from sluice.models.units import NS_PER_S, ms_to_ns
 
 RHO_MAX = 0.9
 """Highest utilisation that is planned for: above it the predicted tail is too short."""
+LONGEST_WAIT_NS = ms_to_ns(MAX_SLO_MS)
+"""No objective is longer, so that a longer wait counts as this one."""
 _Z99 = 2.3263478740408408
 """The 99th percentile of the standard normal distribution."""
 
@@ -40,16 +43,19 @@ def stage_latency(
     servers: float,
     max_wait_ns: int | None = None,
     *,
+    within_ns: int = LONGEST_WAIT_NS,
     rho_max: float = RHO_MAX,
 ) -> StageLatency | None:
     """Latency of a stage in batches of up to `batch` rows; one of b rows takes `service_ns(b)` on one of `servers`.
 
     Rows arrive as a Poisson process of `rate` a second. The result is None when there is no bound: the rate is above
-    `rho_max` of what the servers can do in full batches, or it is 0 and a batch waits until it is full. `max_wait_ns`
-    is the time that the first row of a batch waits for others while a server is idle. It decides how filling counts:
+    `rho_max` of what the servers can do in full batches. As the rate goes to 0, the latency goes to that of a row which
+    is alone. `max_wait_ns` is the time that the first row of a batch waits for others while a server is idle. It
+    decides how filling counts:
 
     - None: until the batch is full. The longer of two waits, for the batch to fill and for a server, is added to the
-      batch's time. They do not add up: batches fill slowly at low load, and queue at high load.
+      batch's time. They do not add up: batches fill slowly at low load, and queue at high load. A batch that does not
+      fill in time to end `within_ns`, the objective, closes earlier by its deadline: then filling does not count.
     - 0: filling does not count, as under the policy `deadline` with objective `latency`, which never delays a lone row.
       A row waits for the running batch, and the rows that arrive meanwhile are the next batch, full or not.
     - In between: filling counts up to that time, and batches may have any size.
@@ -61,16 +67,20 @@ def stage_latency(
     utilisation = rate * full_s / (servers * batch)
     if utilisation > rho_max:
         return None
+    fill99_s = _fill_s(_gamma_p99(batch - 1), rate)
+    if max_wait_ns is None:
+        if (full_s + fill99_s) * NS_PER_S > min(within_ns, LONGEST_WAIT_NS):
+            max_wait_ns = 0
+    else:
+        max_wait_ns = min(max_wait_ns, LONGEST_WAIT_NS)
     if rate <= 0:
-        if max_wait_ns is None and batch > 1:
-            return None
         fill_ns = max_wait_ns or 0 if batch > 1 else 0
         alone_ns = service_ns(1) + fill_ns
         return StageLatency(alone_ns, alone_ns, 0.0, 1, fill99_ns=fill_ns)
     exponent = math.sqrt(2 * (servers + 1)) - 1
     queues = utilisation**exponent
     mean_wait_s = full_s / (2 * batch * servers * (1 - utilisation))
-    fill50_s, fill99_s = (batch - 1) / (2 * rate), _gamma_p99(batch - 1) / rate
+    fill50_s = _fill_s((batch - 1) / 2, rate)
     size50 = size99 = batch
     busy = 0.0
     if max_wait_ns is not None:
@@ -90,11 +100,18 @@ def stage_latency(
         queue_s = mean_wait_s * math.log(queues / beyond) if queues > beyond else 0.0
         # The wait for a running batch is uniform over its time; the first server to finish takes the row.
         running_s = service_ns(size) / NS_PER_S * (1 - (beyond / busy) ** (1 / servers)) if busy > beyond else 0.0
-        return [round(wait_s * NS_PER_S) for wait_s in (fill_s, queue_s, running_s)]
+        return [round(min(wait_s * NS_PER_S, LONGEST_WAIT_NS)) for wait_s in (fill_s, queue_s, running_s)]
 
     waits99_ns = waits_ns(0.01, size99, fill99_s)
     p50_ns = service_ns(size50) + max(waits_ns(0.5, size50, fill50_s))
     return StageLatency(p50_ns, service_ns(size99) + max(waits99_ns), utilisation, size50, size99, *waits99_ns)
+
+
+def _fill_s(rows: float, rate: float) -> float:
+    """The time in which so many rows arrive."""
+    if not rows:
+        return 0.0
+    return rows / rate if rate > 0 else math.inf
 
 
 def _gamma_p99(shape: int) -> float:

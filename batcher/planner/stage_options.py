@@ -11,7 +11,7 @@ from sluice.batcher.interface.config import PipelineConfig, StageConfig
 from sluice.batcher.planner.demand import DemandTable, waits_for
 from sluice.batcher.planner.graph import Sources, ancestors
 from sluice.batcher.planner.problem import Option, Problem, StageProblem
-from sluice.batcher.planner.stage_latency import StageLatency, stage_latency
+from sluice.batcher.planner.stage_latency import LONGEST_WAIT_NS, StageLatency, stage_latency
 from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_S
 
@@ -46,7 +46,7 @@ def pipeline_candidates(demand: DemandTable, pipeline: PipelineConfig) -> list[l
     which names the stage, if no latency of any of its models is known.
     """
     alone = [
-        [COMBINED] if stage.model is None else _candidates(demand, stage, stage.model, rate)
+        [COMBINED] if stage.model is None else _candidates(demand, stage, (stage.model, rate), pipeline.slo_ns)
         for stage, rate in zip(pipeline.stages, demand.stage_rates[pipeline.name], strict=True)
     ]
     sources = tuple(map(waits_for, pipeline.stages))
@@ -201,34 +201,41 @@ def problem_of(
     return Problem(tuple(stages), budget_ns)
 
 
-def _candidates(demand: DemandTable, stage: StageConfig, first: str, rate: float) -> list[Candidate]:
+def _candidates(demand: DemandTable, stage: StageConfig, moved: tuple[str, float], slo_ns: int) -> list[Candidate]:
+    """The candidates of a stage; `moved` rows a second are those of its first variant."""
+    variants = stage.variants or (moved[0],)
     found = [
         candidate
-        for model in stage.variants or (first,)
+        for model in variants
         for kind in demand.hosts[model]
-        for candidate in _on_kind(demand, model, kind, (first, rate))
+        for candidate in _on_kind(demand, model, kind, moved, slo_ns)
     ]
     if not found:
-        models = " or ".join(stage.variants or (first,))
-        if any(demand.partitions.keys() & demand.tables.get(model, {}) for model in stage.variants or (first,)):
+        models = " or ".join(variants)
+        if any(demand.partitions.keys() & demand.tables.get(model, {}) for model in variants):
             raise ConfigError(f"stage '{stage.name}': no partition that is up holds model {models}, or has room for it")
         raise ConfigError(f"stage '{stage.name}': no latencies are known of model {models} on any partition")
     return [each for each in found if each.predicted is not None] or found
 
 
-def _on_kind(demand: DemandTable, model: str, kind: str, moved: tuple[str, float]) -> list[Candidate]:
-    """The candidates of a model on a kind; `moved` rows a second are those of the stage's first variant."""
+def _on_kind(demand: DemandTable, model: str, kind: str, moved: tuple[str, float], slo_ns: int) -> list[Candidate]:
+    """The candidates of a model on a kind; without an objective (`slo_ns` 0), batches fill however long it takes."""
     table, hosts = demand.tables[model][kind], demand.hosts[model][kind].partitions
     rate = demand.rate_on(model, kind, moved)
     servers = demand.servers(model, kind, moved)
     wait_ns = demand.models[model].policy.longest_wait_ns(rate)
+    within_ns = slo_ns or LONGEST_WAIT_NS
+
+    def service_ns(rows: int) -> int:
+        return demand.service_ns(model, kind, rows)
+
     found = []
     for batch in demand.sizes(model, kind):
         option = Option(model, batch, kind, hosts, demand.share[kind], table.latency_ns(batch))
         predicted = None
         if servers > 0:
-            predicted = stage_latency(lambda rows: demand.service_ns(model, kind, rows), batch, rate, servers, wait_ns)
-        latency_ns = demand.service_ns(model, kind, batch) if predicted is None else predicted.p99_ns
+            predicted = stage_latency(service_ns, batch, rate, servers, wait_ns, within_ns=within_ns)
+        latency_ns = service_ns(batch) if predicted is None else predicted.p99_ns
         rows = batch if predicted is None else predicted.rows
         cost = demand.price[kind] * table.latency_ns(rows) / NS_PER_S / rows
         found.append(Candidate(option, predicted, latency_ns, cost))

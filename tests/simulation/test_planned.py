@@ -112,6 +112,7 @@ class Run:
         self.rows: Counter[str] = Counter()
         self.models: Counter[str] = Counter()
         self.plans: list[Plan | None] = []
+        self.observed: list[Observed] = []
         self.journal: list[bytes] = []
         self._steps = 0
         self._check_every = check_every
@@ -128,6 +129,8 @@ class Run:
             self.plans.append(event.plan)
         for decision in decisions:
             self.decided[type(decision)] += 1
+            if isinstance(decision, BuildPlan):
+                self.observed.append(decision.observed)
             if isinstance(decision, DispatchBatch):
                 self.rows[decision.partition] += decision.rows
                 self.models[decision.model] += decision.rows
@@ -183,6 +186,27 @@ def test_a_stage_that_never_runs_and_one_that_always_does_are_planned_for(
     assert counts[Outcome.COMPLETED] >= 0.99 * counts.total()
     assert run.scheduler.pipelines["cascade:1"].stages[1].run_probability == pytest.approx(probability, abs=0.001)
     assert run.decided[BuildPlan] >= 2
+
+
+def test_a_cascade_whose_traffic_turns_easy_keeps_its_plans() -> None:
+    """The share of its second stage falls by a fiftieth with each request, and rates fall while nothing comes."""
+    spec = spec_of(
+        [model("small:1", confidences=(CERTAINTY,)), model("large:1")],
+        [planned_for(cascade("small:1", "large:1"), 30 * MS), planned_for(single("large:1"), 30 * MS)],
+        partitions=("cpu0",),
+    )
+    run = Run(spec, {"cpu0": {"small:1": GAINING, "large:1": GAINING}}, confidence=1.0, check_every=200)
+    counts = run.counts(poisson("cascade:1", 3_000, 6, 30 * MS))
+    assert counts[Outcome.COMPLETED] >= 0.95 * counts.total()
+    share = run.scheduler.pipelines["cascade:1"].stages[1].run_probability
+    assert 0 < share < 1e-100
+    assert len(run.plans) >= 2
+    last = build_plan(spec, msgspec.structs.replace(run.observed[-1], probabilities={"cascade:1": (1.0, share)}))
+    for plan in (*run.plans, last):
+        assert plan is not None
+        assert plan.failed == {}
+        assert [each.pipeline for each in plan.pipelines] == ["cascade:1", "large:1"]
+    assert [each.feasible for each in last.pipelines] == [True, True]
 
 
 def test_a_pipeline_of_forty_stages_is_served() -> None:

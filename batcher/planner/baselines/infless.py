@@ -34,7 +34,7 @@ def _pick(stage: StageProblem, budget_ns: int) -> int | None:
     least = np.floor(table.batch * NS_PER_S / np.maximum(budget_ns - table.service_ns, 1))
     fits = (table.service_ns <= np.where(single, budget_ns, budget_ns / 2)) & (stage.latency_ns <= budget_ns)
     if stage.rate:
-        fits &= np.where(single, 1.0, least) <= stage.rate
+        fits &= np.where(single, 0.0, least) <= stage.rate
     if not fits.any():
         return None
     efficiency = np.where(fits, most / table.share, -1.0)

@@ -1,9 +1,13 @@
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
 from sluice.batcher.interface.config import Limits, PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
 from sluice.batcher.interface.plan_data import CostToGo, Observed, PipelinePlan
 from sluice.batcher.planner.build import build_plan
+from sluice.batcher.policies.deadline import DeadlineSettings, Objective
+from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import MS, S, cascade, chain, model, single, spec_of
 
@@ -69,6 +73,77 @@ def test_what_never_runs_takes_no_time_and_what_may_run_takes_all_of_it(
     assert found is not None
     assert found.latency_ns == latency_ms * MS
     assert found.cost == pytest.approx(cost)
+
+
+BATCHING = LatencyTable.from_ms({1: 1, 2: 1.1, 4: 1.2, 8: 1.4})
+VANISHING = [1e-4, 1e-6, 1e-9, 1e-12, 1e-15, 1e-30, 1e-300, 5e-324]
+
+
+@pytest.mark.parametrize("objective", list(Objective))
+@pytest.mark.parametrize("shape", [chain, cascade])
+@pytest.mark.parametrize("share", VANISHING)
+def test_a_share_that_vanishes_is_planned_for_as_a_share_of_zero(
+    share: float, shape: Callable[..., PipelineConfig], objective: Objective
+) -> None:
+    pipeline = msgspec.structs.replace(shape("a", "b"), slo_ns=100 * MS)
+    models = [model(key, 8, DeadlineSettings(objective)) for key in ("a", "b")]
+    spec = spec_of(models, [pipeline], limits=Limits(hand_off_ns=0))
+    tables = {key: {"cpu1": BATCHING} for key in ("a", "b")}
+    found, never = (
+        build_plan(spec, Observed(tables, {pipeline.name: 4000.0}, {pipeline.name: (1.0, each)}))
+        for each in (share, 0.0)
+    )
+    assert (found.failed, never.failed) == ({}, {})
+    (plan,), (limit,) = found.pipelines, never.pipelines
+    assert plan.feasible
+    assert plan.latency_ns == pytest.approx(limit.latency_ns, rel=1e-4)
+    assert plan.cost == pytest.approx(limit.cost, rel=max(10 * share, 1e-12))
+    assert plan.stages[1].latency_ns <= 100 * MS
+
+
+@pytest.mark.parametrize("rate", VANISHING)
+def test_a_rate_that_vanishes_is_planned_for_as_no_traffic(rate: float) -> None:
+    tables = {"a": {"cpu1": HALVING}, "b": {"cpu1": SLOWER}}
+    found, lone = (plan_of(chain("a", "b"), tables, rate=each) for each in (rate, 0.0))
+    assert found is not None
+    assert lone is not None
+    assert (found.latency_ns, found.feasible) == (lone.latency_ns, True)
+    assert found.cost == pytest.approx(lone.cost)
+
+
+@pytest.mark.parametrize(("probability", "feasible"), [(0, True), (1e-9, True), (0.0009, True), (0.0011, False)])
+def test_a_slow_stage_that_practically_never_runs_leaves_a_plan_feasible(probability: float, feasible: bool) -> None:
+    tables = {"a": {"cpu1": HALVING}, "b": {"cpu1": LatencyTable.from_ms({1: 200})}}
+    found = plan_of(cascade("a", "b"), tables, probabilities=(1.0, probability))
+    assert found is not None
+    assert found.feasible == feasible
+
+
+def test_a_plan_leaves_time_for_a_stage_that_seldom_runs_where_there_is_time() -> None:
+    partitions = (PartitionConfig("quick", "cpu1"), PartitionConfig("slow", "cpu1/x3", price=0.1))
+    tables = {key: {"cpu1": HALVING, "cpu1/x3": SLOWER} for key in ("a", "b")}
+    found = [
+        plan_of(cascade("a", "b"), tables, slo_ms=slo_ms, probabilities=(1.0, probability), partitions=partitions)
+        for slo_ms in (35, 40)
+        for probability in (0.0, 1e-9, 1.0)
+    ]
+    assert [each.stages[0].kind for each in found if each] == ["cpu1/x3", "cpu1", "cpu1"] + ["cpu1/x3"] * 2 + ["cpu1"]
+    assert [each.latency_ns // MS for each in found if each] == [30, 10, 20, 30, 30, 40]
+
+
+def test_what_follows_a_stage_that_seldom_runs_costs_a_row_there_as_much_as_any_other() -> None:
+    tables = {"a": {"cpu1": HALVING}, "b": {"cpu1": HALVING}, "c": {"cpu1": SLOWER}}
+    for probability in (1.0, 1e-3, 1e-6):
+        found = plan_of(cascade("a", "b", "c"), tables, probabilities=(1.0, probability, 1.0))
+        assert found is not None
+        assert found.stages[1].rest.cost == pytest.approx((0.03,))
+
+
+def test_a_batch_that_waits_for_ever_leaves_a_plan_that_misses_the_objective() -> None:
+    policy = TimeoutConfig(max_delay_ns=1 << 62)
+    spec = spec_of([model("m", 4, policy)], [msgspec.structs.replace(single("m"), slo_ns=100 * MS)])
+    found = build_plan(spec, Observed({"m": {"cpu1": LatencyTable.from_ms({4: 10})}}, {"m": 1e-9}, {}))
+    assert [plan.feasible for plan in found.pipelines] == [False]
 
 
 def test_a_plan_never_drops_a_pinned_model_for_one_that_is_asked_for_more() -> None:

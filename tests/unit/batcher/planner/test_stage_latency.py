@@ -7,7 +7,8 @@ l / (2 b m (1 - rho)) * ln(100 P) at the 99th percentile.
 
 import pytest
 
-from sluice.batcher.planner.stage_latency import StageLatency, stage_latency
+from sluice.batcher.planner.problem import MAX_LATENCY_NS
+from sluice.batcher.planner.stage_latency import LONGEST_WAIT_NS, StageLatency, stage_latency
 from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import MS, S
 
@@ -105,7 +106,35 @@ def test_without_traffic_a_row_is_alone() -> None:
     assert stage_latency(affine, 1, 0.0, 2) == StageLatency(11 * MS, 11 * MS, 0.0, 1)
     assert stage_latency(affine, 8, 0.0, 2, 0) == StageLatency(11 * MS, 11 * MS, 0.0, 1)
     assert stage_latency(affine, 8, 0.0, 2, 5 * MS) == StageLatency(16 * MS, 16 * MS, 0.0, 1, fill99_ns=5 * MS)
-    assert stage_latency(affine, 8, 0.0, 2) is None, "a batch that has to fill never does"
+    assert stage_latency(affine, 8, 0.0, 2) == StageLatency(11 * MS, 11 * MS, 0.0, 1), "its deadline closes the batch"
+
+
+@pytest.mark.parametrize("max_wait_ns", [None, 0, 5 * MS, 1 << 62])
+@pytest.mark.parametrize("rate", [1e-6, 1e-9, 1e-12, 1e-15, 1e-300, 5e-324])
+def test_as_the_rate_vanishes_the_latency_is_that_of_a_lone_row(rate: float, max_wait_ns: int | None) -> None:
+    found, lone = (stage_latency(affine, 8, each, 1, max_wait_ns) for each in (rate, 0.0))
+    assert found is not None
+    assert lone is not None
+    assert (found.p99_ns, found.rows, found.rows99) == (lone.p99_ns, 1, 1)
+    assert found.p50_ns == lone.p50_ns
+
+
+def test_a_batch_that_fills_too_slowly_for_the_objective_is_closed_by_its_deadline() -> None:
+    # 84.06 ms until the batch is full, as above, and 14 ms for the batch.
+    filled = stage_latency(affine, 4, 100.0, 1, within_ns=99 * MS)
+    assert filled is not None
+    assert filled.fill99_ns == pytest.approx(84.06 * MS, rel=0.005)
+    assert stage_latency(affine, 4, 100.0, 1, within_ns=98 * MS) == stage_latency(affine, 4, 100.0, 1, 0)
+
+
+def test_no_wait_is_longer_than_the_longest_objective() -> None:
+    forever = stage_latency(affine, 8, 1e-9, 1, 1 << 62)
+    assert forever is not None
+    assert forever.p99_ns == LONGEST_WAIT_NS + 11 * MS
+    assert forever.p99_ns < MAX_LATENCY_NS // 40
+    slow = stage_latency(affine, 1, 5e-324, 5e-322)
+    assert slow is not None
+    assert slow.p99_ns <= LONGEST_WAIT_NS + 11 * MS
 
 
 @pytest.mark.parametrize("max_wait_ns", [None, 0, 5 * MS])

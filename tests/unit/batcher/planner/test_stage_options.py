@@ -265,6 +265,54 @@ def test_when_batches_have_to_grow_time_is_shared_by_what_each_needs() -> None:
 FLAT_3 = LatencyTable.from_ms({1: 30, 4: 30})
 
 
+def unequal(*rates: float) -> DemandTable:
+    """Models m0, m1, … at these rates on one partition, each served by itself."""
+    keys = [f"m{number}" for number in range(len(rates))]
+    served = spec([model(key, 4) for key in keys])
+    return demand_table(
+        served, Observed({key: {"cpu1": FLAT} for key in keys}, dict(zip(keys, rates, strict=True)), {})
+    )
+
+
+@pytest.mark.parametrize("rate", [1.0, 1e-3, 1e-9, 5e-324, 0.0])
+def test_beside_a_model_that_has_to_batch_a_tenth_of_the_time_is_there_for_one_with_little_traffic(rate: float) -> None:
+    asked = unequal(280, rate)
+    assert asked.servers("m1", "cpu1", ("m1", rate)) == pytest.approx(0.1)
+    assert asked.servers("m0", "cpu1", ("m0", 280.0)) == pytest.approx(280 / (280 + rate))
+
+
+def test_models_with_little_traffic_share_the_time_that_no_plan_counts_on() -> None:
+    # One by one, m1 and m2 would take 0.2 and 0.03 of the time, in proportion 0.02 / 0.723 and 0.003 / 0.723.
+    asked = unequal(280, 8, 1.2, 0)
+    in_proportion = [rate / 289.2 for rate in (8, 1.2, 0)]
+    left = 0.1 - (0.012 - in_proportion[1])
+    assert asked.loads[0].extra == pytest.approx(left)
+    assert [
+        asked.servers(f"m{number}", "cpu1", (f"m{number}", rate)) for number, rate in ((1, 8), (2, 1.2), (3, 0))
+    ] == [
+        pytest.approx(0.1),
+        pytest.approx(in_proportion[1] + left),
+        pytest.approx(left),
+    ]
+
+
+def test_on_partitions_that_are_overloaded_little_traffic_is_too_much_and_none_as_well() -> None:
+    for rate in (1.0, 1e-9, 5e-324, 0.0):
+        asked = unequal(420, rate)
+        assert all(each.predicted is None for each in pipeline_candidates(asked, asked.spec.pipelines[1])[0])
+
+
+def test_together_many_models_with_little_traffic_never_plan_for_more_than_there_is() -> None:
+    asked = unequal(200, *[8.0] * 10)
+    smallest = [pipeline_candidates(asked, each)[0][0] for each in asked.spec.pipelines]
+    rates = [asked.rates[each.option.model] for each in smallest]
+    assert all(each.predicted is not None for each in smallest)
+    taken = [
+        rate * each.option.service_ns / each.option.batch / 1e9 for rate, each in zip(rates, smallest, strict=True)
+    ]
+    assert sum(taken) <= 1
+
+
 @pytest.mark.parametrize("rate", [1, 20, 60, 100, 120])
 def test_what_is_chosen_together_never_takes_more_than_all_partitions(rate: float) -> None:
     served = spec([model("a", 4), model("b", 4)], [chain("a", "b")], ("cpu0", "cpu1"))

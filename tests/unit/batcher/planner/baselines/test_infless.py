@@ -44,6 +44,11 @@ def test_a_batch_that_the_rate_does_not_fill_in_time_is_not_admitted() -> None:
     assert choice(problem((8, 1.0, 20), (4, 1.0, 20), rate=40.0)) is None
 
 
+@pytest.mark.parametrize("rate", [1.0, 0.5, 1e-9, 5e-324])
+def test_a_single_row_is_admitted_at_any_rate(rate: float) -> None:
+    assert choice(problem((1, 1.0, 10), (8, 1.0, 20), rate=rate)) == 0
+
+
 def test_an_option_whose_waits_do_not_fit_is_left_out() -> None:
     assert choice(problem((8, 1.0, 40), waits_ms=60)) == 0
     assert choice(problem((8, 1.0, 40), waits_ms=61)) is None

@@ -26,6 +26,7 @@ from sluice.gateway.executors.triton import partition as triton_partition
 from sluice.gateway.executors.triton.partition import Breaker
 from sluice.gateway.executors.triton.process import TritonProcess
 from sluice.gateway.executors.triton.statistics import ModelCounts
+from sluice.gateway.partitions.inventory import NO_DETAILS
 from sluice.models.errors import PartitionError
 from tests.support.fake_triton import NOT_HEALTHY, FakeTriton, M, N, Refusal, answer_of, double, serving_fake
 from tests.support.triton import free_ports
@@ -36,7 +37,7 @@ from tests.support.triton_bench import Bench, answers, benched, hang, refusing, 
 async def test_a_server_is_ready_with_a_table_of_every_batch_size(bench: Bench) -> None:
     ready = await bench.ready()
     assert [size for size, _ in ready.tables["m:1"].cells] == [1, 2, 4]
-    assert bench.told == ["t ready m:1"]
+    assert bench.reported == ["t ready m:1"]
     assert bench.partition.breaker is Breaker.CLOSED
     assert bench.fake.calls == []
 
@@ -99,7 +100,7 @@ async def test_a_batch_that_is_not_answered_opens_the_breaker_until_the_server_i
     with pytest.raises(PartitionError, match="t is not in service"):
         bench.send(1)
     assert isinstance(await bench.event(), PartitionReady)
-    assert bench.told == ["t ready m:1", f"t lost: {reason}", "t ready m:1"]
+    assert bench.reported == ["t ready m:1", f"t lost: {reason}", "t ready m:1"]
 
 
 @benched()
@@ -147,7 +148,7 @@ async def test_a_model_that_does_not_come_up_leaves_the_rest_alone_and_is_tried_
         patch.setattr(triton_partition, "FIRST_RETRY_S", 0.01)
         ready = await bench.ready()
         assert list(ready.tables) == ["m:1"]
-        assert bench.told == ["t ready m:1; n:1: failed to load 'n', no such file"]
+        assert bench.reported == ["t ready m:1; n:1: failed to load 'n', no such file"]
         bench.fake.load_refusal = None
         event = await bench.event()
     assert isinstance(event, ModelLoaded)
@@ -209,7 +210,7 @@ def test_a_server_that_is_not_there_is_reported_once_and_found_when_it_comes() -
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(bench.partition._client, "check_server", counted)
             patch.setattr(triton_partition, "LAST_PROBE_S", 0.05)
-            bench.partition.start(events.put_nowait)
+            bench.partition.start(lambda event, _=NO_DETAILS: events.put_nowait(event))
             async with asyncio.timeout(60):
                 assert isinstance(await events.get(), PartitionLost)
                 await tried.wait()

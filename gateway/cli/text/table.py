@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 
 def aligned(rows: Sequence[tuple[str, ...]], left: int) -> Iterator[str]:
-    """Lines with columns of equal width, two spaces apart: the first `left` to the left, the others to the right."""
+    """Lines with aligned columns, two spaces apart: the first `left` columns left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [

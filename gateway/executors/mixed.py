@@ -1,12 +1,12 @@
-"""Executors for Triton servers, alone and beside worker processes."""
+"""An executor over worker processes and Triton servers together."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 from sluice.batcher.interface.config import ConfidenceSpec
 from sluice.batcher.interface.decisions import DispatchBatch, LoadModel, UnloadModel
 from sluice.gateway.config.triton_settings import TritonSettings
-from sluice.gateway.executors.base import Post
-from sluice.gateway.executors.triton.partition import TritonPartition, Watcher
+from sluice.gateway.executors.base import EventSink
+from sluice.gateway.executors.triton.partition import TritonPartition
 from sluice.gateway.executors.triton.process import TritonProcess
 from sluice.gateway.executors.triton.statistics import TritonStatistics
 from sluice.gateway.executors.worker.executor import WorkerExecutor
@@ -14,27 +14,26 @@ from sluice.models.spec import ModelSpec
 
 
 class MixedExecutor:
-    """Runs batches on worker processes and on Triton servers, whichever partition they are for.
+    """Runs the batches of each partition on its worker process or, if there are `servers`, its Triton server.
 
-    Tensors are the workers' assembly's business for both, so the stages of a request may run here and there. `holds`
-    are the models that each server may hold, by its name; `verdicts` what is asked of each, by key; `processes` those
-    of the servers that we run.
+    The assembly of the workers keeps the tensors for both, so stages of one request may run on either. `server_models`
+    are the models that each server may hold, by server name. `confidence_specs` are the confidences that each model
+    reports, by key. `processes` are those of the servers that we run.
     """
 
     def __init__(
         self,
         workers: WorkerExecutor,
         servers: Sequence[TritonSettings],
-        holds: Mapping[str, Mapping[str, ModelSpec]],
-        verdicts: Mapping[str, Sequence[ConfidenceSpec]],
-        watcher: Watcher,
+        server_models: Mapping[str, Mapping[str, ModelSpec]],
+        confidence_specs: Mapping[str, Sequence[ConfidenceSpec]],
         clock: Callable[[], int],
         processes: Mapping[str, TritonProcess] = {},
     ) -> None:
         self._workers = workers
         self._servers = {
             each.name: TritonPartition(
-                each, holds[each.name], verdicts, workers.assembly, watcher, clock, processes.get(each.name)
+                each, server_models[each.name], confidence_specs, workers.assembly, clock, processes.get(each.name)
             )
             for each in servers
         }
@@ -44,9 +43,9 @@ class MixedExecutor:
         self.recycle = workers.recycle
         self.resize = workers.resize
         self.combine = workers.combine
-        self.recall = workers.recall
-        self.take = workers.take
-        self.forget = workers.forget
+        self.look_up_cache = workers.look_up_cache
+        self.take_outputs = workers.take_outputs
+        self.discard = workers.discard
 
     @property
     def arena_bytes(self) -> int:
@@ -60,27 +59,27 @@ class MixedExecutor:
 
     @property
     def statistics(self) -> TritonStatistics:
-        """What the servers count themselves."""
+        """The counts that the servers keep."""
         return TritonStatistics(self._servers)
 
-    def start(self, post: Post) -> None:
+    def start(self, report: EventSink) -> None:
         """Start the workers and connect to the servers."""
-        self._workers.start(post)
+        self._workers.start(report)
         for server in self._servers.values():
-            server.start(post)
+            server.start(report)
 
     async def drain(self, timeout_s: float = 5.0) -> None:
-        """End the calls and the workers, and give all shared memory up."""
+        """End the calls and the workers, and release all shared memory."""
         for server in self._servers.values():
             await server.drain()
         await self._workers.drain(timeout_s)
 
     def run(self, batch: DispatchBatch) -> None:
-        """Start a batch; raises PartitionError when it cannot be."""
+        """Start a batch; raises PartitionError if the partition cannot take it."""
         self._servers.get(batch.partition, self._workers).run(batch)
 
     def revoke(self, batch: int) -> None:
-        """Take a batch back wherever it is; too late is no error."""
+        """Take a batch back from the partition that has it; too late is no error."""
         self._workers.revoke(batch)
         for server in self._servers.values():
             server.revoke(batch)

@@ -1,4 +1,4 @@
-"""The front end over a runtime that answers at once: every output is the input of the same name."""
+"""A gateway over a runtime that answers at once: every output is the input of the same name."""
 
 import asyncio
 import json
@@ -15,6 +15,7 @@ from sluice.batcher.interface.config import StageConfig
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.config.restricted import Restrictions
+from sluice.gateway.config.tracing import TraceFileSettings
 from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.http.app import build_app
 from sluice.gateway.http.exchange import InferRoute
@@ -25,10 +26,10 @@ from sluice.gateway.management.repository_api import RepositoryApi
 from sluice.gateway.observability.log_settings import LogSettings
 from sluice.gateway.observability.metrics import PipelineMeter, ServerMetrics
 from sluice.gateway.observability.statistics import Statistics
-from sluice.gateway.observability.trace import Trace, Traces
-from sluice.gateway.observability.trace_settings import TraceFileSettings, TraceSettings
-from sluice.gateway.partitions.states import PartitionStates
+from sluice.gateway.observability.trace import RecentTraces, Trace
+from sluice.gateway.observability.trace_settings import TraceSettings
 from sluice.gateway.protocol.answer import Answer, Tensor
+from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.resizing.resizing import Resizing
 from sluice.gateway.runtime.driver import Runtime
@@ -36,6 +37,7 @@ from sluice.gateway.runtime.submission import Submission
 from sluice.models.pipelines.pipeline import Pipeline, Stage, TensorSource
 from sluice.models.repository.scan import BrokenEntry
 from sluice.models.tensors.spec import DataType, TensorSpec
+from tests.support.inventory import PlayedInventory
 
 ARRIVED_NS = 1_000_000_000
 EPOCH_NS = 1_700_000_000_000_000_000
@@ -50,7 +52,7 @@ class InstantRuntime:
     def __init__(self) -> None:
         self.submitted: list[dict[str, Any]] = []
         self.cancelled: list[int] = []
-        self.traces = Traces(8)
+        self.traces = RecentTraces(8)
         self.arrived = asyncio.Event()
         self.gone = asyncio.Event()
         self.released = 0
@@ -58,31 +60,20 @@ class InstantRuntime:
         self.hold = False
         self._held: list[tuple[asyncio.Future[Answer], Answer]] = []
 
-    def submit(
-        self,
-        pipeline: str,
-        inputs: Mapping[str, Tensor],
-        rows: int,
-        batch_key: str,
-        deadline_ns: int,
-        memory_bytes: int,
-        id: str = "",
-        max_cost: float | None = None,
-        priority: int = 0,
-        expires_ns: int = 0,
-    ) -> Submission:
+    def submit(self, pipeline: str, inputs: Mapping[str, Tensor], options: RequestOptions, now_ns: int) -> Submission:
+        deadline_ns = now_ns + options.budget_ns
         self.submitted.append(
             {
                 "pipeline": pipeline,
                 "inputs": inputs,
-                "rows": rows,
-                "batch_key": batch_key,
+                "rows": options.rows,
+                "batch_key": options.batch_key,
                 "deadline_ns": deadline_ns,
-                "memory_bytes": memory_bytes,
-                "id": id,
-                "max_cost": max_cost,
-                "priority": priority,
-                "expires_ns": expires_ns,
+                "memory_bytes": options.memory_bytes,
+                "id": options.id,
+                "max_cost": options.max_cost,
+                "priority": options.priority,
+                "expires_ns": now_ns + options.timeout_ns if options.timeout_ns else 0,
             }
         )
         self.arrived.set()
@@ -92,8 +83,16 @@ class InstantRuntime:
             self._held.append((future, answer))
         else:
             future.set_result(answer)
-        arrival = RequestArrived(len(self.submitted), pipeline, rows, deadline_ns, batch_key, memory_bytes, max_cost)
-        trace = Trace(id, arrival, ARRIVED_NS, (StageConfig("only", pipeline),))
+        arrival = RequestArrived(
+            len(self.submitted),
+            pipeline,
+            options.rows,
+            deadline_ns,
+            options.batch_key,
+            options.memory_bytes,
+            options.max_cost,
+        )
+        trace = Trace(options.id, arrival, ARRIVED_NS, (StageConfig("only", pipeline),))
         trace.outcome, trace.reason, trace.ended_ns = answer.outcome, answer.reason, ARRIVED_NS
         self.traces.add(trace)
         return Submission(arrival.request, future, trace, PipelineMeter(["only"]))
@@ -118,9 +117,10 @@ class Exposition:
         return b"sluice_requests_total 3\n"
 
 
-class Front(NamedTuple):
+class InstantGateway(NamedTuple):
     runtime: InstantRuntime
-    catalogue: ModelRegistry
+    inventory: PlayedInventory
+    registry: ModelRegistry
     dataplane: DataPlane
     control: ControlPlane
     make_app: Callable[[], FastAPI]
@@ -159,29 +159,30 @@ def identity(
     )
 
 
-def front(
+def instant_gateway(
     *pipelines: Pipeline,
     max_body_bytes: int = 1 << 20,
     allow_client_shm: bool = True,
     trace_file: str = "",
     restrictions: Restrictions | None = None,
     resizing: object = None,
-) -> Front:
-    catalogue = ModelRegistry("1.2.3", pipelines, [BrokenEntry("broken", None, "model.onnx is empty")], ["cpu0"])
-    catalogue.partition_ready("cpu0", [f"{pipeline.name}:{pipeline.version}" for pipeline in pipelines], {})
+) -> InstantGateway:
+    inventory = PlayedInventory("cpu0")
+    registry = ModelRegistry("1.2.3", pipelines, [BrokenEntry("broken", None, "model.onnx is empty")], inventory)
+    inventory.partition_ready("cpu0", [f"{pipeline.name}:{pipeline.version}" for pipeline in pipelines], {})
     runtime = InstantRuntime()
     shared_memory = SharedMemory(allow_client_shm, 1 << 20)
-    dataplane = DataPlane(catalogue, cast(Runtime, runtime), 1000.0, lambda: ARRIVED_NS, shared_memory)
+    dataplane = DataPlane(registry, cast(Runtime, runtime), 1000.0, lambda: ARRIVED_NS, shared_memory)
     control = ControlPlane(
-        catalogue,
-        RepositoryApi(catalogue),
+        registry,
+        RepositoryApi(registry),
         Statistics(),
         shared_memory,
         LogSettings(),
-        TraceSettings(TraceFileSettings(trace_file), catalogue.names()),
+        TraceSettings(TraceFileSettings(trace_file), registry.names()),
         lambda: ARRIVED_NS,
         EPOCH_NS,
-        PartitionStates(()),
+        inventory,
         cast(Resizing, resizing),
     )
 
@@ -189,7 +190,9 @@ def front(
     def app() -> FastAPI:
         return build_app(control, cast(ServerMetrics, Exposition()), runtime.traces, max_body_bytes, restrictions)
 
-    return Front(runtime, catalogue, dataplane, control, app, InferRoute(dataplane, max_body_bytes), restrictions)
+    return InstantGateway(
+        runtime, inventory, registry, dataplane, control, app, InferRoute(dataplane, max_body_bytes), restrictions
+    )
 
 
 class Client:
@@ -242,7 +245,7 @@ async def iterations(count: int) -> None:
         await asyncio.sleep(0)
 
 
-def talk(served: Front, conversation: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
+def talk(served: InstantGateway, conversation: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
     """A conversation on one connection, with the event loop that servers run on."""
 
     async def run() -> T:
@@ -281,17 +284,19 @@ def message(method: str, path: str, *chunks: bytes, headers: Mapping[str, str] |
     return "\r\n".join(head).encode() + body
 
 
-def post(served: Front, path: str, *chunks: bytes | dict[str, Any], headers: Mapping[str, str] | None = None) -> Reply:
+def post(
+    served: InstantGateway, path: str, *chunks: bytes | dict[str, Any], headers: Mapping[str, str] | None = None
+) -> Reply:
     """One POST on a connection of its own; a `dict` is sent as JSON."""
     encoded = [chunk if isinstance(chunk, bytes) else json.dumps(chunk).encode() for chunk in chunks]
     return send(served, message("POST", path, *encoded, headers=headers))
 
 
-def get(served: Front, path: str) -> Reply:
+def get(served: InstantGateway, path: str) -> Reply:
     return send(served, message("GET", path))
 
 
-def send(served: Front, request: bytes) -> Reply:
+def send(served: InstantGateway, request: bytes) -> Reply:
     """What comes back for the bytes of a request."""
 
     async def conversation(client: Client) -> Reply:

@@ -7,7 +7,7 @@ from sluice.batcher.interface.events import BatchCompleted, PartitionLost
 from sluice.mps.ipc.messages import LoadResult
 from tests.unit.gateway.executors.worker.test_executor import TABLE, Bench, benched
 
-REASON = "another one takes its place, so that its memory returns"
+REASON = "the worker is being recycled to free memory"
 
 
 def recycled(bench: Bench) -> list[str]:
@@ -30,8 +30,8 @@ async def test_a_worker_goes_when_it_has_done_what_it_was_sent(bench: Bench) -> 
     bench.done(2)
     assert told == ["cpu0"]
     assert bench.events[2:] == [BatchCompleted(1, 5, 9, (), "y=3"), BatchCompleted(2, 5, 9, (), "y=3")]
-    bench.executor.worker_lost("cpu0", "it is recycled to free its memory")
-    assert bench.told == ["cpu0 ready", f"cpu0 retired: {REASON}"]
+    bench.executor.worker_lost("cpu0", "its memory is given back")
+    assert bench.reported == ["cpu0 ready mlp:1; big:1: out of memory", f"cpu0 retired: {REASON}"]
     assert len(bench.events) == 4
 
 
@@ -46,7 +46,7 @@ async def test_an_idle_worker_goes_once_and_takes_no_orders(bench: Bench) -> Non
     bench.executor.model_loaded("cpu0", LoadResult("big:1", TABLE))
     bench.executor.model_unloaded("cpu0", "mlp:1")
     assert (told, bench.worker.sent) == (["cpu0"], [])
-    assert bench.told == ["cpu0 ready", f"cpu0 retired: {REASON}"]
+    assert bench.reported == ["cpu0 ready mlp:1; big:1: out of memory", f"cpu0 retired: {REASON}"]
     assert bench.events[1:] == [PartitionLost("cpu0", REASON)]
 
 
@@ -63,7 +63,7 @@ async def test_of_the_models_that_a_lost_worker_was_to_load_the_first_has_failed
     bench.executor.load(LoadModel("cpu0", "big:1"))
     bench.executor._workers["cpu0"].loading["other:1"] = None
     bench.executor.worker_lost("cpu0", "killed by SIGSEGV")
-    assert bench.told[1:] == [
+    assert bench.reported[1:] == [
         "cpu0 did not load big:1: the worker of cpu0 was lost: killed by SIGSEGV",
         "cpu0 lost: killed by SIGSEGV",
     ]

@@ -13,8 +13,9 @@ from sluice.batcher.interface.events import (
     ModelUnloaded,
     PartitionReady,
 )
-from sluice.gateway.executors.base import Combined, Post
+from sluice.gateway.executors.base import EventSink
 from sluice.gateway.protocol.answer import Tensor
+from sluice.gateway.tensors.combiner import Combined
 from sluice.models.units import NS_PER_S
 
 
@@ -34,13 +35,13 @@ class TimedExecutor:
         self._loop = asyncio.get_running_loop()
         self._free_ns: dict[str, int] = {}
         self._pending: dict[int, tuple[asyncio.TimerHandle, str, int]] = {}
-        self._post: Post
+        self._report: EventSink
 
-    def start(self, post: Post) -> None:
+    def start(self, report: EventSink) -> None:
         """Report that the partitions are ready."""
-        self._post = post
+        self._report = report
         for event in self._ready:
-            post(event)
+            report(event)
 
     def admit(self, request: int, pipeline: str, inputs: Mapping[str, Tensor], rows: int, input_bytes: int) -> int:
         """Outputs take no memory here."""
@@ -62,40 +63,40 @@ class TimedExecutor:
             handle.cancel()
             del self._pending[batch]
             self._free_ns[partition] = started_ns
-            self._post(BatchRevoked(batch))
+            self._report(BatchRevoked(batch))
 
     def load(self, order: LoadModel) -> None:
         """Loading takes no time; the table is that of a partition that began with the model."""
-        self._post(ModelLoaded(order.partition, order.model, self._tables[order.model]))
+        self._report(ModelLoaded(order.partition, order.model, self._tables[order.model]))
 
     def unload(self, order: UnloadModel) -> None:
         """Unload when the partition has run what it was given."""
         unloaded = ModelUnloaded(order.partition, order.model)
         free_ns = self._free_ns.get(order.partition, 0)
         if free_ns <= self._clock():
-            self._post(unloaded)
+            self._report(unloaded)
         else:
-            self._loop.call_at(free_ns / NS_PER_S, self._post, unloaded)
+            self._loop.call_at(free_ns / NS_PER_S, self._report, unloaded)
 
     def combine(self, member: Member) -> Combined:
         """Nothing is joined."""
         return self._service.combined_confidences(CombineOutputs(member)), ""
 
-    def recall(self, member: Member) -> str | None:
+    def look_up_cache(self, member: Member) -> str | None:
         """Nothing is known."""
         return None
 
-    def take(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
+    def take_outputs(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
         """No outputs."""
         return {}, _nothing
 
-    def forget(self, request: int) -> None:
+    def discard(self, request: int) -> None:
         """Nothing is kept."""
 
     def _completed(self, event: BatchCompleted) -> None:
         del self._pending[event.batch]
-        self._post(event)
+        self._report(event)
 
 
 def _nothing() -> None:
-    """What answers without outputs need to be released."""
+    """Release nothing: the answers have no outputs."""

@@ -1,4 +1,4 @@
-"""Plans for the GPUs of a file of layouts: from what a driver tells, or from what another file does."""
+"""Plans for the GPUs of a layout file, starting from their state in the driver or in another file."""
 
 from collections.abc import Sequence
 
@@ -9,26 +9,25 @@ from sluice.mps.mig.inventory import Gpu
 from sluice.mps.mig.layout_file import LayoutFile
 
 
-def plans_here(file: LayoutFile, there: Sequence[Gpu]) -> list[tuple[str, GpuPlan]]:
-    """A plan for each GPU of the file from how it is, with its UUID.
+def plan_present_gpus(file: LayoutFile, there: Sequence[Gpu]) -> list[tuple[str, GpuPlan]]:
+    """A plan for each GPU of the file, with its UUID, starting from its present state.
 
-    Raises ConfigError where the file names a GPU that is not there, is of another model or has no MIG, and as
-    `plan_gpu`.
+    Raises ConfigError where the file names a GPU that is missing, is of another model or has no MIG, and as `plan_gpu`.
     """
     plans: list[tuple[str, GpuPlan]] = []
     for index in range(len(file.gpus)):
         gpu, geometry = _find(file, index, there)
         if gpu.uuid in dict(plans):
-            raise ConfigError(f"{file.path}: gpus.{index}.device: GPU {gpu.index} is there twice")
+            raise ConfigError(f"{file.path}: gpus.{index}.device: GPU {gpu.index} is listed twice")
         present = GpuState(bool(gpu.mig), gpu.present, gpu.users, gpu.unusable)
         plans.append((gpu.uuid, plan_gpu(file, index, geometry, present)))
     return plans
 
 
-def plans_elsewhere(file: LayoutFile, present: LayoutFile | None = None) -> list[tuple[str, GpuPlan]]:
-    """A plan for each GPU of the file from what another file says of it, or from an empty one, with its name.
+def plan_described_gpus(file: LayoutFile, present: LayoutFile | None = None) -> list[tuple[str, GpuPlan]]:
+    """A plan for each GPU of the file, with its name, starting from its state in another file, or from an empty GPU.
 
-    Raises ConfigError where neither file tells the model of a GPU, or each another one, and as `plan_gpu`.
+    Raises ConfigError where neither file names the model of a GPU or they disagree, and as `plan_gpu`.
     """
     plans = []
     at = {} if present is None else {gpu.device: index for index, gpu in enumerate(present.gpus)}
@@ -49,7 +48,7 @@ def plans_elsewhere(file: LayoutFile, present: LayoutFile | None = None) -> list
 
 
 def _find(file: LayoutFile, index: int, there: Sequence[Gpu]) -> tuple[Gpu, Geometry]:
-    """The GPU that an entry of the file is about."""
+    """The GPU of an entry of the file."""
     device = file.gpus[index].device
     at = f"{file.path}: gpus.{index}.device"
     found = [gpu for gpu in there if gpu.is_named(device)]
@@ -62,7 +61,7 @@ def _find(file: LayoutFile, index: int, there: Sequence[Gpu]) -> tuple[Gpu, Geom
     if gpu.mig is None:
         raise ConfigError(f"{at}: GPU {gpu.index}, {gpu.name}, has no MIG")
     if gpu.geometry is None or gpu.unplaced:
-        raise ConfigError(f"{at}: the driver tells the layout of GPU {gpu.index}, {gpu.name}, to root only")
+        raise ConfigError(f"{at}: the layout of GPU {gpu.index}, {gpu.name}, is readable by root only")
     model, known = file.gpus[index].gpu, GEOMETRIES.get(gpu.geometry.gpu)
     if model is not None and known is not None and find_geometry(model).profiles != known.profiles:
         raise ConfigError(f"{file.path}: gpus.{index}.gpu: GPU {gpu.index}, {gpu.name}, is {known.gpu}, not {model}")
