@@ -24,56 +24,83 @@ endif
 # machine. Workers set the threads of ONNX Runtime themselves.
 export OPENBLAS_NUM_THREADS := 1
 export OMP_NUM_THREADS := 1
-# Where this is set nothing that is imported is kept compiled, and every process that a test starts compiles it all anew.
+# Where this is set, every process that a test starts compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 DEMO := .venv-demo
 TEST := .venv-test
 comma := ,
+# Lint, which is quick to fail, and all tests but the timed ones: the longest first, so that all end together.
+PARTS := lint test-system-m-p test-system-l test-system-t test-conformance test-system-q-s test-system-a-k \
+	test-core-rest test-core-simulation test-system-u-z test-core-gateway
+# This many of them run at a time. It is more than there are cores, since tests of servers wait half of their time.
+JOBS := 5
 # Wheels only, so that no compiler is needed; modules are compiled when first imported, which is faster.
 PIP_OPTIONS := -qq --disable-pip-version-check --no-compile --only-binary :all:
 
-.PHONY: help demo test test-core test-system-a-m test-system-n-z test-triton test-conformance test-timed conformance lint bench triton clean
+.PHONY: help demo check test lint structure test-bounds conformance bench reference triton clean \
+	check-unit test-timed $(PARTS)
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo         serve a cascade and an ensemble, replay traffic against them, print a table"
+	@echo "make check        lint, check types and imports, test what needs no server: for the inner loop"
 	@echo "make test         lint, check types and imports, run all tests"
 	@echo "make lint         the first three only"
+	@echo "make structure    print import circles, duplicate class names, and the size of each folder"
+	@echo "make test-bounds  run tests of both servers with the lowest and the newest versions of bounded dependencies"
 	@echo "make conformance  replay what Triton's own tests ask of a server, print a table"
 	@echo "make bench        run the benchmarks"
+	@echo "make reference    write the generated pages of docs/reference"
 	@echo "make triton       set up the Triton server that tests run against (they do it themselves, too)"
 	@echo "make clean        remove the virtual environments, caches and the demo's models"
 
 demo: $(DEMO)/installed-$(ORT)
 	@$(DEMO)/bin/python -m examples.digits.demo
 
-# At the same time, since tests of servers mostly wait; those that time what a server does come last, alone.
-test: lint
-	@$(MAKE) --no-print-directory --jobs=5 --output-sync=target \
-		test-core test-system-a-m test-system-n-z test-triton test-conformance
+# Tests that time what a server does come last, alone.
+test: $(TEST)/installed-$(ORT)
+	@$(MAKE) --no-print-directory --jobs=$(JOBS) --output-sync=target --keep-going $(PARTS)
 	@$(MAKE) --no-print-directory test-timed
 
-# Properties are tried on the same examples each time, so that what fails does before a change is made, and not after.
+check: $(TEST)/installed-$(ORT)
+	@start=$$(date +%s); $(MAKE) --no-print-directory --jobs=2 --output-sync=target lint check-unit && \
+		echo "make check: passed in $$(($$(date +%s) - start)) s"
+
+# Properties are tried on the same examples each time, so that a test fails before a change as it does after it.
 PYTEST := $(TEST)/bin/python -m pytest -p no:cacheprovider --hypothesis-seed=0
 
-test-core: $(TEST)/installed-$(ORT)
-	@$(PYTEST) tests/unit tests/simulation tests/properties
+check-unit: $(TEST)/installed-$(ORT)
+	@$(PYTEST) -q tests/unit --ignore=tests/unit/gateway
 
-test-system-a-m: $(TEST)/installed-$(ORT)
-	@$(PYTEST) -m "not timed" tests/system/test_[a-m]*.py
+# The core is what needs no server. A file of tests that no other part names is in test-core-rest.
+test-core-rest: $(TEST)/installed-$(ORT)
+	@$(PYTEST) tests --ignore=tests/simulation --ignore=tests/unit/gateway --ignore=tests/system --ignore=tests/conformance
 
-test-system-n-z: $(TEST)/installed-$(ORT)
-	@$(PYTEST) -m "not timed" tests/system/test_[n-su-z]*.py
+test-core-gateway: $(TEST)/installed-$(ORT)
+	@$(PYTEST) tests/unit/gateway
 
-test-triton: $(TEST)/installed-$(ORT)
-	@$(PYTEST) -m "not timed" tests/system/test_t*.py
+test-core-simulation: $(TEST)/installed-$(ORT)
+	@$(PYTEST) tests/simulation
+
+# test-system-a-k: the files tests/system/test_[a-k]*.py.
+$(filter test-system-%,$(PARTS)): test-system-%: $(TEST)/installed-$(ORT)
+	@$(PYTEST) -m "not timed" tests/system/test_[$*]*.py
 
 test-conformance: $(TEST)/installed-$(ORT)
 	@$(PYTEST) -m "not timed" tests/conformance
 
 test-timed: $(TEST)/installed-$(ORT)
 	@$(PYTEST) -m timed tests/system tests/conformance
+
+reference: $(TEST)/installed-$(ORT)
+	@$(TEST)/bin/python -m scripts.reference
+
+test-bounds:
+	@"$(PYTHON)" scripts/try_bounds.py --extra $(ORT)
+
+structure:
+	@"$(PYTHON)" scripts/structure.py
 
 conformance: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m pytest -q --no-header -p tests.support.conformance -m behaviour
@@ -91,9 +118,9 @@ triton: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m tests.support.triton_setup
 
 clean:
-	rm -rf $(DEMO) $(TEST) .demo .cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks .import_linter_cache
+	rm -rf $(DEMO) $(TEST) .venv-bounds-* .demo .cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks .import_linter_cache
 
-# $(call install,ENVIRONMENT,EXTRAS): a virtual environment made anew, so that it never holds both builds of ONNX Runtime.
+# $(call install,ENVIRONMENT,EXTRAS): a new virtual environment, so that it never holds both builds of ONNX Runtime.
 define install
 	@if ! "$(PYTHON)" -c '$(IS_USABLE)' 2>/dev/null; then \
 		echo "make: no Python 3.11, 3.12 or 3.13 with the venv module found (PYTHON is '$(PYTHON)');" \

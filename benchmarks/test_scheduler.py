@@ -31,10 +31,10 @@ class TableService:
     def batch_ns(self, batch: DispatchBatch) -> int:
         return TABLE.latency_ns(batch.rows)
 
-    def batch_verdicts(self, batch: DispatchBatch) -> tuple[tuple[float, ...], ...]:
+    def batch_confidences(self, batch: DispatchBatch) -> tuple[tuple[float, ...], ...]:
         return ()
 
-    def combined_verdicts(self, combination: CombineOutputs) -> tuple[tuple[float, ...], ...]:
+    def combined_confidences(self, combination: CombineOutputs) -> tuple[tuple[float, ...], ...]:
         return ()
 
 

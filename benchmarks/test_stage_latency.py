@@ -77,10 +77,10 @@ class Run:
     def batch_ns(self, batch: DispatchBatch) -> int:
         return self._table.latency_ns(batch.rows)
 
-    def batch_verdicts(self, batch: DispatchBatch) -> tuple[tuple[float, ...], ...]:
+    def batch_confidences(self, batch: DispatchBatch) -> tuple[tuple[float, ...], ...]:
         return ()
 
-    def combined_verdicts(self, combination: CombineOutputs) -> tuple[tuple[float, ...], ...]:
+    def combined_confidences(self, combination: CombineOutputs) -> tuple[tuple[float, ...], ...]:
         return ()
 
     def arrivals(self, rate: float) -> Iterator[tuple[int, RequestArrived]]:

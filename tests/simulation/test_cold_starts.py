@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from sluice.batcher.drivers.simulator import Simulator, Verdicts
+from sluice.batcher.drivers.simulator import Confidences, Simulator
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch, LoadModel
 from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
@@ -22,10 +22,10 @@ class Halves:
     def batch_ns(self, batch: DispatchBatch) -> int:
         return RUN_NS
 
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         return ()
 
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
         return ()
 
 

@@ -4,8 +4,9 @@ import io
 
 import pytest
 
+from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.journal import JournalWriter, replay
-from sluice.batcher.drivers.simulator import Simulator, Verdicts
+from sluice.batcher.drivers.simulator import Confidences, Simulator
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, Settlement
 from sluice.batcher.interface.events import AnyEvent, PartitionReady, PartitionResized, RequestArrived
@@ -49,7 +50,7 @@ class Run:
 
     def observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
         self.record(now_ns, event, decisions)
-        self.scheduler.check()
+        check_invariants(self.scheduler)
         if event is self.resized:
             self.table = self.next_table
         for decision in decisions:
@@ -63,10 +64,10 @@ class Run:
     def batch_ns(self, batch: DispatchBatch) -> int:
         return self.table.latency_ns(batch.rows)
 
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         return ()
 
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
         return ()
 
 

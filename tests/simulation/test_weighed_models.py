@@ -4,7 +4,7 @@ from collections import Counter
 
 import msgspec
 
-from sluice.batcher.drivers.simulator import Simulator, Verdicts
+from sluice.batcher.drivers.simulator import Confidences, Simulator
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.interface.decisions import (
     AnyDecision,
@@ -39,10 +39,10 @@ class Millisecond:
     def batch_ns(self, batch: DispatchBatch) -> int:
         return MS
 
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         return ()
 
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
         return ()
 
 

@@ -10,8 +10,8 @@ from sluice.batcher.interface.decisions import DispatchBatch, Member, ReleaseRea
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.tensors.assembly import Assembly
 from sluice.gateway.tensors.input_slots import InputSlots
-from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelineWiring, StageWiring, TensorRef
-from sluice.gateway.tensors.request_tensors import Outputs
+from sluice.gateway.tensors.pipeline_wiring import REQUEST_STAGE, PipelineWiring, StageWiring, TensorRef
+from sluice.gateway.tensors.request_tensors import BatchOutputs
 from sluice.models.pipelines.memory import OutputMemory
 from sluice.models.pipelines.pipeline import Combiner, Confidence
 from sluice.models.spec import ModelSpec
@@ -33,7 +33,7 @@ MODELS = {
     "whole:1": ModelSpec("whole", 1, (X,), (TensorSpec("y", DataType.FP32, (1, 2)),), 0),
     "single:1": ModelSpec("single", 1, (TensorSpec("x", DataType.FP32, ()),), (X,), 0),
 }
-FROM_REQUEST = TensorRef(OF_REQUEST, "x")
+FROM_REQUEST = TensorRef(REQUEST_STAGE, "x")
 FIRST_PROBS = (TensorRef(0, "probs"),)
 
 
@@ -71,8 +71,8 @@ PLANS = {
         ],
         {"probs": (TensorRef(2, "probs"),)},
     ),
-    "words:1": plan([stage(text=TensorRef(OF_REQUEST, "text"))], {"text": (TensorRef(0, "text"),)}),
-    "some:1": plan([stage(x=FROM_REQUEST, k=TensorRef(OF_REQUEST, "k"))], {"probs": FIRST_PROBS}),
+    "words:1": plan([stage(text=TensorRef(REQUEST_STAGE, "text"))], {"text": (TensorRef(0, "text"),)}),
+    "some:1": plan([stage(x=FROM_REQUEST, k=TensorRef(REQUEST_STAGE, "k"))], {"probs": FIRST_PROBS}),
     "without:1": plan([stage(x=FROM_REQUEST)], {"probs": FIRST_PROBS}),
     "single:1": plan([stage(x=FROM_REQUEST)], {"x": (TensorRef(0, "x"),)}, False, {"x": 1}),
     "to-rows:1": plan(
@@ -137,7 +137,7 @@ class Bench:
         target = np.ndarray(array.shape, array.dtype, view, offset)
         target[...] = array
         located = OutputTensor(name, DataType.FP32, array.shape, self.output, offset, array.nbytes)
-        self.assembly.complete(batch, Outputs({name: target}, {name: located}, lambda: self.freed.append(batch)))
+        self.assembly.complete(batch, BatchOutputs({name: target}, {name: located}, lambda: self.freed.append(batch)))
 
 
 def rows(*values: float) -> Array:
@@ -146,5 +146,5 @@ def rows(*values: float) -> Array:
 
 
 def take(bench: Bench, request: int, name: str = "probs") -> tuple[Tensor, Callable[[], None]]:
-    tensors, release = bench.assembly.take(request)
+    tensors, release = bench.assembly.take_outputs(request)
     return tensors[name], release

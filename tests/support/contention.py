@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from sluice.batcher.drivers.simulator import Verdicts
+from sluice.batcher.drivers.invariants import check_invariants
+from sluice.batcher.drivers.simulator import Confidences
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch, LoadModel
 from sluice.batcher.interface.events import AnyEvent, PartitionLost, PartitionReady, RequestArrived
@@ -69,7 +70,7 @@ class Contention:
             simulator.at(int(at_s * S), PartitionLost(name, "it died"))
         generator = random.Random(seed)
         simulator.run(self._arrive(merge(*(times(each, random.Random(generator.random())) for each in traffic))))
-        self.scheduler.check()
+        check_invariants(self.scheduler)
         self.outcomes = [
             Outcome(arrived_ns, key, request in self._served) for request, (arrived_ns, key) in self._arrivals.items()
         ]
@@ -94,10 +95,10 @@ class Contention:
     def batch_ns(self, batch: DispatchBatch) -> int:
         return ONE.latency_ns(batch.rows)
 
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         return ()
 
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
         return ()
 
 

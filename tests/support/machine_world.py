@@ -4,10 +4,10 @@ import msgspec
 
 from sluice.batcher.interface.config import (
     DeviceShare,
-    LevelsConfig,
     Limits,
     PartitionConfig,
     PipelineConfig,
+    PriorityLevels,
     StageConfig,
     WhenConfig,
 )
@@ -17,19 +17,19 @@ from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling import CERTAINTY, GAINING, MS, cascade, ensemble, model, single
 
-LEVELS = LevelsConfig(
+LEVELS = PriorityLevels(
     2,
     2,
     QueuePolicy(max_queue_size=2, default_timeout_us=3000, allow_timeout_override=True),
     {1: QueuePolicy(timeout_action=TimeoutAction.DELAY, default_timeout_us=1000)},
 )
 MODELS = (
-    model("small:1", 8, verdicts=(CERTAINTY,)),
-    model("large:1", 4, verdicts=(CERTAINTY,)),
-    model("spare:1", 8, verdicts=(CERTAINTY,)),
+    model("small:1", 8, confidences=(CERTAINTY,)),
+    model("large:1", 4, confidences=(CERTAINTY,)),
+    model("spare:1", 8, confidences=(CERTAINTY,)),
     model("shapes:1", 8),
     model("levels:1", 8, TimeoutConfig((2, 4), 2 * MS, levels=LEVELS)),
-    model("ordered:1", 4, TimeoutConfig(preserve_ordering=True), verdicts=(CERTAINTY,)),
+    model("ordered:1", 4, TimeoutConfig(preserve_ordering=True), confidences=(CERTAINTY,)),
 )
 MAX_BATCH = {config.key: config.max_batch for config in MODELS}
 FAST = {
@@ -49,7 +49,7 @@ VOTED = PipelineConfig(
     (
         StageConfig("a", "small:1", variants=("small:1", "spare:1")),
         StageConfig("b", "large:1"),
-        StageConfig("vote", None, (0, 1), verdicts=(CERTAINTY,)),
+        StageConfig("vote", None, (0, 1), confidences=(CERTAINTY,)),
         StageConfig("last", "large:1", (), WhenConfig(2, 0, 0.5)),
         StageConfig("both", None, (2, 3)),
     ),
@@ -62,7 +62,7 @@ EITHER = PipelineConfig(
 
 def recalling(config: PipelineConfig, *stages: int) -> PipelineConfig:
     """A pipeline with the response cache enabled for some stages, given by number."""
-    marked = [msgspec.structs.replace(each, recalls=number in stages) for number, each in enumerate(config.stages)]
+    marked = [msgspec.structs.replace(each, uses_cache=number in stages) for number, each in enumerate(config.stages)]
     return msgspec.structs.replace(config, stages=tuple(marked))
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 
-from sluice.batcher.drivers.simulator import Verdicts
+from sluice.batcher.drivers.simulator import Confidences
 from sluice.batcher.interface.config import (
     Limits,
     PartitionConfig,
@@ -17,13 +17,15 @@ from sluice.batcher.interface.events import AnyEvent, PartitionReady
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.gateway.executors.base import Combined
-from sluice.gateway.executors.timed import TimedExecutor
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.protocol.answer import Answer, Tensor
+from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.runtime.driver import Runtime
+from sluice.gateway.tensors.combiner import Combined
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_MS
+from tests.support.inventory import PlayedInventory
+from tests.support.timed_executor import TimedExecutor
 from tests.support.virtual_time import VirtualAlarm, VirtualLoop
 
 TABLE = LatencyTable.from_ms({1: 2.0, 8: 4.0})
@@ -54,10 +56,10 @@ class TableService:
     def batch_ns(self, batch: DispatchBatch) -> int:
         return self._table.latency_ns(batch.rows)
 
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         return ()
 
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
         return ()
 
 
@@ -82,10 +84,10 @@ class Refusing(TimedExecutor):
             raise ValueError("answers of the shapes [1, 2], [1, 3] cannot be joined")
         return super().combine(member)
 
-    def take(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
+    def take_outputs(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
         if self.torn:
             raise KeyError("probs")
-        return super().take(request)
+        return super().take_outputs(request)
 
 
 class Steps:
@@ -123,12 +125,14 @@ class Bench:
         self.executor = executor(TableService(), loop.clock, [READY])
         stages = {name: [stage.name for stage in stages] for name, stages in STAGES.items()}
         self.metrics = ServerMetrics(stages, ["cpu0"], queue_depths=dict, arena_bytes=int)
+        self.inventory = PlayedInventory("cpu0")
         self.runtime = Runtime(
             Scheduler(SPEC),
             self.executor,
             clock=loop.clock,
             timer=VirtualAlarm(loop),
             metrics=self.metrics,
+            inventory=self.inventory,
             observe=self.steps.record,
             trace_requests=trace_requests,
         )
@@ -137,8 +141,8 @@ class Bench:
     def submit(
         self, rows: int = 1, slo_ms: int = 1000, pipeline: str = "mlp:1", memory_bytes: int = 0
     ) -> tuple[int, asyncio.Future[Answer]]:
-        deadline_ns = self.loop.now_ns + slo_ms * NS_PER_MS
-        submission = self.runtime.submit(pipeline, {}, rows, "", deadline_ns, memory_bytes)
+        options = RequestOptions((), rows, "", memory_bytes, slo_ms * NS_PER_MS)
+        submission = self.runtime.submit(pipeline, {}, options, self.loop.now_ns)
         return submission.request, submission.future
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import (
     ConfidenceSpec,
@@ -46,9 +47,9 @@ CERTAINTY = ConfidenceSpec("probs", Confidence.MAX)
 
 
 def model(
-    key: str, max_batch: int = 8, policy: PolicyConfig | None = None, *, verdicts: tuple[ConfidenceSpec, ...] = ()
+    key: str, max_batch: int = 8, policy: PolicyConfig | None = None, *, confidences: tuple[ConfidenceSpec, ...] = ()
 ) -> ScheduledModel:
-    return ScheduledModel(key, max_batch, policy or DeadlineSettings(), verdicts)
+    return ScheduledModel(key, max_batch, policy or DeadlineSettings(), confidences)
 
 
 def single(
@@ -138,11 +139,11 @@ def step(scheduler: Scheduler, now_ns: int, *events: AnyEvent) -> list[AnyDecisi
     decisions: list[AnyDecision] = []
     for event in events:
         decisions += scheduler.handle(event, now_ns)
-        scheduler.check()
+        check_invariants(scheduler)
     due_ns = scheduler.next_wakeup_ns()
     if due_ns is not None and due_ns <= now_ns:
         decisions += scheduler.handle_wakeup(now_ns)
-        scheduler.check()
+        check_invariants(scheduler)
         due_ns = scheduler.next_wakeup_ns()
         assert due_ns is None or due_ns > now_ns
     return [

@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from sluice.batcher.drivers.simulator import Verdicts
-from sluice.batcher.interface.config import LevelsConfig, PipelineConfig, PolicyConfig
+from sluice.batcher.drivers.invariants import check_invariants
+from sluice.batcher.drivers.simulator import Confidences
+from sluice.batcher.interface.config import PipelineConfig, PolicyConfig, PriorityLevels
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch, Settlement
 from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
 from sluice.batcher.interface.outcome import Outcome
@@ -38,10 +39,10 @@ class Machine:
     def batch_ns(self, batch: DispatchBatch) -> int:
         return self._took_ns.get(batch.batch, self._took_ns.get(batch.model, MS))
 
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         return ()
 
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
         return ()
 
 
@@ -97,7 +98,7 @@ class Run:
         self.ended.pop(-1, None)
 
     def _observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
-        self.scheduler.check()
+        check_invariants(self.scheduler)
         for decision in decisions:
             if isinstance(decision, DispatchBatch):
                 self.rows[decision.model] += decision.rows
@@ -132,5 +133,5 @@ def timeout_policy(
     preserve_ordering: bool = False,
     policy: QueuePolicy | None = None,
 ) -> PolicyConfig:
-    config = LevelsConfig(levels, default, policy or QueuePolicy(), dict(policies or {}))
+    config = PriorityLevels(levels, default, policy or QueuePolicy(), dict(policies or {}))
     return TimeoutConfig(preferred, delay_ns, levels=config, preserve_ordering=preserve_ordering)

@@ -1,7 +1,7 @@
 """A Triton partition in front of a fake server, for tests."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import wraps
 from time import monotonic_ns
 from typing import Any, cast
@@ -14,18 +14,20 @@ from sluice.batcher.interface.decisions import DispatchBatch, Member, ReleaseRea
 from sluice.batcher.interface.events import AnyEvent, PartitionReady
 from sluice.gateway.config.triton_settings import TritonSettings
 from sluice.gateway.executors.triton.partition import TritonPartition
+from sluice.gateway.partitions.inventory import NO_DETAILS, PartitionEvent, ProcessDetails
 from sluice.gateway.tensors.assembly import Assembly
 from sluice.gateway.tensors.input_slots import InputSlots
-from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelineWiring, StageWiring, TensorRef
+from sluice.gateway.tensors.pipeline_wiring import REQUEST_STAGE, PipelineWiring, StageWiring, TensorRef
 from sluice.models.pipelines.memory import OutputMemory
 from sluice.models.pipelines.pipeline import Confidence
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.arrays import WireBytes
 from tests.support.fake_triton import FakeTriton, M, Refusal, double, serving_fake
+from tests.support.inventory import summary
 
 PLAN = PipelineWiring(
     True,
-    (StageWiring({"x": TensorRef(OF_REQUEST, "x")}, None, "", ()),),
+    (StageWiring({"x": TensorRef(REQUEST_STAGE, "x")}, None, "", ()),),
     {"y": (TensorRef(0, "y"),)},
     OutputMemory(0, 8),
 )
@@ -36,36 +38,26 @@ class Bench:
 
     def __init__(self, fake: FakeTriton, port: int, specs: Mapping[str, ModelSpec], timeout_s: float) -> None:
         self.fake = fake
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self._events: asyncio.Queue[AnyEvent] = asyncio.Queue()
         # Inputs for Triton take no slot of the arena.
         self.assembly = Assembly({f"{key}": PLAN for key in specs}, specs, cast("InputSlots", None))
         settings = TritonSettings("t", f"127.0.0.1:{port}", timeout_s=timeout_s)
         verdicts = {"m:1": (ConfidenceSpec("y", Confidence.MAX),)}
-        self.partition = TritonPartition(settings, specs, verdicts, self.assembly, self, monotonic_ns)
+        self.partition = TritonPartition(settings, specs, verdicts, self.assembly, monotonic_ns)
         self._batches = 0
 
-    def triton_ready(self, partition: str, url: str, loaded: Sequence[str], failed: Mapping[str, str]) -> None:
-        self.told.append(f"{partition} ready {','.join(loaded)}" + "".join(f"; {k}: {v}" for k, v in failed.items()))
-
-    def triton_lost(self, partition: str, url: str, reason: str) -> None:
-        self.told.append(f"{partition} lost: {reason}")
-
-    def model_loaded(self, partition: str, model: str) -> None:
-        self.told.append(f"{partition} loaded {model}")
-
-    def model_load_failed(self, partition: str, model: str, reason: str) -> None:
-        self.told.append(f"{partition} did not load {model}: {reason}")
-
-    def model_unloaded(self, partition: str, model: str) -> None:
-        self.told.append(f"{partition} unloaded {model}")
+    def report(self, event: AnyEvent, details: ProcessDetails = NO_DETAILS, /) -> None:
+        self._events.put_nowait(event)
+        if isinstance(event, PartitionEvent):
+            self.reported += summary(event, details)
 
     async def event(self) -> AnyEvent:
         async with asyncio.timeout(60):
             return await self._events.get()
 
     def start(self) -> None:
-        self.partition.start(self._events.put_nowait)
+        self.partition.start(self.report)
 
     async def ready(self) -> PartitionReady:
         self.start()
@@ -86,7 +78,7 @@ class Bench:
         return self._batches
 
     def taken(self, batch: int, number: int = 0) -> list[Any]:
-        tensors, _ = self.assembly.take(100 * batch + number)
+        tensors, _ = self.assembly.take_outputs(100 * batch + number)
         y = tensors["y"]
         assert not isinstance(y, WireBytes)
         return cast("list[Any]", y.tolist())

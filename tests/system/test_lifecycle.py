@@ -301,7 +301,7 @@ def test_a_name_in_two_repositories_is_not_served(repository: Path, tmp_path: Pa
 
 def test_an_unload_with_recycling_gives_all_memory_back(repository: Path, tmp_path: Path) -> None:
     def resident() -> int:
-        pids = [each for each in children(server.process.pid) if "sluice.mps.worker.main" in _command(each)]
+        pids = [each for each in children(server.process.pid) if "sluice.mps.worker." in _command(each)]
         pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids]
         return sum(pages) * os.sysconf("SC_PAGE_SIZE")
 

@@ -171,7 +171,7 @@ def test_what_is_stale_is_shown_as_such(profile: Profiling, tmp_path: Path) -> N
         ),
         (["mlp.onnx", "--partitions", "cpu1/x0.5"], "expected a finite slowdown of at least 1, got 0.5"),
         (["mlp.onnx", "--partitions", "cpu512"], "--partitions: cpu512 has more than the"),
-        (["mlp.onnx", "--batches", "128"], "mlp:1: --batches: 128 is more than the model's largest batch, 64"),
+        (["mlp.onnx", "--batches", "128"], "mlp:1: --batches: 128 exceeds the model's largest batch, 64"),
         (["mlp.onnx", "--simulate", "bert"], "--simulate: expected --partitions with the kinds to compute"),
         (["mlp.onnx", "--simulate", "bert", "--partitions", "mps-20"], "model bert: cannot be simulated on mps-20"),
         (["show", "mlp.onnx"], "mlp.profile.json: there is no profile; `sluice profile` makes one"),

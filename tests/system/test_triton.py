@@ -218,7 +218,7 @@ def test_a_triton_that_does_not_start_is_reported_with_its_output(directory: Pat
     serve = [sys.executable, "-m", "sluice.gateway.cli.main", "serve", "--config", str(settings)]
     ended = subprocess.run(serve, check=False, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2
-    assert "sluice: there is no model that can be served" in ended.stderr
+    assert "sluice: no model can be served" in ended.stderr
     assert "triton could not be asked for its models partition=triton" in ended.stderr
     assert "the process exited with status 1; its output:" in ended.stderr
     assert "failed to stat file" in ended.stderr

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import partial
 from itertools import repeat
 
-from sluice.batcher.drivers.simulator import Host, Simulator, Verdicts
+from sluice.batcher.drivers.simulator import Confidences, Host, Simulator
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch
 from sluice.batcher.interface.events import AnyEvent, BatchCompleted, PartitionReady, RequestArrived, RequestCancelled
 from sluice.batcher.policies.no_batching import NoBatchingSettings
@@ -33,10 +33,10 @@ class OneMillisecond:
     def batch_ns(self, batch: DispatchBatch) -> int:
         return MS
 
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         return ()
 
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
         return ()
 
 

@@ -29,7 +29,7 @@ FULL, IDLE, DEADLINE = ReleaseReason.FULL, ReleaseReason.IDLE, ReleaseReason.DEA
 
 
 def frugal(key: str, max_batch: int = 8) -> ScheduledModel:
-    return model(key, max_batch, DeadlineSettings(Objective.COST), verdicts=(CERTAINTY,))
+    return model(key, max_batch, DeadlineSettings(Objective.COST), confidences=(CERTAINTY,))
 
 
 def one_model(partitions: tuple[str, ...] = ("cpu0",), late: Late = Late.SERVE) -> Scheduler:

@@ -1,6 +1,7 @@
 """Models come to be held again where it is needed: after a partition is lost for good, and when they are asked for."""
 
-from sluice.batcher.drivers.simulator import Verdicts
+from sluice.batcher.drivers.invariants import check_invariants
+from sluice.batcher.drivers.simulator import Confidences
 from sluice.batcher.interface.config import PartitionConfig, ScheduledModel
 from sluice.batcher.interface.decisions import (
     AnyDecision,
@@ -58,14 +59,14 @@ class Run:
     def batch_ns(self, batch: DispatchBatch) -> int:
         return MS
 
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         return ()
 
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
         return ()
 
     def _observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
-        self.scheduler.check()
+        check_invariants(self.scheduler)
         for decision in decisions:
             match decision:
                 case LoadModel():

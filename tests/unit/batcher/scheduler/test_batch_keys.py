@@ -33,7 +33,7 @@ def keyed() -> Scheduler:
 
 
 def queues(scheduler: Scheduler) -> set[str]:
-    return set(scheduler.dispatcher.models["m:1"].queues)
+    return set(scheduler.dispatcher.fleet.queues.by_model["m:1"]) - {""}
 
 
 def test_requests_of_different_shapes_never_share_a_batch() -> None:

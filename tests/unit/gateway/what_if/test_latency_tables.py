@@ -57,7 +57,7 @@ def test_what_falls_or_is_missing_in_between_is_noted(model: ModelEntry) -> None
     store(model, (Cell(1, 1000, 1000, 1000, 9), Cell(2, 900, 1000, 1000, 9), Cell(8, 1000, 1000, 1000, 9)))
     assert used(model)[1] == (
         "batch 2 is quicker than batch 1 at the median (900 against 1000 ns)",
-        "batches of 4 are not in the profile and take as long as the next larger",
+        "batches of 4 are not in the profile and count like the next larger size",
     )
 
 

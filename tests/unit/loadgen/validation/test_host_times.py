@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sluice.batcher.drivers.journal import JournalStep, JournalWriter
-from sluice.batcher.drivers.simulator import Simulator, Verdicts
+from sluice.batcher.drivers.simulator import Confidences, Simulator
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, ScheduledModel, SchedulerSpec, StageConfig
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, Member, ReleaseReason
 from sluice.batcher.interface.events import AnyEvent, BatchCompleted, BatchRevoked, PartitionReady, RequestArrived
@@ -60,10 +60,10 @@ class TableService:
     def batch_ns(self, batch: DispatchBatch) -> int:
         return TABLE.latency_ns(batch.rows)
 
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         return ()
 
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
         return ()
 
 

@@ -70,7 +70,7 @@ def test_a_server_of_something_else_is_told_as_such(monkeypatch: pytest.MonkeyPa
         finally:
             other.shutdown()
             answers.join()
-    assert "what listens there does not speak gRPC; expected the port of" in found.unreachable["t"]
+    assert "the server there does not speak gRPC; expected the port of" in found.unreachable["t"]
 
 
 class Together(FakeTriton):

@@ -1,0 +1,50 @@
+"""Rules that the whole repository keeps: rooms say what they are for, and files name nothing of a workplace."""
+
+import ast
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("batcher", "gateway", "loadgen", "models", "mps")
+ROOMS = sorted(file.relative_to(ROOT).as_posix() for name in PACKAGES for file in (ROOT / name).rglob("__init__.py"))
+
+# Paths of one machine and numbers of issues mean nothing to a reader of the repository.
+_WORKPLACE = re.compile(r"(?<![\w.$}])/work/|/home/|/Users/|\bissue #?\d+|(?<!\w)#\d+\b(?=[,.;:)]|$)")
+
+
+def _tracked() -> list[Path]:
+    """The text files of the repository."""
+    git = shutil.which("git")
+    if git is None or not (ROOT / ".git").exists():
+        pytest.skip("the repository is no clone")
+    listed = subprocess.run([git, "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    files = (ROOT / name for name in listed.split("\0") if name)
+    return [file for file in files if file.suffix in {".md", ".py", ".toml", ".yaml", ""} and file.is_file()]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_holds_only_the_sentence_that_says_what_it_is_for(room: str) -> None:
+    body = ast.parse((ROOT / room).read_text()).body
+    assert len(body) == 1
+    assert isinstance(body[0], ast.Expr)
+    assert isinstance(body[0].value, ast.Constant)
+    assert isinstance(body[0].value.value, str)
+
+
+def test_every_folder_with_modules_is_a_package() -> None:
+    folders = {file.parent for name in (*PACKAGES, "tests") for file in (ROOT / name).rglob("*.py")}
+    served = {folder for folder in folders if "triton_repository" in folder.parts}
+    assert [folder for folder in sorted(folders - served) if not (folder / "__init__.py").exists()] == []
+
+
+def test_no_file_names_a_path_or_an_issue_of_a_workplace() -> None:
+    found = []
+    for file in set(_tracked()) - {Path(__file__)}:
+        for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1):
+            if _WORKPLACE.search(line):
+                found.append(f"{file.relative_to(ROOT)}:{number}: {line.strip()}")
+    assert sorted(found) == []
