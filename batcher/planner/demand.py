@@ -21,7 +21,7 @@ class Equals(NamedTuple):
     size: int
 
     def hold(self, model: str) -> bool:
-        """True where they hold a model."""
+        """True if they hold the model."""
         return self.models is None or model in self.models
 
 
