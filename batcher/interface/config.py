@@ -44,12 +44,12 @@ class PolicyConfig:
 
     @property
     def combines(self) -> bool:
-        """Whether batches consist of several requests."""
+        """True if batches consist of several requests."""
         return True
 
     @property
     def defers(self) -> bool:
-        """Whether a batch that could start waits for more rows for as long as its deadline allows."""
+        """True if a batch that could start waits for more rows for as long as its deadline allows."""
         return False
 
     def longest_wait_ns(self, rate: float) -> int | None:
