@@ -44,12 +44,12 @@ class PolicyConfig:
 
     @property
     def combines(self) -> bool:
-        """True if batches consist of several requests."""
+        """True where batches consist of several requests."""
         return True
 
     @property
     def defers(self) -> bool:
-        """True if a batch that could start waits for more rows for as long as its deadline allows."""
+        """True where a batch that could start waits for more rows for as long as its deadline allows."""
         return False
 
     def longest_wait_ns(self, rate: float) -> int | None:

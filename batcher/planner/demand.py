@@ -21,7 +21,7 @@ class Equals(NamedTuple):
     size: int
 
     def hold(self, model: str) -> bool:
-        """True if the partitions hold a model."""
+        """True where they hold a model."""
         return self.models is None or model in self.models
 
 
