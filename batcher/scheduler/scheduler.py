@@ -382,7 +382,8 @@ class Scheduler:
             else:
                 run = request.runs[entry.stage]
                 assert run is not None, "a stage that ran has its record"
-                run.confidences = tuple(values[last - entry.rows : last] for values in event.confidences)
+                if event.confidences:
+                    run.confidences = tuple(values[last - entry.rows : last] for values in event.confidences)
                 run.batch_key = event.batch_key
                 leave_batch(entry)
                 request.ran_on = partition
