@@ -115,7 +115,7 @@ bench: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m pytest benchmarks --benchmark-columns=min,median,ops,rounds --benchmark-sort=name
 
 triton: $(TEST)/installed-$(ORT)
-	@$(TEST)/bin/python -m tests.support.triton_setup
+	@$(TEST)/bin/python -m tests.support.triton.setup
 
 clean:
 	rm -rf $(DEMO) $(TEST) .venv-bounds-* .demo .cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks .import_linter_cache

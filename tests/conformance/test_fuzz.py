@@ -19,8 +19,8 @@ from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.protocol.status import grpc_status, http_status
 from sluice.models.errors import ServingError
 from sluice.models.tensors.spec import DataType
-from tests.support.onnx_models import save_identity
-from tests.support.server import GatewayServer, gateway_server
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.onnx_models import save_identity
 from tests.unit.gateway.instant_gateway import identity
 
 ANSWERS = (

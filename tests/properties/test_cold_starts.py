@@ -38,7 +38,18 @@ from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.measurement import ModelMemory
-from tests.support.scheduling import CERTAINTY, MS, FaultySimulator, S, cascade, chain, ensemble, model, single, spec_of
+from tests.support.scheduling.builders import (
+    CERTAINTY,
+    MS,
+    FaultySimulator,
+    S,
+    cascade,
+    chain,
+    ensemble,
+    model,
+    single,
+    spec_of,
+)
 
 KEYS = tuple("abcdefgh")
 NEW_KEYS = tuple("stu")

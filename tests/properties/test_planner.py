@@ -14,7 +14,7 @@ from sluice.batcher.planner.graph import tangle
 from sluice.batcher.planner.live import FewOptionsRanker, ManyOptionsRanker, StageRanker
 from sluice.batcher.planner.problem import Path, Problem
 from sluice.models.units import INFINITE_NS
-from tests.support.planning import chain, directed_acyclic, longest_ns, random_problem, series_parallel
+from tests.support.scheduling.planning import chain, directed_acyclic, longest_ns, random_problem, series_parallel
 
 SEEDS = st.integers(0, 2**32 - 1)
 

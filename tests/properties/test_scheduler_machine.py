@@ -50,8 +50,8 @@ from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.queues.fair_queue import Queue
 from sluice.batcher.scheduler.scheduler import Scheduler
-from tests.support.machine_world import KINDS, LIMITS, MAX_BATCH, MODELS, PARTITIONS, PIPELINES, TABLES
-from tests.support.scheduling import MS, S, spec_of
+from tests.support.scheduling.builders import MS, S, spec_of
+from tests.support.scheduling.machine_world import KINDS, LIMITS, MAX_BATCH, MODELS, PARTITIONS, PIPELINES, TABLES
 
 MOST_STEPS_TO_DRAIN = 2_000
 

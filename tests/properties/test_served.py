@@ -27,7 +27,7 @@ from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
-from tests.support.scheduling import GAINING, MS, US, S, chain, model, single, spec_of
+from tests.support.scheduling.builders import GAINING, MS, US, S, chain, model, single, spec_of
 
 PARTITIONS = ("cpu0", "cpu1")
 

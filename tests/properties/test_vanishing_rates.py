@@ -19,7 +19,7 @@ from sluice.batcher.policies.no_batching import NoBatchingSettings
 from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.gateway.what_if.planning import WhatIf
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import MS, cascade, chain, ensemble, model, spec_of
+from tests.support.scheduling.builders import MS, cascade, chain, ensemble, model, spec_of
 
 KEYS = ("a", "b", "c")
 

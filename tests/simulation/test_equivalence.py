@@ -49,9 +49,9 @@ from sluice.gateway.runtime.driver import Runtime
 from sluice.models.pipelines.pipeline import Confidence, Late
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_MS, NS_PER_US
-from tests.support.inventory import PlayedInventory
-from tests.support.timed_executor import TimedExecutor
-from tests.support.virtual_time import VirtualAlarm, VirtualLoop, run_virtual
+from tests.support.gateway.inventory import PlayedInventory
+from tests.support.gateway.timed_executor import TimedExecutor
+from tests.support.scheduling.virtual_time import VirtualAlarm, VirtualLoop, run_virtual
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -19,10 +19,10 @@ from sluice.gateway.runtime.driver import Runtime
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_MS, NS_PER_S, NS_PER_US
-from tests.support.inventory import PlayedInventory
-from tests.support.runtime_bench import TableService
-from tests.support.timed_executor import TimedExecutor
-from tests.support.virtual_time import VirtualAlarm, VirtualLoop, run_virtual
+from tests.support.gateway.inventory import PlayedInventory
+from tests.support.gateway.runtime_bench import TableService
+from tests.support.gateway.timed_executor import TimedExecutor
+from tests.support.scheduling.virtual_time import VirtualAlarm, VirtualLoop, run_virtual
 
 SLO_NS = 50 * NS_PER_MS
 TABLE = LatencyTable.from_ms({1: 0.03, 8: 0.05, 64: 0.2})

@@ -40,7 +40,7 @@ from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     CERTAINTY,
     GAINING,
     MS,

@@ -19,7 +19,7 @@ from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import CERTAINTY, MS, S, cascade, chain, ensemble, model, single, spec_of
+from tests.support.scheduling.builders import CERTAINTY, MS, S, cascade, chain, ensemble, model, single, spec_of
 
 FAST = {
     "m:1": LatencyTable.from_ms({1: 0.67, 2: 0.8, 4: 1.03, 8: 1.66, 16: 2.46, 32: 3.81}),

@@ -6,9 +6,9 @@ import pytest
 
 from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.journal import JournalWriter, replay
-from sluice.batcher.drivers.simulator import Confidences, Simulator
+from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import PartitionConfig
-from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, Settlement
+from sluice.batcher.interface.decisions import AnyDecision, DispatchBatch, Settlement
 from sluice.batcher.interface.events import AnyEvent, PartitionReady, PartitionResized, RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.planner.build import build_plan
@@ -16,7 +16,8 @@ from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import MS, S, model, single, spec_of
+from tests.support.scheduling.builders import MS, S, model, single, spec_of
+from tests.support.scheduling.services import WithoutConfidences
 
 SLOW = LatencyTable.from_ms({1: 4, 8: 16})
 FAST = LatencyTable.from_ms({1: 2, 8: 8})
@@ -25,7 +26,7 @@ GROWN = PartitionResized("cpu0", "cpu2", 2.0, 1.0, {"m:1": FAST})
 SHRUNK = PartitionResized("cpu0", "cpu1", 1.0, 0.5, {"m:1": SLOW})
 
 
-class Run:
+class Run(WithoutConfidences):
     """Requests at regular intervals before and after a resize, on a machine that follows its tables."""
 
     def __init__(self, late: Late, resized: PartitionResized) -> None:
@@ -63,12 +64,6 @@ class Run:
 
     def batch_ns(self, batch: DispatchBatch) -> int:
         return self.table.latency_ns(batch.rows)
-
-    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
-        return ()
-
-    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
-        return ()
 
 
 @pytest.mark.parametrize("resized", [GROWN, SHRUNK])

@@ -18,7 +18,7 @@ from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import CERTAINTY, MS, S, cascade, chain, ensemble, model, single, spec_of
+from tests.support.scheduling.builders import CERTAINTY, MS, S, cascade, chain, ensemble, model, single, spec_of
 
 BY_DEADLINE = DeadlineSettings()
 QUICK = LatencyTable.from_ms({1: 0.67, 2: 0.8, 4: 1.03, 8: 1.66, 16: 2.46, 32: 3.81, 64: 6.01})

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.support.processes import children, until
-from tests.support.server import GatewayServer
+from tests.support.gateway.processes import children, until
+from tests.support.gateway.server import GatewayServer
 from tests.system.test_lifecycle import CLIENTS, ask, connect, index, repository, save, serve, traffic
 
 __all__ = ["repository"]

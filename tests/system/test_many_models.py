@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sluice.mps.partitions.cpu import available_cores
-from tests.support.onnx_models import save_growing, save_mlp
-from tests.support.server import GatewayServer, gateway_server
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.onnx_models import save_growing, save_mlp
 
 MODELS, HELD = 50, 10
 ROW = json.dumps(

@@ -32,9 +32,9 @@ from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import DataType, TensorSpec
 from sluice.mps.ipc.messages import BatchFinished, BatchRefused, LoadResult, ModelFile, RunBatch
 from sluice.mps.supervisor.worker_spec import WorkerSpec
-from tests.support.onnx_models import save_mlp
-from tests.support.processes import children, until
-from tests.support.workers import Gateway, direct, held, in_loop, model, partition, rows, serving, worker
+from tests.support.gateway.processes import children, until
+from tests.support.gateway.workers import Gateway, direct, held, in_loop, model, partition, rows, serving, worker
+from tests.support.models.onnx_models import save_mlp
 
 MIB = 1 << 20
 ENDS = (("inputs", "x"), ("outputs", "y"))

@@ -11,7 +11,7 @@ import pytest
 from sluice.gateway.cli.main import main
 from sluice.gateway.what_if.answer import PlanAnswer
 from sluice.mps.partitions.cpu import available_cores
-from tests.support.onnx_models import save_mlp
+from tests.support.models.onnx_models import save_mlp
 
 CASCADE = """
 slo_ms: 60000

@@ -21,8 +21,8 @@ from sluice.models.profiles.hardware import hardware_id
 from sluice.models.profiles.measurement import Cell
 from sluice.models.repository.scan import Repository
 from sluice.mps.partitions.cpu import available_cores
-from tests.support.onnx_models import save_fixed_batch, save_mlp, save_spin
-from tests.support.server import gateway_server
+from tests.support.gateway.server import gateway_server
+from tests.support.models.onnx_models import save_fixed_batch, save_mlp, save_spin
 
 ROOT = Path(__file__).parents[2]
 ONE_CORE: dict[str, object] = {"partitions": [{"name": "only", "cores": [available_cores()[0]]}]}

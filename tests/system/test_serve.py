@@ -11,8 +11,8 @@ import pytest
 from onnx import helper
 
 from sluice.models.tensors.spec import DataType
-from tests.support.onnx_models import save_mlp, save_model, save_variable, value
-from tests.support.server import GatewayServer, gateway_server, stop
+from tests.support.gateway.server import GatewayServer, gateway_server, stop
+from tests.support.models.onnx_models import save_mlp, save_model, save_variable, value
 
 ROOT = Path(__file__).parents[2]
 ROW = json.dumps({"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}).encode()

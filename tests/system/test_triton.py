@@ -17,12 +17,20 @@ import pytest
 from tritonclient import grpc as tritongrpc
 
 from sluice.models.tensors.arrays import Array
-from tests.support.onnx_models import save_fixed_batch, save_mlp
-from tests.support.processes import alive, until
-from tests.support.server import GatewayServer, gateway_server
-from tests.support.triton import REGION, TritonServer, children, command_line, free_ports, remove_memory, triton_server
-from tests.support.triton_models import add_model
-from tests.support.triton_setup import TritonUnavailable, set_up
+from tests.support.gateway.processes import alive, until
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.onnx_models import save_fixed_batch, save_mlp
+from tests.support.triton.models import add_model
+from tests.support.triton.server import (
+    REGION,
+    TritonServer,
+    children,
+    command_line,
+    free_ports,
+    remove_memory,
+    triton_server,
+)
+from tests.support.triton.setup import TritonUnavailable, set_up
 
 PIPELINE = """
 stages:

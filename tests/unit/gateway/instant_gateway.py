@@ -37,7 +37,7 @@ from sluice.gateway.runtime.submission import Submission
 from sluice.models.pipelines.pipeline import Pipeline, Stage, TensorSource
 from sluice.models.repository.scan import BrokenEntry
 from sluice.models.tensors.spec import DataType, TensorSpec
-from tests.support.inventory import PlayedInventory
+from tests.support.gateway.inventory import PlayedInventory
 
 ARRIVED_NS = 1_000_000_000
 EPOCH_NS = 1_700_000_000_000_000_000

@@ -30,7 +30,7 @@ from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.dynamic_batching import QueuePolicy
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.pipeline import Late
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     CERTAINTY,
     GAINING,
     MS,

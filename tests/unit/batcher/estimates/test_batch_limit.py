@@ -30,7 +30,7 @@ from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import MS, S, arrival, completed, dispatch, model, serving, spec_of, step
+from tests.support.scheduling.builders import MS, S, arrival, completed, dispatch, model, serving, spec_of, step
 
 FLAT = LatencyTable.from_ms({1: 1, 2: 1.1, 4: 1.2, 8: 1.3})
 FULL, RETRY = ReleaseReason.FULL, ReleaseReason.RETRY

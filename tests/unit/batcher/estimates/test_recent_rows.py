@@ -1,7 +1,7 @@
 import pytest
 
 from sluice.batcher.estimates.recent_rows import RecentRows
-from tests.support.scheduling import MS, S
+from tests.support.scheduling.builders import MS, S
 
 MEMORY_NS = S // 4
 

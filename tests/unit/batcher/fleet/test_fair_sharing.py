@@ -12,7 +12,7 @@ from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.state import PartitionState
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import MS, S, arrival, completed, model, single, spec_of, step
+from tests.support.scheduling.builders import MS, S, arrival, completed, model, single, spec_of, step
 
 TEN_MS = LatencyTable.from_ms({1: 10})
 SMALL = DeviceShare("gpu", 0.2, 1.0)

@@ -6,7 +6,7 @@ from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, Sch
 from sluice.batcher.interface.events import PartitionReady
 from sluice.batcher.scheduler.pipelines import new_pipeline
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import GAINING, MS, ONE, S, model, single, spec_of
+from tests.support.scheduling.builders import GAINING, MS, ONE, S, model, single, spec_of
 
 THREE = LatencyTable.from_ms({1: 3})
 SPEC = spec_of(

@@ -12,7 +12,7 @@ from sluice.batcher.queues.fair_queue import Queue
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.state import PartitionGroup
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     MS,
     ONE,
     US,

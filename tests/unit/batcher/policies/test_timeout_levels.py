@@ -15,7 +15,7 @@ from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.dynamic_batching import QueuePolicy
 from sluice.models.pipelines.pipeline import Late
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     MS,
     ONE,
     S,

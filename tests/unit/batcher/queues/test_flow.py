@@ -9,7 +9,20 @@ from sluice.batcher.interface.decisions import CompleteRequest, DispatchBatch, M
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.queues.fair_queue import Queue
 from sluice.batcher.state import Entry, Request
-from tests.support.scheduling import MS, ONE, US, S, arrival, completed, dispatch, model, serving, single, spec_of, step
+from tests.support.scheduling.builders import (
+    MS,
+    ONE,
+    US,
+    S,
+    arrival,
+    completed,
+    dispatch,
+    model,
+    serving,
+    single,
+    spec_of,
+    step,
+)
 
 NOBODY = cast("Request", None)
 

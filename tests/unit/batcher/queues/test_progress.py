@@ -3,7 +3,7 @@ from sluice.batcher.interface.decisions import CombineOutputs, CompleteRequest, 
 from sluice.batcher.interface.events import BatchCompleted, OutputsCombined
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.scheduler.scheduler import Scheduler
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     CERTAINTY,
     GAINING,
     MS,

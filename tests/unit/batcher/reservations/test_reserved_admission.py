@@ -16,7 +16,7 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     GAINING,
     MS,
     ONE,

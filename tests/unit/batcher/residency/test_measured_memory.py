@@ -20,7 +20,7 @@ from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.residency.on_demand import OnDemandLoader
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.measurement import ModelMemory
-from tests.support.scheduling import MS, ONE, S, arrival, completed, model, spec_of, step
+from tests.support.scheduling.builders import MS, ONE, S, arrival, completed, model, spec_of, step
 from tests.unit.batcher.residency.test_on_demand import demanded, up
 
 MIB = 1 << 20

@@ -29,7 +29,7 @@ from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.residency.on_demand import OnDemandLoader
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     CERTAINTY,
     MS,
     ONE,

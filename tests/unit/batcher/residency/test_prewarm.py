@@ -9,7 +9,7 @@ from sluice.batcher.policies.registry import select_policy
 from sluice.batcher.residency.prewarm import Branches, likely_stages, most_likely_path
 from sluice.batcher.scheduler.pipelines import new_pipeline
 from sluice.batcher.state import PipelineState
-from tests.support.scheduling import cascade, ensemble, model, spec_of
+from tests.support.scheduling.builders import cascade, ensemble, model, spec_of
 
 DIVIDED: Branches[str] = {
     "root": [("A", 0.6), ("B", 0.4)],

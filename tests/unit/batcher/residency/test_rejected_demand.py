@@ -14,7 +14,7 @@ from sluice.batcher.residency.load_candidates import LoadCandidate, LoadCandidat
 from sluice.batcher.residency.on_demand import OnDemandLoader
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.state import ModelState
-from tests.support.scheduling import MS, ONE, S, arrival, cascade, chain, dispatch, single, step
+from tests.support.scheduling.builders import MS, ONE, S, arrival, cascade, chain, dispatch, single, step
 from tests.unit.batcher.residency.test_on_demand import FULL, demanded, run, up
 
 SHORT_NS = 5 * MS

@@ -6,7 +6,7 @@ from sluice.batcher.interface.decisions import CompleteRequest, RejectRequest, R
 from sluice.batcher.interface.events import DrainStarted, PartitionLost, PartitionReady, RequestCancelled
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.scheduler.scheduler import Scheduler
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     CERTAINTY,
     MS,
     ONE,

@@ -9,7 +9,7 @@ from sluice.batcher.settings.spec_builder import build_spec
 from sluice.models.pipelines.pipeline import Late, Pipeline, Stage, TensorSource
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import DataType, TensorSpec
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     GAINING,
     MS,
     US,

@@ -31,7 +31,7 @@ from sluice.batcher.interface.plan_data import Plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     MS,
     ONE,
     US,

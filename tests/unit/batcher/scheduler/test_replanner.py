@@ -29,7 +29,7 @@ from sluice.batcher.scheduler.pipelines import new_pipeline
 from sluice.batcher.scheduler.replanner import Replanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     CERTAINTY,
     MS,
     ONE,

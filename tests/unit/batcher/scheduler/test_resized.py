@@ -11,7 +11,7 @@ from sluice.batcher.interface.residency_config import Footprint
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     MS,
     US,
     S,

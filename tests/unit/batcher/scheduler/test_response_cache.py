@@ -9,7 +9,7 @@ from sluice.batcher.interface.events import CacheHit, CacheMiss, OutputsCombined
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     GAINING,
     MS,
     S,

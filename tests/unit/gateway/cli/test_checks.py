@@ -16,7 +16,7 @@ from sluice.gateway.cli.main import main
 from sluice.gateway.partitions.inventory import Enforcement, PartitionStatus
 from sluice.mps.partitions.cpu import available_cores
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition
-from tests.support.fake_nvml import FakeGpu, FakeNvml, installed
+from tests.support.gpu.fake_nvml import FakeGpu, FakeNvml, installed
 
 UUID = "5d1f7b7a-9c1d-4b52-8b2a-0123456789ab"
 MIG = MigPartition("mig0", f"MIG-{UUID}", "2g.20gb")

@@ -8,7 +8,7 @@ from sluice.gateway.cli.main import main
 from sluice.mps.mig.geometry import GEOMETRIES
 from sluice.mps.mig.placements import parse_placement
 from sluice.mps.nvidia.nvml import open_nvml
-from tests.support.fake_nvml import FakeGpu, FakeNvml, installed
+from tests.support.gpu.fake_nvml import FakeGpu, FakeNvml, installed
 
 H100 = GEOMETRIES["H100-80"]
 

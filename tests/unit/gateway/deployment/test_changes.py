@@ -13,7 +13,7 @@ from sluice.gateway.management.repository_api import RepositoryApi
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.runtime.submission import Submission
 from sluice.models.errors import ModelNotFound, RejectedError, RequestError, ServingError, UnsupportedRequest
-from tests.support.processes import until
+from tests.support.gateway.processes import until
 from tests.unit.gateway.deployment.deployer_bench import Served, served
 from tests.unit.gateway.deployment.test_deployer import save
 

@@ -12,8 +12,8 @@ from sluice.models.errors import BackendUnavailable
 from sluice.models.pipelines.check import single_model
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import DataType, TensorSpec
-from tests.support.inventory import PlayedInventory
-from tests.support.scheduling import model, spec_of
+from tests.support.gateway.inventory import PlayedInventory
+from tests.support.scheduling.builders import model, spec_of
 
 
 def spec(memory: int, **models: dict[str, object]) -> SchedulerSpec:

@@ -5,7 +5,7 @@ import pytest
 
 from sluice.gateway.deployment.load_waiter import LoadWaiter
 from sluice.models.errors import RejectedError
-from tests.support.inventory import PlayedInventory
+from tests.support.gateway.inventory import PlayedInventory
 from tests.unit.gateway.deployment.test_deployer import in_loop
 
 

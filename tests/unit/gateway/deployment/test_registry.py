@@ -8,7 +8,7 @@ from sluice.gateway.deployment.registry import ModelRegistry, VersionStatus
 from sluice.models.errors import BackendUnavailable, ModelNotFound, UnsupportedRequest, VersionNotFound
 from sluice.models.pipelines.pipeline import Pipeline, Stage
 from sluice.models.repository.scan import BrokenEntry
-from tests.support.inventory import PlayedInventory
+from tests.support.gateway.inventory import PlayedInventory
 
 WORKERS = ("cpu0", "cpu1")
 

@@ -6,7 +6,7 @@ from sluice.gateway.observability.fault_metrics import FaultMetrics
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.runtime.batch_log import BatchLog
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import MS, arrival, model, serving, spec_of, step
+from tests.support.scheduling.builders import MS, arrival, model, serving, spec_of, step
 
 FLAT = LatencyTable.from_ms({1: 1, 8: 1.3})
 

@@ -7,8 +7,8 @@ from sluice.batcher.interface.decisions import DispatchBatch, Member, ReleaseRea
 from sluice.gateway.observability.statistics import FailureReason, ModelStatistics
 from sluice.gateway.observability.trace import BatchTrace
 from sluice.models.units import NS_PER_MS
-from tests.support.runtime_bench import Bench, Refusing
-from tests.support.virtual_time import VirtualLoop, run_virtual
+from tests.support.gateway.runtime_bench import Bench, Refusing
+from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual
 
 
 def report(bench: Bench, key: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from sluice.gateway.partitions.inventory import (
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.partitions.isolation_report import Evidence, ThreadAffinity
 from sluice.mps.partitions.partition import CpuPartition
-from tests.support.inventory import PlayedInventory, resized
+from tests.support.gateway.inventory import PlayedInventory, resized
 
 TABLE = LatencyTable.from_ms({1: 1})
 STRAYED = ProcessDetails(7, (1,), Evidence((1,), (7,), 1))

@@ -13,7 +13,7 @@ from sluice.gateway.partitions.partition_metrics import PartitionMetrics
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import CpuPartition
-from tests.support.inventory import resized
+from tests.support.gateway.inventory import resized
 
 TABLE = LatencyTable.from_ms({1: 1})
 READY = ProcessDetails(1, (0,), Evidence((0,)), failed={"big:1": "out of memory"})

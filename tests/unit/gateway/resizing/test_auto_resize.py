@@ -14,8 +14,8 @@ from sluice.gateway.resizing.resizing import CLIENT_REQUEST, ResizeCause, Resize
 from sluice.models.errors import PartitionError
 from sluice.mps.partitions.balance import BalanceSettings, LoadChange
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, ShareMode
-from tests.support.inventory import resized
-from tests.support.virtual_time import VirtualLoop, run_virtual
+from tests.support.gateway.inventory import resized
+from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual
 
 MS = 1_000_000
 GPU = "GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65"

@@ -22,7 +22,7 @@ from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.ipc.messages import ModelFile
 from sluice.mps.nvidia import free_memory
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, Partition, ShareMode
-from tests.support.inventory import resized
+from tests.support.gateway.inventory import resized
 from tests.unit.gateway.cli.test_model import answering
 from tests.unit.gateway.deployment.deployer_bench import Served, served
 from tests.unit.gateway.instant_gateway import instant_gateway, post

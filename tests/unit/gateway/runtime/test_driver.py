@@ -10,8 +10,8 @@ from sluice.gateway.protocol.answer import Answer
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.models.errors import NotFoundError, PartitionError, RejectedError, RequestError
 from sluice.models.units import NS_PER_MS, NS_PER_S
-from tests.support.runtime_bench import Bench, FullDisk, Refusing, outcomes
-from tests.support.virtual_time import VirtualLoop, run_virtual
+from tests.support.gateway.runtime_bench import Bench, FullDisk, Refusing, outcomes
+from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual
 
 
 def test_requests_of_one_loop_iteration_share_a_batch() -> None:

@@ -14,7 +14,7 @@ from sluice.models.pipelines.memory import OutputMemory
 from sluice.models.tensors.arrays import Array, WireBytes, encode_bytes
 from sluice.models.tensors.spec import DataType
 from sluice.mps.ipc.messages import Segment
-from tests.support.assembly_bench import Bench, rows, take
+from tests.support.gateway.assembly_bench import Bench, rows, take
 
 
 def test_the_rows_of_a_batch_lie_side_by_side_in_one_segment() -> None:

@@ -14,8 +14,8 @@ from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.tensors.response_cache import ENTRY_BYTES, ResponseCache, request_key
 from sluice.models.tensors.arrays import Array, WireBytes
-from tests.support.runtime_bench import Bench
-from tests.support.virtual_time import VirtualLoop, run_virtual
+from tests.support.gateway.runtime_bench import Bench
+from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual
 
 X = np.array([[1, 2]], np.float32)
 STRINGS = WireBytes(b"....\1\0\0\0a\2\0\0\0bc....", (2,), np.array([4, 9, 15], np.int64))

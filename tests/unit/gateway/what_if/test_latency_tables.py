@@ -12,7 +12,7 @@ from sluice.models.profiles.measurement import Cell
 from sluice.models.repository.scan import ModelEntry, entry_of_file
 from sluice.mps.partitions.cpu import available_cores
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition
-from tests.support.onnx_models import save_mlp
+from tests.support.models.onnx_models import save_mlp
 
 CPU = CpuPartition("cpu0", available_cores()[:1])
 FULL = tuple(Cell(size, size * 1000, size * 1100, size * 1200, 100) for size in (1, 2, 4, 8))

@@ -12,7 +12,7 @@ from sluice.gateway.what_if.answer import LimitingFactor, PlanAnswer, TableSourc
 from sluice.gateway.what_if.planning import WhatIf
 from sluice.gateway.what_if.question import PlanQuestion, answer_question
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import MS, cascade, chain, ensemble, model, single, spec_of
+from tests.support.scheduling.builders import MS, cascade, chain, ensemble, model, single, spec_of
 
 FLAT = LatencyTable.from_ms({1: 10, 2: 10, 4: 10})
 SLOW = LatencyTable.from_ms({1: 30, 2: 30, 4: 30})

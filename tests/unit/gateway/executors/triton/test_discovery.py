@@ -11,7 +11,7 @@ from sluice.gateway.config.triton_settings import TritonSettings
 from sluice.gateway.executors.triton import discovery as triton_discovery
 from sluice.gateway.executors.triton.discovery import discover
 from sluice.models.spec import ModelSpec
-from tests.support.fake_triton import FakeTriton, M, N, X, Y, serving_fake
+from tests.support.triton.fake_server import FakeTriton, M, N, X, Y, serving_fake
 
 
 def asked(fake: FakeTriton, *servers: TritonSettings) -> triton_discovery.Discovery:

@@ -15,8 +15,8 @@ from sluice.batcher.interface.events import BatchCompleted, BatchFailed, BatchRe
 from sluice.gateway.executors.triton import client as triton_client
 from sluice.gateway.executors.triton.client import TritonClient
 from sluice.gateway.executors.triton.memory import MIN_SLOT_BYTES, SLOTS, TritonMemory
-from tests.support.fake_triton import FakeTriton, double, serving_fake
-from tests.support.triton_bench import Bench, answers, benched, refusing
+from tests.support.triton.fake_server import FakeTriton, double, serving_fake
+from tests.support.triton.partition_bench import Bench, answers, benched, refusing
 
 ENDED = 1 << 22
 """No process has this number: it is above the largest one."""

@@ -28,9 +28,9 @@ from sluice.gateway.executors.triton.process import TritonProcess
 from sluice.gateway.executors.triton.statistics import ModelCounts
 from sluice.gateway.partitions.inventory import NO_DETAILS
 from sluice.models.errors import PartitionError
-from tests.support.fake_triton import NOT_HEALTHY, FakeTriton, M, N, Refusal, answer_of, double, serving_fake
-from tests.support.triton import free_ports
-from tests.support.triton_bench import Bench, answers, benched, hang, refusing, saying
+from tests.support.triton.fake_server import NOT_HEALTHY, FakeTriton, M, N, Refusal, answer_of, double, serving_fake
+from tests.support.triton.partition_bench import Bench, answers, benched, hang, refusing, saying
+from tests.support.triton.server import free_ports
 
 
 @benched()

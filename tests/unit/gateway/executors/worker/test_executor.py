@@ -44,8 +44,8 @@ from sluice.mps.ipc.messages import (
 from sluice.mps.partitions.cpu import default_partitions
 from sluice.mps.supervisor.process import WorkerProcess
 from sluice.mps.supervisor.worker_spec import WorkerSpec
-from tests.support.inventory import summary
-from tests.support.virtual_time import VirtualLoop, run_virtual
+from tests.support.gateway.inventory import summary
+from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual
 
 SPEC = ModelSpec(
     "mlp", 1, (TensorSpec("x", DataType.FP32, (2,)),), (TensorSpec("y", DataType.FP32, (VARIABLE,)),), max_batch_size=4

@@ -12,11 +12,11 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from tests.support.triton_setup import scratch_of
-from tests.support.triton_setup import set_up as set_up_triton
+from tests.support.triton.setup import scratch_of
+from tests.support.triton.setup import set_up as set_up_triton
 
 WHEEL = "tritonclient==2.51.0"
-DIRECTORY = Path(__file__).parents[2] / ".cache" / "perf_analyzer"
+DIRECTORY = Path(__file__).parents[3] / ".cache" / "perf_analyzer"
 TIMEOUT_S = 120.0
 _NOT_LOADED = 127
 """Exit status when a library is missing or too old."""

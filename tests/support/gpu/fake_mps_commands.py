@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from tests.support.fake_mps_state import (
+from tests.support.gpu.fake_mps_state import (
     CHUNK,
     CLIENT_TERMINATED,
     ILLEGAL_ADDRESS,

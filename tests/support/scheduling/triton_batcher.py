@@ -5,16 +5,16 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sluice.batcher.drivers.invariants import check_invariants
-from sluice.batcher.drivers.simulator import Confidences
 from sluice.batcher.interface.config import PipelineConfig, PolicyConfig, PriorityLevels
-from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch, Settlement
+from sluice.batcher.interface.decisions import AnyDecision, CompleteRequest, DispatchBatch, Settlement
 from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.dynamic_batching import QueuePolicy
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import MS, FaultySimulator, S, model, single, spec_of
+from tests.support.scheduling.builders import MS, FaultySimulator, S, model, single, spec_of
+from tests.support.scheduling.services import WithoutConfidences
 
 NEVER = 3600 * S
 DIRECT = (single("m:1", keyed=True), single("busy:1"))
@@ -30,7 +30,7 @@ class Sent(NamedTuple):
     timeout_ns: int = 0
 
 
-class Machine:
+class Machine(WithoutConfidences):
     """A machine on which a batch takes 1 ms, or `took_ns` by its number or its model."""
 
     def __init__(self, took_ns: Mapping[str | int, int]) -> None:
@@ -38,12 +38,6 @@ class Machine:
 
     def batch_ns(self, batch: DispatchBatch) -> int:
         return self._took_ns.get(batch.batch, self._took_ns.get(batch.model, MS))
-
-    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
-        return ()
-
-    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
-        return ()
 
 
 class Run:

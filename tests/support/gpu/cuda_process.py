@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support.fake_mps import CudaError, FakeCuda
+from tests.support.gpu.fake_mps import CudaError, FakeCuda
 
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[3]
 _MULTIPROCESSOR_COUNT = 16
 
 
@@ -44,7 +44,7 @@ class CudaProcess:
     """The parent's side of the process; `hello` is its first answer, with the CUDA error of its start, or 0."""
 
     def __init__(self, environment: Mapping[str, str], *, real: bool = False) -> None:
-        program = f"import sys; from tests.support.cuda_process import main; sys.exit(main({real}))"
+        program = f"import sys; from tests.support.gpu.cuda_process import main; sys.exit(main({real}))"
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-c", program],
             env={**os.environ, **environment, "PYTHONPATH": str(_ROOT)},

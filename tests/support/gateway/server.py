@@ -83,7 +83,7 @@ def stop(process: subprocess.Popen[bytes]) -> int:
 
 
 def _start(arguments: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "sluice.gateway.cli.main", "serve", *arguments]
     return subprocess.Popen(command, cwd=root, env=environment, stdout=output, stderr=subprocess.STDOUT)

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import msgspec
 
 from sluice.batcher.drivers.invariants import check_invariants
-from sluice.batcher.drivers.simulator import Confidences
 from sluice.batcher.interface.config import PartitionConfig
-from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch, LoadModel
+from sluice.batcher.interface.decisions import AnyDecision, CompleteRequest, DispatchBatch, LoadModel
 from sluice.batcher.interface.events import AnyEvent, PartitionLost, PartitionReady, RequestArrived
 from sluice.batcher.interface.residency_config import Footprint, Loading, ResidencyConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
-from tests.support.scheduling import MS, ONE, FaultySimulator, S, model, spec_of
+from tests.support.scheduling.builders import MS, ONE, FaultySimulator, S, model, spec_of
+from tests.support.scheduling.services import WithoutConfidences
 
 LOAD_NS = 50 * MS
 SHORT_NS = 5 * MS
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
     served: bool
 
 
-class Contention:
+class Contention(WithoutConfidences):
     """A run on partitions with memory for one model each.
 
     `lost_s` gives, by name, when partitions are lost for good. `outcomes` are in order of arrival.
@@ -94,12 +94,6 @@ class Contention:
 
     def batch_ns(self, batch: DispatchBatch) -> int:
         return ONE.latency_ns(batch.rows)
-
-    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
-        return ()
-
-    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
-        return ()
 
 
 def times(traffic: Traffic, generator: random.Random) -> Iterator[tuple[int, str, int]]:

@@ -16,7 +16,7 @@ import tritonclient.http
 import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException
 
-from tests.support.server import GatewayServer
+from tests.support.gateway.server import GatewayServer
 
 SYNC: Mapping[str, ModuleType] = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 AIO: Mapping[str, ModuleType] = {"http.aio": tritonclient.http.aio, "grpc.aio": tritonclient.grpc.aio}

@@ -14,14 +14,14 @@ from typing import Any
 
 import pynvml
 
-from tests.support.fake_mps import SMS, FakeCuda
-from tests.support.fake_nvml import FakeGpu, FakeNvml
+from tests.support.gpu.fake_mps import SMS, FakeCuda
+from tests.support.gpu.fake_nvml import FakeGpu, FakeNvml
 
 NAME = "NVIDIA H100 80GB HBM3"
 _SITE = """
 import os
 if os.environ.get("CUDA_VISIBLE_DEVICES"):
-    from tests.support.fake_gpu import put_in
+    from tests.support.gpu.fake_gpu import put_in
     put_in()
 """
 
@@ -31,7 +31,7 @@ def environment(directory: Path) -> dict[str, str]:
     directory.mkdir()
     (directory / "sitecustomize.py").write_text(_SITE)
     # The root of the repository, for `sitecustomize` to find this module: Sluice itself is found elsewhere.
-    path = os.pathsep.join((str(directory), str(Path(__file__).parents[2])))
+    path = os.pathsep.join((str(directory), str(Path(__file__).parents[3])))
     return {"PYTHONPATH": path, "FAKE_GPU_TAKEN": str(directory)}
 
 

@@ -1,6 +1,6 @@
 """Many models on few partitions: a seeded, skewed trace in virtual time, and its outcomes.
 
-`python -m tests.support.many_models` prints the figures of docs/operate/residency.md.
+`python -m tests.support.scheduling.many_models` prints the figures of docs/operate/residency.md.
 """
 
 import random
@@ -13,11 +13,10 @@ from typing import NamedTuple
 import msgspec
 
 from sluice.batcher.drivers.invariants import check_invariants
-from sluice.batcher.drivers.simulator import Confidences, Simulator
+from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
 from sluice.batcher.interface.decisions import (
     AnyDecision,
-    CombineOutputs,
     DispatchBatch,
     LoadModel,
     Settlement,
@@ -29,7 +28,8 @@ from sluice.batcher.interface.residency_config import Eviction, Footprint, Loadi
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import MS, S, model, spec_of
+from tests.support.scheduling.builders import MS, S, model, spec_of
+from tests.support.scheduling.services import WithoutConfidences
 
 TABLE = LatencyTable.from_ms({1: 2.6, 2: 4, 4: 6.3, 8: 10.3, 16: 18.2})
 """ResNet50 on a V100 (Clockwork, OSDI 2020)."""
@@ -96,17 +96,11 @@ def arrivals(crowd: Crowd) -> Iterator[tuple[int, AnyEvent]]:
         yield now_ns, RequestArrived(request, f"m{key}", 1, now_ns + SLO_NS)
 
 
-class Gpus:
+class Gpus(WithoutConfidences):
     """Batches take what the table says."""
 
     def batch_ns(self, batch: DispatchBatch) -> int:
         return TABLE.latency_ns(batch.rows)
-
-    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
-        return ()
-
-    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
-        return ()
 
 
 def run_crowd(

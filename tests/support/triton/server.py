@@ -15,7 +15,7 @@ from typing import NamedTuple
 from tritonclient import grpc as tritongrpc
 from tritonclient.utils import InferenceServerException
 
-from tests.support.triton_setup import command
+from tests.support.triton.setup import command
 
 READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 10.0

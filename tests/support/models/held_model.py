@@ -11,7 +11,7 @@ from sluice.models.profiles.hardware import hardware_id
 from sluice.models.profiles.measurement import Cell
 from sluice.models.units import NS_PER_S
 from sluice.mps.partitions.cpu import available_cores
-from tests.support.processes import until
+from tests.support.gateway.processes import until
 
 T = TypeVar("T")
 

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Mapping
 
-from sluice.batcher.drivers.simulator import Confidences
 from sluice.batcher.interface.config import (
     Limits,
     PartitionConfig,
@@ -12,7 +11,7 @@ from sluice.batcher.interface.config import (
     SchedulerSpec,
     StageConfig,
 )
-from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, Member
+from sluice.batcher.interface.decisions import AnyDecision, DispatchBatch, Member
 from sluice.batcher.interface.events import AnyEvent, PartitionReady
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.policies.deadline import DeadlineSettings
@@ -24,9 +23,10 @@ from sluice.gateway.runtime.driver import Runtime
 from sluice.gateway.tensors.combiner import Combined
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_MS
-from tests.support.inventory import PlayedInventory
-from tests.support.timed_executor import TimedExecutor
-from tests.support.virtual_time import VirtualAlarm, VirtualLoop
+from tests.support.gateway.inventory import PlayedInventory
+from tests.support.gateway.timed_executor import TimedExecutor
+from tests.support.scheduling.services import WithoutConfidences
+from tests.support.scheduling.virtual_time import VirtualAlarm, VirtualLoop
 
 TABLE = LatencyTable.from_ms({1: 2.0, 8: 4.0})
 READY = PartitionReady("cpu0", {"mlp:1": TABLE})
@@ -47,7 +47,7 @@ SPEC = SchedulerSpec(
 )
 
 
-class TableService:
+class TableService(WithoutConfidences):
     """All batches take the time of a table, and none has a verdict."""
 
     def __init__(self, table: LatencyTable = TABLE) -> None:
@@ -55,12 +55,6 @@ class TableService:
 
     def batch_ns(self, batch: DispatchBatch) -> int:
         return self._table.latency_ns(batch.rows)
-
-    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
-        return ()
-
-    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
-        return ()
 
 
 class Refusing(TimedExecutor):

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.support.fake_mps_commands import Answer, Commands
-from tests.support.fake_mps_state import RPC_FAILURE, FakeClient, FakeServer, FakeState
+from tests.support.gpu.fake_mps_commands import Answer, Commands
+from tests.support.gpu.fake_mps_state import RPC_FAILURE, FakeClient, FakeServer, FakeState
 
 SERVER = "nvidia-cuda-mps-server"
 NOT_FOUND = "Cannot find MPS control daemon process"

@@ -22,8 +22,8 @@ from sluice.models.pipelines.memory import OutputMemory
 from sluice.models.pipelines.pipeline import Confidence
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.arrays import WireBytes
-from tests.support.fake_triton import FakeTriton, M, Refusal, double, serving_fake
-from tests.support.inventory import summary
+from tests.support.gateway.inventory import summary
+from tests.support.triton.fake_server import FakeTriton, M, Refusal, double, serving_fake
 
 PLAN = PipelineWiring(
     True,

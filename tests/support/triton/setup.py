@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 WHEEL = "nvidia-pytriton==0.7.0"
-DIRECTORY = Path(__file__).parents[2] / ".cache" / "triton"
+DIRECTORY = Path(__file__).parents[3] / ".cache" / "triton"
 TIMEOUT_S = 300.0
 _PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
 _SERVER = Path("wheel", "pytriton", "tritonserver")

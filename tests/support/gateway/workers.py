@@ -36,7 +36,7 @@ from sluice.mps.partitions.partition import CpuPartition
 from sluice.mps.supervisor.process import WorkerProcess
 from sluice.mps.supervisor.supervisor import Supervisor
 from sluice.mps.supervisor.worker_spec import WorkerSpec
-from tests.support.processes import memory_files
+from tests.support.gateway.processes import memory_files
 
 _ENDS = [{"name": name, "data_type": "TYPE_FP32", "dims": [8]} for name in "xy"]
 _HELD = """

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support.fake_mps_daemon import SERVER, ask, connected
+from tests.support.gpu.fake_mps_daemon import SERVER, ask, connected
 
 CONTROL = "nvidia-cuda-mps-control"
 SMS = 132
@@ -16,13 +16,13 @@ OWN_GPU = f"GPU-74d43ed3-cdf7-e667-3644-{os.getpid():012x}"
 """UUID for daemons in the user's directory, which has one daemon for each device: unique to this test process."""
 TIMEOUT_S = 60.0
 """Time limit of a client that waits for its server."""
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[3]
 
 
 def install(directory: Path) -> str:
     """Write the two programs to `directory`; returns the path of the control program."""
     directory.mkdir(parents=True, exist_ok=True)
-    modules = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); from tests.support.fake_mps_daemon import control"
+    modules = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); from tests.support.gpu.fake_mps_daemon import control"
     programs = {
         CONTROL: f"{modules}\nsys.exit(control(sys.argv[1:]))",
         SERVER: "import signal\nprint('ready', flush=True)\nsignal.pause()",

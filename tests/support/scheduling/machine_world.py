@@ -15,7 +15,7 @@ from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.models.dynamic_batching import QueuePolicy, TimeoutAction
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import CERTAINTY, GAINING, MS, cascade, ensemble, model, single
+from tests.support.scheduling.builders import CERTAINTY, GAINING, MS, cascade, ensemble, model, single
 
 LEVELS = PriorityLevels(
     2,

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from sluice.models.tensors.spec import DataType, TensorSpec
-from tests.support.onnx_models import read_spec
+from tests.support.models.onnx_models import read_spec
 
 _MODEL = """\
 import json
