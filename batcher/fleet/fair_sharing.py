@@ -46,18 +46,18 @@ class DeviceSharing:
         return sorted(due, key=self._borrows)
 
     def started(self, partition: PartitionState, now_ns: int) -> None:
-        """Take in that a partition has one more batch."""
+        """Record that a partition has one more batch."""
         if (account := self.accounts.get(partition)) is not None:
             self._settle(account.device, now_ns)
 
     def ended(self, batch: Batch, now_ns: int) -> None:
-        """Take in that a batch is off its partition."""
+        """Record that a batch is off its partition."""
         if (account := self.accounts.get(batch.partition)) is not None:
             account.ran(now_ns - batch.dispatched_ns, batch.median_ns, now_ns)
             self._settle(account.device, now_ns)
 
     def resized(self, partition: PartitionState, share: DeviceShare | None, now_ns: int) -> None:
-        """Take in that a partition has another share of its device."""
+        """Record that a partition has another share of its device."""
         if share is not None and (account := self.accounts.get(partition)) is not None:
             self._settle(account.device, now_ns)
             account.share = share

@@ -65,7 +65,7 @@ class Fleet:
     # -- partitions
 
     def ready(self, event: PartitionReady) -> None:
-        """Take in that a partition's worker is up with these models."""
+        """Record that a partition's worker is up with these models."""
         partition = self.partitions[event.partition]
         partition.ready = True
         partition.lost_ns = None
@@ -79,7 +79,7 @@ class Fleet:
             self.move(partition, frozenset(event.tables))
 
     def resized(self, event: PartitionResized) -> None:
-        """Take in that a partition is of another kind; estimates of a kind that no longer exists are forgotten."""
+        """Record that a partition is of another kind; estimates of a kind that no longer exists are forgotten."""
         partition = self.partitions[event.partition]
         before = partition.kind
         partition.kind, partition.price = event.kind, event.price
@@ -93,7 +93,7 @@ class Fleet:
         self.move(partition, partition.models)
 
     def lost(self, name: str, now_ns: int) -> None:
-        """Take in that a partition's worker is gone; its batches fail one by one in events of their own."""
+        """Record that a partition's worker is gone; its batches fail one by one in events of their own."""
         partition = self.partitions[name]
         if partition.ready or partition.lost_ns is None:  # not when another start of it failed
             partition.lost_ns = now_ns
@@ -143,7 +143,7 @@ class Fleet:
         return True
 
     def _holders_changed(self, group: PartitionGroup, keys: frozenset[str]) -> None:
-        """Take in that other groups hold some models; what waits for the models of `group` is new to it."""
+        """Record that other groups hold some models; what waits for the models of `group` is new to it."""
         run_queue = self.wakeups.run_queues[group]
         for key in sorted(keys):
             model = self.models[key]
@@ -175,7 +175,7 @@ class Fleet:
             set_estimate(model, kind, LatencyEstimate(known.table, model.config.max_batch, self.hand_off_ns))
 
     def touch(self, keys: Iterable[str]) -> None:
-        """Take in that other partitions hold some models, or that other pipelines need them."""
+        """Record that other partitions hold some models, or that other pipelines need them."""
         models = [self.models[key] for key in sorted(keys)]
         self.stranded.update((model, None) for model in models if self.queues.has_work(model) and not model.served)
         for pipeline in {pipeline for model in models for pipeline in model.pipelines}:
@@ -185,11 +185,11 @@ class Fleet:
             )
 
     def strand(self, model: ModelState) -> None:
-        """Note that something waits for a model that no partition that is up holds."""
+        """Record that something waits for a model that no partition that is up holds."""
         self.stranded[model] = None
 
     def rescue(self, model: ModelState) -> None:
-        """Note that a model is served again, or that nothing waits for it."""
+        """Record that a model is served again, or that nothing waits for it."""
         del self.stranded[model]
 
 

@@ -141,8 +141,8 @@ class RunQueue:
 class WakeupQueue:
     """The groups by the times at which they are to be reconsidered, the first one first in `items`.
 
-    `run_queues` has one for each group. `check_ns` is when to check queues that no group can run, or that were
-    disturbed; None for never.
+    `run_queues` has one for each group. `check_ns` is when to check queues that changed or that no group can
+    run; None for never.
     """
 
     __slots__ = ("check_ns", "items", "run_queues")

@@ -59,12 +59,12 @@ class DeviceAccount:
         return self.slowdown if self.contended else 1.0
 
     def wait(self, now_ns: int) -> None:
-        """Note that it is throttled and runs nothing."""
+        """Record that it is throttled and runs nothing."""
         if self._throttled_ns is None:
             self._throttled_ns = now_ns
 
     def go_on(self, now_ns: int) -> None:
-        """Note that it is no longer throttled."""
+        """Record that it is no longer throttled."""
         if self._throttled_ns is not None:
             self._waited_ns, self._throttled_ns = now_ns - self._throttled_ns, None
 
@@ -94,7 +94,7 @@ class SharedDevice:
         self._since_ns = 0
 
     def update(self, now_ns: int) -> Iterator[tuple[DeviceAccount, bool]]:
-        """Take in which partitions run something now; yields each elastic one and whether to throttle it.
+        """Record which partitions run something now; yields each elastic one and whether to throttle it.
 
         A partition is throttled while one without overuse runs something and it has overuse itself, or will have it
         with the batch that it runs. O(partitions).

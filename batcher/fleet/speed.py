@@ -50,7 +50,7 @@ def decay_corrections(model: ModelState) -> None:
 
 
 def ran_out_of_memory(model: ModelState, kind: str, rows: int, now_ns: int) -> bool:
-    """Note that a batch had no memory on a kind of partition; True if smaller ones are to be made there now."""
+    """Record that a batch had no memory on a kind of partition; True if smaller ones are to be made there now."""
     limit = model.batch_limits.setdefault(kind, BatchLimit(model.config.max_batch))
     if not limit.ran_out(rows, now_ns):
         return False

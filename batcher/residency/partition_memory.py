@@ -60,7 +60,7 @@ class PartitionMemory:
         self._usual_ns = self._usual_bytes = 0.0
 
     def allow(self, config: PartitionConfig) -> None:
-        """Take in which models may be here, and how many bytes of them."""
+        """Record which models may be here, and how many bytes of them."""
         self._allowed = None if config.models is None else frozenset(config.models)
         self.capacity = config.memory_bytes
         self._held: frozenset[str] | None = None

@@ -133,7 +133,7 @@ class ResidencyReconciler:
             self._unloading(name, now_ns)
 
     def loaded(self, name: str, model: str, table: LatencyTable, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Take in that a partition holds one more model."""
+        """Record that a partition holds one more model."""
         self._loading[name].pop(model, None)
         self._failures[name].pop(model, None)
         partition = self._fleet.partitions[name]
@@ -142,13 +142,13 @@ class ResidencyReconciler:
         self.advance(now_ns, decisions)
 
     def failed(self, name: str, model: str, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Take in that a model could not be loaded."""
+        """Record that a model could not be loaded."""
         self._loading[name].pop(model, None)
         self._failures[name][model] = self._failure(name, model, FIRST_RETRY_NS, now_ns)
         self.advance(now_ns, decisions)
 
     def lost(self, name: str, now_ns: int) -> None:
-        """Take in that a partition is lost: its orders are not answered, and loads that failed may work next time.
+        """Record that a partition is lost: its orders are not answered, and loads that failed may work next time.
 
         The model that it was loading may be the cause. It is tried again at once the first time only, or it would
         bring down one worker after the other.

@@ -75,7 +75,7 @@ class ModelRegistry:
         return name in self._entries
 
     def start_draining(self) -> None:
-        """Note that the server is stopping: nothing is ready from now on."""
+        """Record that the server is stopping: nothing is ready from now on."""
         self.draining = True
 
     # -- definitions
@@ -116,7 +116,7 @@ class ModelRegistry:
         self._find_serving()
 
     def mark_unplaced(self, model: str, reason: str) -> None:
-        """Note that no partition has room for a model."""
+        """Record that no partition has room for a model."""
         self._unplaced[model] = reason
         self._find_serving()
 

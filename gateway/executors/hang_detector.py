@@ -48,7 +48,7 @@ class HangDetector:
         self._timer: asyncio.TimerHandle | None = None
 
     def restart(self) -> None:
-        """Note that the batch which is first now is running from now on."""
+        """Record that the batch which is first now is running from now on."""
         self._since_s = self._loop.time()
         if self._timer is None:
             self._look_at(self._since_s + min(LOOK_S, self._timeout_s))

@@ -230,7 +230,7 @@ class Runtime:
         self._enqueue(change)
 
     def cancel(self, request: int) -> None:
-        """Note that the client of a request is gone; nothing happens when it has its outcome already."""
+        """Record that the client of a request is gone; nothing happens when it has its outcome already."""
         if request not in self._open:
             return
         cancellation = RequestCancelled(request)

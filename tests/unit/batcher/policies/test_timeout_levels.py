@@ -65,7 +65,7 @@ def test_a_request_without_room_is_told_how_many_wait() -> None:
     scheduler = serving(spec_of([model("m:1", 1, bounded)]), ONE)
     step(scheduler, 0, arrival(1, NEVER))
     assert step(scheduler, 0, arrival(2, NEVER)) == []
-    full = RejectRequest(3, Outcome.REJECTED_QUEUE_FULL, "1 requests wait for model m:1", 1_150_000)
+    full = RejectRequest(3, Outcome.REJECTED_QUEUE_FULL, "1 request waits for model m:1", 1_150_000)
     assert step(scheduler, 0, arrival(3, NEVER)) == [full]
 
 
