@@ -32,13 +32,12 @@ def rows_ahead(
 
 
 def beyond_share(pipeline: PipelineState, rows: int, left_ns: int, now_ns: int) -> tuple[ModelState, int] | None:
-    """The model on which a request of `rows` rows would exceed its pipeline's share, and when it would end there.
+    """A model on which a request of `rows` rows would exceed its pipeline's share, and its time to completion.
 
-    None without such a model. The request must start `left_ns` minus its own time from now. Until then, the model must
-    be able to run the rows that its pipeline has under way, and the rows of other pipelines that their weights allow
-    and that they demand; a pipeline that ever had requests counts with at least one row. A pipeline may always have
-    about one batch under way, however little time there is.
-    O(pipelines of the models).
+    None if there is no such model. The request must start `left_ns` minus its own time from now. Until then, the model
+    must be able to run the rows that its pipeline has under way, and the rows that other pipelines demand, as far as
+    their weights allow; a pipeline that ever had requests counts with at least one row. A pipeline may always have
+    about one batch under way, however little time there is. O(pipelines of the models).
     """
     if not pipeline.rows_under_way:
         return None

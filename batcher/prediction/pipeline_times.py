@@ -78,8 +78,8 @@ def _waiting_stages(
 ) -> list[WaitingStage]:
     """The first stages, and later stages on other groups with so many rows that late rows matter.
 
-    Of the stages on the same groups, only the one with the most work to come waits for the promised work there. With
-    `spans`, the times of a request by itself, later stages of the request on these groups count as work to come.
+    Of the stages on the same groups, only the one with the longest time to come waits for the promised work there.
+    With `spans`, the times of a request by itself, that time lasts until its later stages on these groups end.
     """
     steps: list[WaitingStage] = []
     longest_ns: dict[frozenset[PartitionGroup], int] = {}

@@ -23,8 +23,8 @@ CORRECTION_CHANGE = 0.2
 class Replanner:
     """Decides when a new plan is built, and applies plans to the pipelines.
 
-    One plan is built at a time. `next_ns` is when the next wake-up, whatever its reason, is to `review`: rates and
-    latencies change only with events. With `for_objectives`, plans do not place models, and only pipelines with an
+    One plan is built at a time. From `next_ns` on, any wake-up calls `review`: rates and latencies change only with
+    events. With `for_objectives`, plans do not place models, and only pipelines with an
     objective use them.
     """
 
