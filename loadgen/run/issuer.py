@@ -29,6 +29,7 @@ class Issuer:
         self.interrupted = False
         self._record = record
         # Memory views of the columns take plain integers, ten times as fast as numpy.
+        self._queued_ns = record.queued_ns.data
         self._sent_ns = record.sent_ns.data
         self._done_ns = record.done_ns.data
         self._status = record.status.data
@@ -39,6 +40,10 @@ class Issuer:
         self.start_ns = 0
         self._finished = asyncio.Event()
         self._all_issued = asyncio.Event()
+
+    def queued(self, query: int) -> None:
+        """Record the time from which a query waits for a connection."""
+        self._queued_ns[query] = time.monotonic_ns() - self.start_ns
 
     def sent(self, query: int) -> None:
         """Record the time at which a query was sent."""
